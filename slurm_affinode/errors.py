@@ -1,0 +1,36 @@
+"""Errors that a person sees: one line that says what is wrong, where, and what to do.
+
+Vendor and library exceptions are translated into these at the adapter that met them. The command line prints
+``str(error)`` on standard error and ends with ``error.exit_code``; nothing else of an error is shown.
+
+Exit codes: 0 done, 1 found problems (where finding is the point), 2 wrong usage or unusable input,
+3 could not reach something that is needed.
+"""
+
+
+class AffinodeError(Exception):
+    """Base of every expected failure. ``hint`` says what to do next and is printed on its own line."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class InputError(AffinodeError):
+    """A file or a record that cannot be used. ``where`` is ``FILE``, ``FILE:LINE`` or ``FILE, record N``."""
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.where = where
+
+
+class ConfigError(AffinodeError):
+    """The configuration says something that cannot be."""
+
+
+class UnreachableError(AffinodeError):
+    """A service, program or directory that is needed does not answer."""
+
+    exit_code = 3

@@ -1,0 +1,1 @@
+"""Frozen values shared by every layer. Standard library only."""
