@@ -1,0 +1,128 @@
+"""What an analysis hands to its readers: frozen, complete, nothing left to compute but layout.
+
+Hours are GPU-hours. For every row that has them,
+``measured = idle + low + busy`` and ``allocated = measured + unknown``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import polars as pl
+
+MEASURES: dict[str, pl.DataType] = {
+    "gpu_hours_allocated": pl.Float64(),
+    "gpu_hours_measured": pl.Float64(),
+    "gpu_hours_unknown": pl.Float64(),
+    "gpu_hours_idle": pl.Float64(),  # every available activity signal <= idle_pct
+    "gpu_hours_low": pl.Float64(),  # not idle, but every available activity signal <= low_pct
+    "gpu_hours_busy": pl.Float64(),
+    "idle_fraction": pl.Float64(),  # idle / measured; None where nothing was measured
+    "util_mean_pct": pl.Float64(),  # time-weighted mean of util_pct; None where never given
+    "mem_gib_h": pl.Float64(),  # framebuffer held x time
+    "idle_mem_gib_h": pl.Float64(),  # the part of it held while idle
+    "fb_mean_gib": pl.Float64(),  # per GPU, time-weighted; None where unknown
+    "fb_peak_gib": pl.Float64(),  # of one GPU
+    "energy_kwh": pl.Float64(),  # None where power was never given
+    "idle_energy_kwh": pl.Float64(),
+    "idle_windows": pl.Int64(),  # maximal runs of idle samples of one GPU within one allocation
+    "longest_idle_s": pl.Float64(),
+    "cost": pl.Float64(),  # allocated hours x price; None where no price is known
+    "idle_cost": pl.Float64(),
+}
+
+GROUPINGS = ("user", "account", "partition", "qos", "node", "gpu_model", "cluster")
+
+MAPPINGS = ("labels", "recorded", "whole-node", "unknown")
+"""How a run's GPUs were found; ``unknown`` runs have allocated hours, all of them unknown."""
+
+JOB_COLUMNS = (
+    "cluster", "job_id", "submit", "array_job_id", "array_task_id", "job_name", "user", "account", "partition", "qos",
+    "state", "start", "end", "nodes", "node_list", "gpus", "gpu_model", "mapping",
+)  # fmt: skip
+"""Columns of ``WasteResult.jobs`` before the measures. ``end`` is None while the job runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Percent, inclusive; and the gap after which time is unknown, in sampling steps."""
+
+    idle_pct: float = 0.0
+    low_pct: float = 5.0
+    max_gap_steps: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class WasteQuery:
+    """What was asked: a half-open UTC interval and filters (empty: no filter)."""
+
+    since: datetime
+    until: datetime
+    clusters: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    thresholds: Thresholds = Thresholds()
+
+
+@dataclass(frozen=True, slots=True)
+class QualityIssue:
+    """One thing that makes the figures less certain, with how much of it there is and what to do."""
+
+    code: str
+    """A stable word: ``gaps``, ``unmapped-gpus``, ``bad-records``, ``no-gpu-tres``, ``label-mismatch``, ..."""
+    title: str
+    detail: str
+    count: int
+    gpu_hours: float | None = None
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DataQuality:
+    """How much of the answer rests on data."""
+
+    samples: int
+    devices: int
+    nodes: int
+    job_runs: int
+    gpu_job_runs: int
+    steps_s: Mapping[float, int]
+    """Sampling step in seconds -> number of devices that have it."""
+    mapped_runs: Mapping[str, int]
+    """Word of ``MAPPINGS`` -> number of GPU job runs."""
+    gap_gpu_hours: float
+    """Allocated time on known GPUs inside gaps longer than the limit."""
+    issues: tuple[QualityIssue, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WasteResult:
+    """Where the GPU-hours of an interval went."""
+
+    query: WasteQuery
+    generated: datetime
+    currency: str
+    total: Mapping[str, float | int | None]
+    """The keys of ``MEASURES`` over everything, plus ``jobs``, ``users``, ``unallocated_gpu_hours`` (devices seen in
+    the history and given to no run; None where there is no history)."""
+    jobs: pl.DataFrame
+    """One row per GPU job run: ``JOB_COLUMNS`` + ``MEASURES``; most idle hours first."""
+    groups: Mapping[str, pl.DataFrame]
+    """Word of ``GROUPINGS`` -> frame of ``name`` (None: unknown), ``jobs`` and ``MEASURES``; most idle hours first."""
+    over_time: pl.DataFrame
+    """``bucket`` (UTC start), ``gpu_hours_allocated``, ``_idle``, ``_low``, ``_busy``, ``_unknown``."""
+    bucket_s: int
+    idle_fraction_histogram: pl.DataFrame
+    """``lower``, ``upper`` (fractions; ten bins, the last closed), ``jobs``, ``gpu_hours_allocated``."""
+    window_histogram: pl.DataFrame
+    """``label``, ``lower_s``, ``upper_s`` (None: no limit), ``windows``, ``gpu_hours``."""
+    timelines: pl.DataFrame
+    """Of the most wasteful runs: ``cluster``, ``job_id``, ``submit``, ``slot`` (0..), ``from``, ``to`` (UTC),
+    ``idle``, ``low``, ``busy``, ``unknown`` (fractions of the slot's allocated GPU time, sum 1),
+    ``util_mean_pct``, ``fb_mean_gib``."""
+    quality: DataQuality
+    prices: Mapping[str, float | None] = field(default_factory=dict)
+    """GPU model -> price of a GPU-hour used; None where the table has none."""

@@ -1,0 +1,23 @@
+"""``slurm-affinode completion``: shell completion."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL.
+
+    \b
+    bash:  slurm-affinode completion bash > /etc/bash_completion.d/slurm-affinode
+    zsh:   slurm-affinode completion zsh > "${fpath[1]}/_slurm-affinode"
+    fish:  slurm-affinode completion fish > ~/.config/fish/completions/slurm-affinode.fish
+    """
+    from slurm_affinode.cli.main import cli  # noqa: PLC0415 - main imports this module lazily
+
+    kind = get_completion_class(shell)
+    assert kind is not None  # noqa: S101 - the choice above lists what click knows
+    click.echo(kind(cli, {}, "slurm-affinode", "_SLURM_AFFINODE_COMPLETE").source())

@@ -1,0 +1,128 @@
+"""Options and output shared by the commands: configuration, time ranges, tables, JSON, progress."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from slurm_affinode import config as configuration
+from slurm_affinode.timespec import parse_when
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def config_options(function: F) -> F:
+    """Add ``--config``, ``--state`` and ``--db``; the command gets one argument ``config: Config``."""
+
+    @click.option(
+        "--config", "config_path", type=click.Path(path_type=Path), metavar="FILE",
+        help=f"Configuration file. [default: {configuration.DEFAULT_PATH}; env {configuration.ENV_CONFIG}]",
+    )  # fmt: skip
+    @click.option(
+        "--state", "state_dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+        help=f"State directory: the SQLite store and the GPU history. [env {configuration.ENV_STATE}]",
+    )  # fmt: skip
+    @click.option(
+        "--db", "db_url", metavar="URL",
+        help=f"SQLAlchemy URL of the store (SQLite, PostgreSQL, MariaDB). [env {configuration.ENV_DB}]",
+    )  # fmt: skip
+    @functools.wraps(function)
+    def wrapper(*args: Any, config_path: Path | None, state_dir: Path | None, db_url: str | None, **kwargs: Any) -> Any:
+        config = configuration.load(config_path, state_dir=state_dir, db=db_url)
+        return function(*args, config=config, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines in place of the table.")
+
+
+class When(click.ParamType[datetime]):
+    """A time as people type it; the value is an aware UTC ``datetime``."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """Parse ``value`` against the present; a mistake is a usage error."""
+        if isinstance(value, datetime):
+            return value
+        local = datetime.now().astimezone().tzinfo or UTC
+        return parse_when(str(value), now=datetime.now(UTC), zone=local)
+
+
+def print_json(value: Any) -> None:
+    """Write ``value`` as JSON on standard output; datetimes in ISO 8601 with ``Z``."""
+    click.echo(json.dumps(value, indent=2, default=_json_default, ensure_ascii=False))
+
+
+def _json_default(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    right: Sequence[str] = (),
+) -> None:
+    """Print a table for people; cells are text, never markup, so that a hostile name is shown as it is.
+
+    Control characters of cells are replaced: a job name must not drive the terminal.
+    """
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable("" if cell is None else str(cell))) for cell in row))
+    console = Console(file=sys.stdout, soft_wrap=False, width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+
+
+def printable(text: str) -> str:
+    """``text`` with control characters replaced by the replacement character."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def warn(message: str) -> None:
+    """Write one line on standard error."""
+    click.echo(printable(message), err=True)
+
+
+@contextlib.contextmanager
+def progress(description: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on standard error while a terminal is there; yield a function that advances it."""
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda step=1: bar.advance(task, step)  # type: ignore[misc]
