@@ -1,0 +1,24 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The public data sets that lie beside the checkout; tests that need them are skipped where they are absent."""
+    path = REPOSITORY.parent / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip(f"the public data sets are not at {path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def recorded() -> Path:
+    """Recorded real output of Slurm and GPU tools."""
+    return REPOSITORY / "tests" / "data"
