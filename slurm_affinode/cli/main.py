@@ -94,7 +94,7 @@ def ingest() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line; a user's mistake ends in one line on standard error and an exit status, never in a trace."""
+    """Run the command line; a user's mistake ends in one line on standard error and an exit status."""
     try:
         status = cli.main(prog_name="slurm-affinode", standalone_mode=False)
     except click.exceptions.Abort:

@@ -1,0 +1,63 @@
+# Two targets do all the set-up on a bare Debian 12 machine: `make demo` and `make test`.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# uv where it is installed, else a private copy of it in .uv/ (made with the system's Python).
+UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
+export UV_LINK_MODE ?= copy
+VENV := .venv/bin
+DEMO_OUT ?= out/demo
+
+.PHONY: help demo test test-fast lint format check-types bench system-packages install lock wheel clean
+
+help: ## Show the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.uv/bin/uv:
+	@tests/system-packages.sh python
+	python3 -m venv .uv
+	.uv/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.6'
+
+install: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Install the locked dependencies of running it into .venv.
+	@$(UV) sync --quiet --frozen --no-default-groups --inexact
+
+.venv/.dev: pyproject.toml uv.lock $(if $(findstring .uv/,$(UV)),.uv/bin/uv)
+	$(UV) sync --quiet --frozen --all-extras --group dev
+	@touch $@
+
+demo: install ## Build a synthetic history, analyse it, write out/demo/report.html.
+	@$(VENV)/slurm-affinode demo --out $(DEMO_OUT)
+
+system-packages: ## Install the Debian packages that the tests use (needs root).
+	@tests/system-packages.sh tests
+
+test: system-packages .venv/.dev lint check-types ## Install what is needed, check the code, run every test.
+	$(VENV)/pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+test-fast: .venv/.dev ## Only the tests that need no server and no browser.
+	$(VENV)/pytest -q -m "not browser and not database and not cluster and not gpu and not slow"
+
+lint: .venv/.dev ## Check style.
+	$(VENV)/ruff check .
+	$(VENV)/ruff format --check .
+
+check-types: .venv/.dev ## Check types.
+	$(VENV)/mypy
+
+format: .venv/.dev ## Mend style.
+	$(VENV)/ruff check --fix .
+	$(VENV)/ruff format .
+
+bench: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Run the benchmarks, print ratios (takes some minutes).
+	$(UV) sync --quiet --frozen --all-extras --group dev --group bench
+	$(VENV)/python -m benchmarks
+
+lock: ## Resolve the dependencies anew.
+	$(UV) lock --upgrade
+
+wheel: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Build the wheel into dist/.
+	$(UV) build --quiet --wheel
+
+clean: ## Remove what the targets made.
+	rm -rf out dist build .venv .uv .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov .coverage
