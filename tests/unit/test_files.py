@@ -1,0 +1,33 @@
+"""Durable writes: the old file or the new one, never half of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.files import replacing, write_text
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    """A write that fails half way changes nothing."""
+    path = tmp_path / "sub" / "report.html"
+    write_text(path, "old")
+
+    def fail_half_way() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail_half_way()
+    assert path.read_text() == "old"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_new_file_has_the_mode_that_was_asked_for(tmp_path: Path) -> None:
+    """The temporary file is private; the finished one has the given mode."""
+    path = tmp_path / "x"
+    write_text(path, "é", mode=0o640)
+    assert path.read_bytes() == "é".encode()
+    assert path.stat().st_mode & 0o777 == 0o640

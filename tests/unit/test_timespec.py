@@ -1,0 +1,54 @@
+"""Times as people type them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.timespec import parse_span_s, parse_when
+
+NOW = datetime(2026, 11, 9, 12, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("15m", 900), ("2h30m", 9000), ("7d", 604800), ("1w", 604800), ("1.5h", 5400), (" 2H ", 7200)],
+)
+def test_spans(text: str, seconds: float) -> None:
+    """Units from seconds to weeks, also together."""
+    assert parse_span_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "7", "d7", "1y", "-3d", "7 days"])
+def test_what_is_not_a_span(text: str) -> None:
+    """A bare number has no unit and is refused rather than guessed."""
+    with pytest.raises(AffinodeError, match="not a span"):
+        parse_span_s(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "when"),
+    [
+        ("now", NOW),
+        ("7d", NOW - timedelta(days=7)),
+        ("2026-11-01", datetime(2026, 10, 31, 23, tzinfo=UTC)),
+        ("2026-11-01T08:00", datetime(2026, 11, 1, 7, tzinfo=UTC)),
+        ("2026-11-01T08:00+05:00", datetime(2026, 11, 1, 3, tzinfo=UTC)),
+        ("2026-11-01T08:00:00Z", datetime(2026, 11, 1, 8, tzinfo=UTC)),
+        ("today", datetime(2026, 11, 8, 23, tzinfo=UTC)),
+        ("yesterday", datetime(2026, 11, 7, 23, tzinfo=UTC)),
+    ],
+)
+def test_moments(text: str, when: datetime) -> None:
+    """Words, spans before now, and ISO times; without a zone they are in the given one."""
+    assert parse_when(text, now=NOW, zone=ZoneInfo("Europe/Oslo")) == when
+
+
+def test_what_is_not_a_moment() -> None:
+    """The refusal shows what can be written."""
+    with pytest.raises(AffinodeError, match="'soon' is not a time") as refused:
+        parse_when("soon", now=NOW)
+    assert "7d" in (refused.value.hint or "")
