@@ -1,0 +1,61 @@
+"""Write the parts of the documentation that are made from the program: ``python docs/generate.py [--check]``.
+
+``docs/commands.md`` is the ``--help`` of every command, ``docs/metrics.md`` the definitions that the report shows.
+With ``--check`` nothing is written and the exit status says whether a file differs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from slurm_affinode.cli.main import cli
+
+DOCS = Path(__file__).resolve().parent
+
+
+def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield every command below ``command`` with the words that call it, parents first."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            if child is not None and not child.hidden:
+                yield from walk(child, (*path, name))
+
+
+def commands() -> str:
+    """The text of ``docs/commands.md``."""
+    parts = ["# Commands", "", "Made from `--help` by `make docs`. Every command has `--help`; many have `--json`.", ""]
+    for path, command in walk(cli, ("slurm-affinode",)):
+        context = None
+        for word in path[:-1]:
+            context = click.Context(click.Group(word), info_name=word, parent=context)
+        own = click.Context(command, info_name=path[-1], parent=context, terminal_width=110, max_content_width=110)
+        parts += [f"## {' '.join(path)}", "", "```text", command.get_help(own).rstrip(), "```", ""]
+    return "\n".join(parts)
+
+
+def generated() -> dict[Path, str]:
+    """Path -> text of every generated file."""
+    from slurm_affinode.analysis import metrics_doc  # noqa: PLC0415 - pulls in the definitions only here
+
+    return {DOCS / "commands.md": commands(), DOCS / "metrics.md": metrics_doc.render()}
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check the generated files."""
+    stale = [path for path, text in generated().items() if not path.exists() or path.read_text() != text]
+    for path in stale:
+        if "--check" not in arguments:
+            path.write_text(generated()[path])
+        print(f"{path.name} {'differs' if '--check' in arguments else 'written'}")
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

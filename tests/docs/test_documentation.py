@@ -1,0 +1,68 @@
+"""The documentation is true: its commands run, its links resolve, its generated parts are current."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"), *(REPOSITORY / "benchmarks").glob("*.md")]
+)
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_SRC = re.compile(r'(?:src|srcset|href)="([^"#][^"]*)"')
+
+
+def blocks(page: Path) -> list[str]:
+    """The shell blocks of a page."""
+    return re.findall(r"^```(?:sh|bash|shell)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(REPOSITORY)))
+def test_links_resolve(page: Path) -> None:
+    """Every relative link and picture of a page exists."""
+    text = page.read_text()
+    targets = [t for t in (*_LINK.findall(text), *_SRC.findall(text)) if not re.match(r"[a-z]+:", t)]
+    missing = [t for t in targets if t.split("#")[0] and not (page.parent / t.split("#")[0]).exists()]
+    assert missing == []
+
+
+def test_generated_pages_are_current() -> None:
+    """docs/commands.md and docs/metrics.md are what `make docs` would write."""
+    done = subprocess.run(
+        [sys.executable, "docs/generate.py", "--check"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_make_targets_of_the_readme_exist() -> None:
+    """Each `make` that the README names is a target."""
+    named = set(re.findall(r"\bmake ([a-z][a-z-]*)", (REPOSITORY / "README.md").read_text()))
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test"} <= named
+    assert named <= targets
+
+
+def test_commands_of_the_readme_run(tmp_path: Path) -> None:
+    """The README's own commands, typed as they stand, on files of the names that it uses."""
+    script = "\n".join(b for b in blocks(REPOSITORY / "README.md") if "slurm-affinode" in b)
+    assert script.count("slurm-affinode ") >= 3
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    env |= {"SLURM_AFFINODE_STATE": str(tmp_path / "state"), "TZ": "UTC"}
+    env.pop("SLURM_AFFINODE_DB", None)
+    run = ["bash", "-euo", "pipefail", "-c"]
+    made = subprocess.run(
+        [*run, "slurm-affinode demo --out made && cp made/input/sacct.txt . && cp -r made/input/gpu dcgm"],
+        cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=250,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    done = subprocess.run(
+        [*run, script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=250
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert (tmp_path / "report" / "report.html").exists()

@@ -1,0 +1,108 @@
+"""The command line as a whole: help, errors in one line, exit statuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from slurm_affinode import __version__
+from slurm_affinode.cli import main as entry
+from slurm_affinode.cli.main import cli
+from slurm_affinode.cli.options import printable
+from slurm_affinode.errors import InputError, UnreachableError
+
+
+def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The words that call each command."""
+    context = click.Context(group)
+    found: list[tuple[str, ...]] = []
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        found.append((*path, name))
+        if isinstance(command, click.Group):
+            found += commands(command, (*path, name))
+    return found
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_every_command_has_help(words: tuple[str, ...]) -> None:
+    """Each command of the table can be imported and explains itself."""
+    done = CliRunner().invoke(cli, [*words, "--help"])
+    assert done.exit_code == 0, done.output
+    assert "Usage:" in done.output
+    assert len(done.output.splitlines()) > 4
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Call the console script's function in a process of its own."""
+    code = "from slurm_affinode.cli.main import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_version() -> None:
+    """--version names the program and its version."""
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"slurm-affinode, version {__version__}\n")
+
+
+def test_a_wrong_option_is_a_usage_error() -> None:
+    """Exit status 2, the reason on standard error, nothing on standard output."""
+    done = run("report", "--no-such-option")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "--no-such-option" in done.stderr
+
+
+def test_a_missing_configuration_is_one_line(tmp_path: Path) -> None:
+    """An expected failure ends without a trace, with the file and what to do."""
+    done = run("report", "--config", str(tmp_path / "none.toml"))
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        f"slurm-affinode: {tmp_path / 'none.toml'}: no such file",
+        "  give --config a file that exists",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (InputError("empty", where="f.txt"), 2, "slurm-affinode: f.txt: empty\n"),
+        (UnreachableError("sacct: no such program", hint="install it"), 3,
+         "slurm-affinode: sacct: no such program\n  install it\n"),
+        (KeyboardInterrupt(), 130, "slurm-affinode: interrupted\n"),
+        (click.exceptions.Abort(), 130, "slurm-affinode: interrupted\n"),
+    ],
+)  # fmt: skip
+def test_errors_become_one_line_and_a_status(
+    error: BaseException, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every expected failure has its exit status."""
+
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(entry.cli, "main", fail)
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == status
+    assert capsys.readouterr().err == said
+
+
+def test_names_cannot_drive_the_terminal() -> None:
+    """Escape sequences in a job name are shown, not obeyed."""
+    assert printable("a\x1b[31mb\n") == "a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str) -> None:
+    """A completion script for each shell names the program."""
+    done = CliRunner().invoke(cli, ["completion", shell])
+    assert done.exit_code == 0
+    assert "_SLURM_AFFINODE_COMPLETE" in done.output
