@@ -1,0 +1,74 @@
+"use strict";
+/* Sorting and filtering of tables. The page is complete without it. */
+(function () {
+  function value(row, column) {
+    var cell = row.cells[column];
+    if (!cell) { return ""; }
+    if (cell.classList.contains("unknown")) { return null; }
+    if (!cell.hasAttribute("data-v")) { return cell.textContent.trim().toLowerCase(); }
+    var number = Number(cell.getAttribute("data-v"));
+    return isNaN(number) ? cell.getAttribute("data-v") : number;
+  }
+  function compare(a, b) {
+    if (typeof a === "number" && typeof b === "number") { return a - b; }
+    return String(a).localeCompare(String(b), undefined, { numeric: true });
+  }
+  function sort(table, head, column, first) {
+    var down = head.getAttribute("aria-sort") === "descending";
+    var up = head.getAttribute("aria-sort") === "ascending";
+    var way = down ? 1 : up ? -1 : first;
+    var body = table.tBodies[0];
+    var rows = Array.prototype.map.call(body.rows, function (row) { return [value(row, column), row]; });
+    rows.sort(function (a, b) { /* unknown is last either way */
+      if (a[0] === null || b[0] === null) { return (a[0] === null) - (b[0] === null); }
+      return way * compare(a[0], b[0]);
+    });
+    Array.prototype.forEach.call(table.tHead.rows[0].cells, function (other) { other.removeAttribute("aria-sort"); });
+    head.setAttribute("aria-sort", way > 0 ? "ascending" : "descending");
+    rows.forEach(function (pair) { body.appendChild(pair[1]); });
+  }
+  function sortable(table) {
+    Array.prototype.forEach.call(table.tHead.rows[0].cells, function (head, column) {
+      if (head.classList.contains("picture")) { return; }
+      var button = document.createElement("button");
+      button.type = "button";
+      button.textContent = head.textContent;
+      head.textContent = "";
+      head.appendChild(button);
+      var first = head.classList.contains("number") ? -1 : 1;
+      button.addEventListener("click", function () { sort(table, head, column, first); });
+    });
+  }
+  function filterable(table) {
+    var tools = document.createElement("div");
+    var label = document.createElement("label");
+    var input = document.createElement("input");
+    var count = document.createElement("output");
+    tools.className = "tools";
+    input.type = "search";
+    input.id = table.id + "-filter";
+    label.htmlFor = input.id;
+    label.textContent = "Show rows with";
+    input.placeholder = "user, account, job, partition, ...";
+    count.setAttribute("role", "status");
+    tools.append(label, input, count);
+    var box = table.closest(".scroll") || table;
+    box.parentNode.insertBefore(tools, box);
+    var rows = Array.prototype.slice.call(table.tBodies[0].rows);
+    var texts = rows.map(function (row) { return row.textContent.toLowerCase(); });
+    function apply() {
+      var words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+      var shown = 0;
+      rows.forEach(function (row, i) {
+        var hit = words.every(function (word) { return texts[i].indexOf(word) >= 0; });
+        row.hidden = !hit;
+        shown += hit ? 1 : 0;
+      });
+      count.textContent = words.length ? shown.toLocaleString("en") + " of " + rows.length.toLocaleString("en") + " rows" : "";
+    }
+    input.addEventListener("input", apply);
+    apply();
+  }
+  document.querySelectorAll("table.sortable").forEach(sortable);
+  document.querySelectorAll("table.filterable").forEach(filterable);
+}());
