@@ -1,0 +1,126 @@
+"""The manifest of the history: which parts are live. Whatever it does not name does not exist.
+
+One writer at a time holds ``write.lock``; readers hold ``read.lock`` shared, so that parts that a compaction replaced
+stay on disk until nobody can be reading them. Both are released by the kernel when a process dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
+from pathlib import Path
+
+from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.files import write_text
+
+FILE = "manifest.json"
+VERSION = 1
+_NAME = re.compile(r"[0-9a-f]+(?:-[0-9a-f]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class PartEntry:
+    """One live part of a day."""
+
+    name: str
+    """The files are ``part-NAME.parquet``, ``devices-NAME.parquet`` and ``jobs-NAME.parquet``."""
+    rows: int
+    devices: int
+    first_ms: int
+    """Time of the earliest sample, UTC epoch milliseconds."""
+    last_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The live parts of each day, in the order of reading; later ones win where both have a value."""
+
+    days: Mapping[date, tuple[PartEntry, ...]] = field(default_factory=dict)
+    generation: int = 0
+    """Counts the changes."""
+
+    def with_parts(self, added: Mapping[date, tuple[PartEntry, ...]]) -> Manifest:
+        """This manifest with ``added`` behind the parts of each day."""
+        days = dict(self.days)
+        for day, entries in added.items():
+            days[day] = (*days.get(day, ()), *entries)
+        return Manifest(days, self.generation + 1)
+
+    def with_day(self, day: date, entries: tuple[PartEntry, ...]) -> Manifest:
+        """This manifest with the parts of ``day`` replaced; no entries remove the day."""
+        days = {known: parts for known, parts in self.days.items() if known != day}
+        if entries:
+            days[day] = entries
+        return replace(self, days=days, generation=self.generation + 1)
+
+
+def load(root: Path) -> Manifest:
+    """Read the manifest of ``root``; a history that does not exist yet is empty. Raises ``AffinodeError``."""
+    path = root / FILE
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return Manifest()
+    except OSError as error:
+        raise UnreachableError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise AffinodeError(f"{path}: is damaged: {error}", hint="restore it from a backup of the directory") from error
+    try:
+        if data["version"] != VERSION:
+            raise AffinodeError(
+                f"{path}: has version {data['version']}, this program knows {VERSION}",
+                hint="use the release of slurm-affinode that wrote it",
+            )
+        days = {
+            date.fromisoformat(day): tuple(_entry(entry) for entry in entries) for day, entries in data["days"].items()
+        }
+        return Manifest(dict(sorted(days.items())), int(data["generation"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise AffinodeError(
+            f"{path}: is damaged: {error!r}", hint="restore it from a backup of the directory"
+        ) from error
+
+
+def _entry(data: Mapping[str, object]) -> PartEntry:
+    entry = PartEntry(**data)  # type: ignore[arg-type]
+    if not _NAME.fullmatch(entry.name):
+        raise ValueError(entry.name)
+    return entry
+
+
+def save(root: Path, manifest: Manifest) -> None:
+    """Replace the manifest of ``root``, durably; the caller holds the write lock."""
+    days = {day.isoformat(): [asdict(entry) for entry in parts] for day, parts in sorted(manifest.days.items())}
+    text = json.dumps({"version": VERSION, "generation": manifest.generation, "days": days}, indent=1)
+    write_text(root / FILE, text + "\n")
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold an exclusive lock on ``path``; yield whether it was got (always, with ``wait``)."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(fd)
+
+
+def lock_shared(path: Path) -> int | None:
+    """A descriptor that holds a shared lock on ``path`` until it is closed; None where there is no such file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
