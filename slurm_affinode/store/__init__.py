@@ -1,0 +1,1 @@
+"""The relational store: SQLite with nothing to set up, PostgreSQL and MariaDB by URL."""
