@@ -1,0 +1,158 @@
+"""Columns of strings -> typed columns, all rows at once, remembering which cells could not be read.
+
+Each function is the vectorised form of one in ``units``, ``times``, ``states`` or ``jobid``, and falls back to that
+one for the distinct values that its quick form does not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from slurm_affinode.slurm import times, units
+from slurm_affinode.slurm.schema import TIME
+
+_UNKNOWN = [*units.UNKNOWN_WORDS, *units.UNLIMITED_WORDS]
+_NAIVE = pl.Datetime("ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A typed column and the positions of cells that say something unreadable (null in ``values``)."""
+
+    values: pl.Series
+    bad: dict[int, str]
+    """Position -> why."""
+
+
+def mapped(cells: pl.Series, function: Callable[[str], Any], dtype: pl.DataType) -> Typed:
+    """Apply ``function`` to each distinct cell once; ``ValueError`` from it marks the cell as bad."""
+    distinct = cells.drop_nulls().unique()
+    keys = distinct.to_list()
+    out: list[Any] = []
+    wrong: dict[str, str] = {}
+    for key in keys:
+        try:
+            out.append(function(key))
+        except (ValueError, OverflowError) as error:
+            out.append(None)
+            wrong[key] = str(error)
+    if len(keys) == 1 and len(cells) == cells.count():
+        values = pl.Series(cells.name, out, dtype=dtype, strict=False).new_from_index(0, len(cells))
+    else:
+        table = pl.DataFrame({"key": distinct, "value": pl.Series(out, dtype=dtype, strict=False)})
+        values = cells.to_frame("key").join(table, on="key", how="left", maintain_order="left")["value"]
+    return Typed(values.rename(cells.name), _positions(cells, wrong))
+
+
+def _positions(cells: pl.Series, wrong: dict[str, str]) -> dict[int, str]:
+    if not wrong:
+        return {}
+    hit = cells.is_in(pl.Series(list(wrong), dtype=pl.String).implode()).fill_null(value=False)
+    return {at: wrong[cells[at]] for at in hit.arg_true().to_list()}
+
+
+def _fallback(cells: pl.Series, quick: pl.Series, function: Callable[[str], Any]) -> Typed:
+    """``quick``, with ``function`` applied where it is null though the cell says something."""
+    open_ = quick.is_null() & cells.is_not_null() & (cells != "")
+    if not open_.any():
+        return Typed(quick, {})
+    where = open_.arg_true()
+    slow = mapped(cells.gather(where), function, quick.dtype)
+    values = quick.scatter(where, slow.values) if slow.values.null_count() < len(where) else quick
+    positions = where.to_list() if slow.bad else []
+    return Typed(values, {positions[at]: why for at, why in slow.bad.items()})
+
+
+def whole(cells: pl.Series) -> Typed:
+    """Counts: ``12``, also ``1.5K`` (1024-based)."""
+    return _fallback(cells, cells.cast(pl.Int64, strict=False), units.parse_count)
+
+
+def seconds(cells: pl.Series) -> Typed:
+    """Spans like ``[DD-]HH:MM:SS[.frac]`` in seconds, fraction kept."""
+    groups = cells.str.extract_groups(r"^(?:(\d+)-)?(\d+):(\d+):(\d+)(\.\d+)?$").struct.unnest()
+    days, hours, minutes, secs, fraction = (groups.to_series(i) for i in range(5))
+    quick = (
+        days.cast(pl.Int64).fill_null(0) * 86400
+        + hours.cast(pl.Int64) * 3600
+        + minutes.cast(pl.Int64) * 60
+        + secs.cast(pl.Int64)
+    ).cast(pl.Float64) + fraction.cast(pl.Float64, strict=False).fill_null(0.0)
+    return _fallback(cells, quick.rename(cells.name), units.parse_duration_s)
+
+
+def bytes_(cells: pl.Series, *, bare: str = "") -> Typed:
+    """Sizes in bytes; a number without a suffix is in ``bare`` (see ``units.parse_memory``)."""
+    number = cells.str.strip_suffix("K").cast(pl.Int64, strict=False)
+    quick = number * pl.Series([1024]) if bare == "K" else number
+    kib = cells.str.ends_with("K")
+    factor = kib.cast(pl.Int64) * 1023 + 1
+    quick = (number * factor) if bare == "" else number.set(~kib.fill_null(value=False), None) * 1024
+
+    def slow(text: str) -> int | None:
+        found = units.parse_memory(text, bare=bare)
+        return None if found is None else found.size_bytes
+
+    return _fallback(cells, quick.rename(cells.name), slow)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """A column of times in UTC, with the cells that need a decision."""
+
+    values: pl.Series
+    """``TIME``; for an open cell, its first reading."""
+    bad: dict[int, str]
+    open: dict[int, Any]
+    """Position -> the naive local time that has two readings."""
+
+
+def moments(cells: pl.Series, zone: str) -> Times:
+    """Times of any form that ``times.parse`` knows; those without an offset are local in ``zone``."""
+    plain = cells.str.len_bytes() == 19
+    naive = cells.str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms", strict=False, exact=True)
+    utc = pl.Series(cells.name, [None], dtype=TIME).new_from_index(0, len(cells))
+    if not plain.all():
+        utc = _with_offset(cells, utc)
+    left = naive.is_null() & utc.is_null() & cells.is_not_null() & ~cells.is_in(["", "Unknown", "None"])
+    slow = mapped(cells.filter(left), times.parse_iso, pl.String()) if left.any() else None
+    bad: dict[int, str] = {}
+    if slow is not None:
+        where = left.arg_true()
+        positions = where.to_list()
+        bad = {positions[at]: why for at, why in slow.bad.items()}
+        ends_z = slow.values.str.ends_with("Z").fill_null(value=False)
+        parsed = slow.values.str.strip_suffix("Z").str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms")
+        naive = naive.scatter(where.filter(~ends_z), parsed.filter(~ends_z))
+        utc = utc.scatter(where.filter(ends_z), parsed.filter(ends_z).dt.replace_time_zone("UTC"))
+    local, open_ = _local(naive, zone)
+    return Times(utc.zip_with(utc.is_not_null(), local).rename(cells.name), bad, open_)
+
+
+def _with_offset(cells: pl.Series, utc: pl.Series) -> pl.Series:
+    """``2025-05-02T14:09:39+02:00``, ``+0200``, ``Z``: the offset is subtracted."""
+    groups = cells.str.extract_groups(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:(Z)|([+-])(\d\d):?(\d\d))$").struct.unnest()
+    stamp, zulu, sign, hours, minutes = (groups.to_series(i) for i in range(5))
+    if stamp.null_count() == len(cells):
+        return utc
+    moment = stamp.str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms", strict=False)
+    offset_s = hours.cast(pl.Int64) * 3600 + minutes.cast(pl.Int64) * 60
+    offset_s = offset_s.zip_with((sign == "+").fill_null(value=False), -offset_s)
+    offset_s = offset_s.zip_with(zulu.is_null(), pl.Series([0], dtype=pl.Int64).new_from_index(0, len(cells)))
+    return (moment - (offset_s * 1000).cast(pl.Duration("ms"))).dt.replace_time_zone("UTC").cast(TIME)
+
+
+def _local(naive: pl.Series, zone: str) -> tuple[pl.Series, dict[int, Any]]:
+    if zone == "UTC" or naive.null_count() == len(naive):
+        return naive.dt.replace_time_zone("UTC").cast(TIME), {}
+    first = naive.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null").dt.convert_time_zone("UTC")
+    last = naive.dt.replace_time_zone(zone, ambiguous="latest", non_existent="null").dt.convert_time_zone("UTC")
+    doubtful = (first != last).fill_null(value=False) | (first.is_null() & naive.is_not_null())
+    if not doubtful.any():
+        return first.cast(TIME), {}
+    where = doubtful.arg_true().to_list()
+    return first.cast(TIME), {at: naive[at] for at in where}

@@ -1,0 +1,150 @@
+"""Slurm's hostlists: ``gpu[01-04,07],login`` <-> the names of the nodes.
+
+Grammar as in ``scontrol show hostnames``: entries separated by commas, each a name with any number of bracketed
+lists of numbers and ranges; leading zeros fix the width.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+MAX_HOSTS = 262_144
+"""Refuse to expand beyond this: larger than any cluster, so a list that asks for more is damaged."""
+
+_NONE_WORDS = frozenset({"", "none assigned", "none", "(null)", "unknown", "n/a", "no_val"})
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?$")
+_TRAILING_NUMBER = re.compile(r"^(.*?)(\d+)(\D*)$", re.DOTALL)
+
+
+def is_none(text: str) -> bool:
+    """Whether the cell says that no node is assigned."""
+    return text.strip().lower() in _NONE_WORDS
+
+
+def expand(text: str, *, limit: int = MAX_HOSTS) -> list[str]:
+    """The node names of ``text`` in its order, repeats kept once. ``None assigned`` is an empty list.
+
+    Raises ``ValueError`` for unbalanced brackets, a range that is no range, or more than ``limit`` names.
+    """
+    clean = text.strip()
+    if is_none(clean):
+        return []
+    names: dict[str, None] = {}
+    budget = limit
+    for entry in _entries(clean):
+        parts = [_choices(part, limit) if inside else [part] for part, inside in _parts(entry)]
+        size = 1
+        for part in parts:
+            size *= len(part)
+        budget -= size
+        if budget < 0:
+            raise ValueError(f"{_shorten(text)!r} names more than {limit:,} nodes")
+        names.update(dict.fromkeys(_product(parts)))
+    return list(names)
+
+
+def count(text: str, *, limit: int = MAX_HOSTS) -> int:
+    """How many nodes ``text`` names. Raises ``ValueError`` as ``expand`` does."""
+    return len(expand(text, limit=limit))
+
+
+def compress(names: Iterable[str]) -> str:
+    """A hostlist that expands to exactly the set ``names``; the last number of each name is folded into ranges."""
+    groups: dict[tuple[str, str], set[str]] = {}
+    plain: list[str] = []
+    for name in dict.fromkeys(names):
+        match = _TRAILING_NUMBER.match(name)
+        if match is None:
+            plain.append(name)
+        else:
+            groups.setdefault((match[1], match[3]), set()).add(match[2])
+    out = list(plain)
+    for (prefix, suffix), numbers in groups.items():
+        ranges = list(_ranges(numbers))
+        single = len(ranges) == 1 and "-" not in ranges[0]
+        out.append(f"{prefix}{ranges[0]}{suffix}" if single else f"{prefix}[{','.join(ranges)}]{suffix}")
+    return ",".join(out)
+
+
+def _entries(text: str) -> Iterator[str]:
+    depth, start = 0, 0
+    for position, character in enumerate(text):
+        if character == "[":
+            depth += 1
+        elif character == "]":
+            depth -= 1
+        elif character == "," and depth == 0:
+            yield from _entry(text[start:position], text)
+            start = position + 1
+        if depth not in (0, 1):
+            raise ValueError(f"{_shorten(text)!r} has unbalanced brackets")
+    if depth:
+        raise ValueError(f"{_shorten(text)!r} has unbalanced brackets")
+    yield from _entry(text[start:], text)
+
+
+def _entry(entry: str, text: str) -> Iterator[str]:
+    clean = entry.strip()
+    if not clean or any(c.isspace() or not c.isprintable() for c in clean):
+        raise ValueError(f"{_shorten(text)!r} is not a list of nodes")
+    yield clean
+
+
+def _parts(entry: str) -> Iterator[tuple[str, bool]]:
+    for index, piece in enumerate(re.split(r"\[([^\]]*)\]", entry)):
+        if index % 2 or piece:
+            yield piece, bool(index % 2)
+
+
+def _choices(inside: str, limit: int) -> list[str]:
+    found: list[str] = []
+    for item in inside.split(","):
+        match = _RANGE.match(item.strip())
+        if match is None:
+            raise ValueError(f"{_shorten(item)!r} is not a number or a range")
+        low, high = match[1], match[2] or match[1]
+        first, last = int(low[:20]), int(high[:20])
+        if last < first or max(len(low), len(high)) > 18:
+            raise ValueError(f"{_shorten(item)!r} is not a range of numbers")
+        if last - first >= limit:
+            raise ValueError(f"{_shorten(item)!r} names more than {limit:,} nodes")
+        width = len(low)
+        found.extend(str(number).zfill(width) for number in range(first, last + 1))
+    return found
+
+
+def _product(parts: list[list[str]]) -> Iterator[str]:
+    if not parts:
+        yield ""
+        return
+    for head in parts[0]:
+        for tail in _product(parts[1:]):
+            yield head + tail
+
+
+def _ranges(numbers: Iterable[str]) -> Iterator[str]:
+    # Numbers written with different widths are different names: a range may only cross widths without zeros.
+    run: list[str] = []
+    for text in sorted(numbers, key=lambda n: (len(n), n)):
+        if run and _follows(run[-1], text):
+            run.append(text)
+            continue
+        if run:
+            yield _range(run)
+        run = [text]
+    if run:
+        yield _range(run)
+
+
+def _follows(before: str, text: str) -> bool:
+    padded = before.startswith("0") and len(before) > 1
+    return text == str(int(before) + 1).zfill(len(before) if padded else 1)
+
+
+def _range(run: list[str]) -> str:
+    return run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,65 @@
+"""Slurm's job ids as printed: ``123``, ``123_4``, ``123_[1-9%2]``, ``123+1``, with a step ``.batch``, ``.0``, ``.0+1``.
+
+The raw id (JobIDRaw) is unique among array tasks and heterogeneous components; the printed one (JobID) is what
+people use. Steps of number 0xfffffffa and above are Slurm's own and have names.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+PATTERN = r"^(\d{1,18})(?:_(?:(\d{1,18})|\[([^\]|]*)\]?))?(?:\+(\d{1,9}))?(?:\.([A-Za-z0-9_+.-]+))?$"
+"""Groups: id, array task, array specification, heterogeneous offset, step."""
+
+_PATTERN = re.compile(PATTERN)
+
+SPECIAL_STEPS = {
+    "4294967290": "interactive",
+    "4294967291": "batch",
+    "4294967292": "extern",
+    "4294967293": "pending",
+    "4294967294": "batch",  # before 19.05
+    "4294967295": "extern",
+    "-5": "batch",
+    "-4": "extern",
+    "-6": "interactive",
+}
+
+_TASKS = 1 << 22
+"""MaxArraySize is at most 4,000,001, which fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobId:
+    """A printed job id, taken apart."""
+
+    job_id: int
+    """The number before ``_`` or ``+``: the raw id of a plain job, the leader's of an array or a heterogeneous job."""
+    array_task_id: int | None = None
+    array_spec: str | None = None
+    het_offset: int | None = None
+    step: str | None = None
+
+
+def parse(text: str) -> JobId:
+    """Take a printed id apart. Raises ``ValueError``."""
+    match = _PATTERN.match(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a job id")
+    job, task, spec, het, step = match.groups()
+    return JobId(
+        int(job),
+        None if task is None else int(task),
+        spec,
+        None if het is None else int(het),
+        None if step is None else SPECIAL_STEPS.get(step, step),
+    )
+
+
+def stand_in(array_job_id: int, array_task_id: int) -> int:
+    """A stable id for an array task whose raw id the input does not have: negative, so never a real one.
+
+    ``-(array_job_id * 2**22 + array_task_id + 1)``: 64 bits hold every job id and task number of Slurm.
+    """
+    return -(array_job_id * _TASKS + array_task_id + 1)

@@ -1,0 +1,177 @@
+"""sacct text -> cells: bytes in, blocks of string columns out, a few tens of MiB at a time.
+
+Regular lines (the right number of delimiters) are split by Polars, all at once. The rest takes a slow path: records
+over several lines (a newline in a name), delimiters in names, lines that are cut, headers in the middle.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+import polars as pl
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.slurm.accounting import Problem
+from slurm_affinode.slurm.sacct_header import Header, find_header, parse_header
+from slurm_affinode.slurm.sacct_records import SlowPath
+
+CHUNK_BYTES = 32 << 20
+LINE = "#line"
+"""The column with the number of the line, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some records, as strings."""
+
+    cells: pl.DataFrame
+    """The columns of ``header.names`` (String) and ``LINE`` (Int64), in the order of the input."""
+    header: Header
+    problems: tuple[Problem, ...] = ()
+    continued: int = 0
+    """Records that were put together from several lines."""
+    repaired: int = 0
+    """Records in which a delimiter was found to belong to a text."""
+    not_utf8: int = 0
+    """Bytes that were not UTF-8, now ``\\xNN``."""
+    unfinished: int | None = None
+    """Where the last line has no newline: the line at which its record begins."""
+
+
+def read_blocks(
+    stream: BinaryIO, *, where: str, delimiter: str | None = None, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[Block]:
+    """Read ``stream`` to its end. Raises ``InputError`` where it is no sacct text."""
+    header: Header | None = None
+    line, rest = 1, b""
+    while True:
+        data = stream.read(chunk_bytes)
+        buffer = rest + data
+        if b"\0" in data:
+            raise InputError("this is a binary file, not sacct output", where=where)
+        if b"\r" in buffer:
+            buffer = buffer.replace(b"\r\n", b"\n")
+        if header is None:
+            if data and b"\n" not in buffer.lstrip(b"\n"):
+                rest = buffer
+                continue
+            header, skipped, buffer = _first_header(buffer, where, delimiter)
+            line += skipped
+        if not data:
+            yield from _blocks(buffer, header, line, delimiter)[0]
+            return
+        cut = _cut(buffer, header)
+        rest = buffer[cut:]
+        if cut:
+            blocks, header = _blocks(buffer[:cut], header, line, delimiter)
+            yield from blocks
+            line += buffer.count(b"\n", 0, cut)
+
+
+def _first_header(buffer: bytes, where: str, delimiter: str | None) -> tuple[Header, int, bytes]:
+    skipped = len(buffer) - len(buffer.lstrip(b"\n"))
+    first, _, rest = buffer[skipped:].partition(b"\n")
+    if not first.strip():
+        raise InputError("the file is empty", where=where)
+    return parse_header(first.decode("utf-8", "backslashreplace"), where=where, delimiter=delimiter), skipped + 1, rest
+
+
+def _cut(buffer: bytes, header: Header) -> int:
+    """Where the last regular line begins: what follows it may still belong to it."""
+    needle = (header.delimiter or "\n").encode()
+    end = buffer.rfind(b"\n")
+    while end > 0:
+        start = buffer.rfind(b"\n", 0, end) + 1
+        if header.delimiter is None or buffer.count(needle, start, end) == header.delimiters:
+            return start
+        end = start - 1
+    return 0
+
+
+def _lines(buffer: bytes, text: str) -> pl.Series:
+    """The lines of ``text``, empty ones as empty strings. NUL separates nothing: the input has none."""
+    data = buffer if len(buffer) == len(text) else text.encode()
+    if not data.strip(b"\n"):
+        return pl.Series("lines", [""] * data.count(b"\n"), dtype=pl.String)
+    frame = pl.read_csv(
+        io.BytesIO(data), separator="\0", quote_char=None, has_header=False, new_columns=["lines"], infer_schema=False
+    )
+    return frame["lines"].fill_null("")
+
+
+def _header_lines(lines: pl.Series, delimiter: str | None) -> list[tuple[int, Header]]:
+    likely = lines.str.contains("(?i)jobid").arg_true().to_list()
+    found = ((i, find_header(lines[i], delimiter)) for i in likely)
+    return [(i, header) for i, header in found if header is not None]
+
+
+def _decode(buffer: bytes) -> tuple[str, int]:
+    try:
+        return buffer.decode("utf-8"), 0
+    except UnicodeDecodeError:
+        wrong = 0
+
+        def replace(error: UnicodeError) -> tuple[str | bytes, int]:
+            nonlocal wrong
+            assert isinstance(error, UnicodeDecodeError)  # noqa: S101 - decoding raises nothing else
+            wrong += error.end - error.start
+            return codecs.backslashreplace_errors(error)
+
+        codecs.register_error("slurm_affinode.count", replace)
+        return buffer.decode("utf-8", "slurm_affinode.count"), wrong
+
+
+def _blocks(buffer: bytes, header: Header, first_line: int, delimiter: str | None) -> tuple[list[Block], Header]:
+    """Split at headers in the middle (of files put one after the other); also the header that is in force then."""
+    if not buffer.strip(b"\n"):
+        return [], header
+    text, wrong = _decode(buffer)
+    lines = _lines(buffer if not wrong else text.encode(), text)
+    headers = _header_lines(lines, delimiter)
+    bounds = [(-1, header), *headers, (len(lines), header)]
+    blocks: list[Block] = []
+    for (at, current), (end, _) in itertools.pairwise(bounds):
+        if end > at + 1:
+            complete = end < len(lines) or buffer.endswith(b"\n")
+            blocks.append(_split(lines.slice(at + 1, end - at - 1), current, first_line + at + 1, complete))
+    if blocks and wrong:
+        blocks[0] = replace(blocks[0], not_utf8=wrong)
+    return blocks, headers[-1][1] if headers else header
+
+
+def _split(lines: pl.Series, header: Header, first_line: int, complete: bool) -> Block:
+    if header.delimiter is None:
+        regular = lines != ""
+    else:
+        regular = lines.str.count_matches(header.delimiter, literal=True) == header.delimiters
+    slow = SlowPath(lines, header, first_line)
+    if not regular.all():
+        slow.run((~regular).arg_true().to_list())
+        if slow.taken:
+            regular = regular.scatter(sorted(slow.taken), [False] * len(slow.taken))
+    numbers = pl.int_range(first_line, first_line + len(lines), eager=True, dtype=pl.Int64).alias(LINE)
+    if not regular.all():
+        lines, numbers = lines.filter(regular), numbers.filter(regular)
+    last = first_line + slow.total - 1
+    cells = _cells(lines, header).insert_column(0, numbers)
+    if slow.rows:
+        extra = pl.DataFrame(slow.rows, schema=dict.fromkeys(header.names, pl.String), orient="row")
+        extra.insert_column(0, pl.Series(LINE, slow.row_lines, dtype=pl.Int64))
+        cells = pl.concat([cells, extra]).sort(LINE)
+    unfinished = None if complete else (slow.last_group if slow.last_group_end == last else last)
+    return Block(cells, header, tuple(slow.problems), slow.continued, slow.repaired, unfinished=unfinished)
+
+
+def _cells(lines: pl.Series, header: Header) -> pl.DataFrame:
+    if header.delimiter is None:
+        return pl.DataFrame({header.names[0]: lines})
+    if header.delimiters == 0 or lines.is_empty():
+        return pl.DataFrame(schema=dict.fromkeys(header.names, pl.String))
+    columns = lines.str.split_exact(header.delimiter, header.delimiters).struct.unnest()
+    columns.columns = [*header.names, "#trailing"] if header.trailing else list(header.names)
+    return columns.select(header.names)

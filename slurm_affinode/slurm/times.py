@@ -1,0 +1,117 @@
+"""Times of accounting records: any zone in, UTC out.
+
+Forms: ``2025-05-02T14:09:39`` (local), the same with an offset (``+02:00``, ``+0200``, ``Z``), and epoch seconds
+(``SLURM_TIME_FORMAT=%s``). A local time that a change of the clock makes ambiguous or impossible has two readings,
+the offset before the change and the one after it. ``choose`` decides between them for a whole record.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+from slurm_affinode.errors import AffinodeError
+
+_EPOCH = re.compile(r"^\d{9,11}(?:\.\d+)?$")
+_COMPACT_OFFSET = re.compile(r"([+-]\d{2})(\d{2})$")
+_UNKNOWN = frozenset({"", "unknown", "none", "n/a", "0", "invalid"})
+
+ORDER = ("submit", "eligible", "start", "end")
+"""The times of a record in the order in which they happen."""
+
+
+def parse(text: str) -> datetime | None:
+    """The time that ``text`` names, to the second: aware (UTC) where it says its zone, else naive.
+
+    ``None`` for Unknown and None. Raises ``ValueError``.
+    """
+    clean = text.strip()
+    if clean.lower() in _UNKNOWN:
+        return None
+    if _EPOCH.match(clean):
+        return datetime.fromtimestamp(int(clean.partition(".")[0]), UTC)
+    if not clean[:4].isdigit() or len(clean) < 10:
+        raise ValueError(f"{text!r} is not a time")
+    try:
+        moment = datetime.fromisoformat(_COMPACT_OFFSET.sub(r"\1:\2", clean))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a time") from None
+    moment = moment.replace(microsecond=0)
+    return moment if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def readings(local: datetime, zone: ZoneInfo) -> tuple[datetime, ...]:
+    """The UTC times that the naive ``local`` may mean in ``zone``: one, or two around a change of the clock.
+
+    The first uses the offset in force before the change: for a time that exists twice, the earlier one.
+    """
+    first = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
+    second = local.replace(tzinfo=zone, fold=1).astimezone(UTC)
+    return (first,) if first == second else (first, second)
+
+
+def exists(local: datetime, zone: ZoneInfo) -> bool:
+    """Whether the naive ``local`` is ever shown by the clocks of ``zone``."""
+    there = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
+    return there.astimezone(zone).replace(tzinfo=None) == local
+
+
+def choose(candidates: Mapping[str, tuple[datetime, ...]], elapsed_s: int | None) -> dict[str, datetime]:
+    """Decide the times of one record; ``candidates`` maps names of ``ORDER`` to one or two readings.
+
+    The rule, in this order: the times follow one another (submit, eligible, start, end); end minus start is the
+    record's own Elapsed; else the offset before the change of the clock.
+    """
+    names = [name for name in ORDER if name in candidates]
+    best: tuple[tuple[int, float, tuple[int, ...]], dict[str, datetime]] | None = None
+    for picks in itertools.product(*(range(len(candidates[name])) for name in names)):
+        chosen = {name: candidates[name][pick] for name, pick in zip(names, picks, strict=True)}
+        in_order = list(chosen.values())
+        wrong = sum(a > b for a, b in itertools.pairwise(in_order))
+        miss = 0.0
+        if elapsed_s is not None and "start" in chosen and "end" in chosen:
+            # Minutes of suspension or of a step's own bookkeeping are no reason to prefer a reading an hour off.
+            miss = abs((chosen["end"] - chosen["start"]).total_seconds() - elapsed_s) // 900
+        rank = (wrong, miss, picks)
+        if best is None or rank < best[0]:
+            best = (rank, chosen)
+    return best[1] if best else {}
+
+
+def zone_name(
+    asked: str | None, *, env: Mapping[str, str] | None = None, localtime: Path = Path("/etc/localtime")
+) -> str:
+    """The IANA name of the zone that times without an offset are in: ``asked``, else this machine's.
+
+    ``sacct`` prints local time, so its default is the local zone of the process that ran it. Raises
+    ``AffinodeError`` where the zone is not known.
+    """
+    if asked is not None:
+        return _checked(asked, f"{asked!r} is not a time zone")
+    environ = os.environ if env is None else env
+    from_env = environ.get("TZ", "").lstrip(":")
+    if from_env:
+        return _checked(from_env, f"TZ={from_env!r} is not the name of a time zone")
+    try:
+        target = str(localtime.resolve(strict=True))
+    except OSError:
+        return "UTC"
+    _, found, name = target.partition("/zoneinfo/")
+    if not found:
+        raise AffinodeError(
+            f"{localtime} does not say the name of its time zone", hint="name the zone of the input: --timezone"
+        )
+    return _checked(name.removeprefix("posix/").removeprefix("right/"), f"{localtime} names no time zone")
+
+
+def _checked(name: str, message: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise AffinodeError(message, hint="write an IANA name, for example --timezone Europe/Oslo or UTC") from None
+    return name

@@ -1,0 +1,200 @@
+"""Slurm's own units: spans of time, sizes of memory, TRES and GRES strings, exit codes.
+
+``None`` is unknown. Sources: the manual pages ``sacct(1)`` (Elapsed, ReqMem, AllocTRES), ``sbatch(1)`` (``--time``)
+and ``slurm.conf(5)`` (AccountingStorageTRES).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+UNKNOWN_WORDS = frozenset({"", "unknown", "none", "n/a", "invalid", "partition_limit", "not_set", "noval", "?"})
+"""Cells, in lower case, with which Slurm says that it does not know."""
+
+UNLIMITED_WORDS = frozenset({"unlimited", "infinite"})
+
+DURATION_PATTERN = r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?(?:\.(\d+))?$"
+MEMORY_PATTERN = r"^(\d+(?:\.\d+)?)([KMGTPE]?)(?:i?B)?([nc?]?)$"
+
+_DURATION = re.compile(DURATION_PATTERN)
+_MEMORY = re.compile(MEMORY_PATTERN, re.IGNORECASE)
+_NO_VALUE = 1 << 62
+"""Slurm stores "not set" as a number near 2**64 (NO_VAL64, INFINITE64); no real quantity is that large."""
+
+SCALE = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50, "E": 1 << 60}
+
+
+def is_unknown(text: str) -> bool:
+    """Whether ``text`` is one of Slurm's words for "not known"."""
+    return text.strip().lower() in UNKNOWN_WORDS
+
+
+def is_unlimited(text: str) -> bool:
+    """Whether ``text`` says that there is no limit."""
+    return text.strip().lower() in UNLIMITED_WORDS
+
+
+def parse_duration_s(text: str) -> float | None:
+    """Seconds of ``[DD-[HH:]]MM:SS[.frac]``, ``DD-HH``, ``DD-HH:MM`` or a bare number of minutes.
+
+    With days the first number after the dash is hours (as in ``sbatch --time``); without, two numbers are minutes
+    and seconds. ``None`` where the text says unknown or unlimited. Raises ``ValueError``.
+    """
+    clean = text.strip()
+    if is_unknown(clean) or is_unlimited(clean):
+        return None
+    match = _DURATION.match(clean)
+    if match is None:
+        raise ValueError(f"{text!r} is not a span of time")
+    days, first, second, third, fraction = match.groups()
+    one, two, three = int(first), int(second or 0), int(third or 0)
+    if days is not None:
+        seconds = int(days) * 86400 + one * 3600 + two * 60 + three
+    elif third is not None:
+        seconds = one * 3600 + two * 60 + three
+    elif second is not None:
+        seconds = one * 60 + two
+    else:
+        seconds = one * 60
+    return float(f"{seconds}.{fraction}") if fraction else float(seconds)
+
+
+def format_duration(seconds: int) -> str:
+    """``seconds`` as Slurm prints them: ``[DD-]HH:MM:SS``."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
+    return f"{days}-{clock}" if days else clock
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A size as Slurm prints it: ``per`` is ``"n"`` per node, ``"c"`` per CPU, ``""`` for the whole."""
+
+    size_bytes: int
+    per: str = ""
+
+    def total_bytes(self, *, nodes: int | None, cpus: int | None) -> int | None:
+        """Bytes of the whole job; ``None`` where the number of nodes or CPUs is needed and not known."""
+        factor = {"n": nodes, "c": cpus}.get(self.per, 1)
+        return None if factor is None else self.size_bytes * factor
+
+
+def parse_memory(text: str, *, bare: str = "") -> Memory | None:
+    """A size with one of the suffixes K M G T P E (powers of 1024) and the old endings ``n`` or ``c``.
+
+    A number without suffix is in ``bare`` (``""`` bytes, as MaxRSS and TRES usage; ``"M"``, as ReqMem and the
+    ``mem`` of a TRES string). ``None`` where the text says unknown. Raises ``ValueError``.
+    """
+    clean = text.strip()
+    if is_unknown(clean):
+        return None
+    match = _MEMORY.match(clean)
+    if match is None:
+        raise ValueError(f"{text!r} is not a size of memory")
+    number, suffix, per = match.groups()
+    size = round(float(number) * SCALE[(suffix or bare).upper()])
+    if size >= _NO_VALUE or per == "?":
+        return None
+    return Memory(size, per.lower())
+
+
+def parse_count(text: str) -> int | None:
+    """A count with an optional decimal suffix as in NNodes ``1.5K`` (1024-based). ``None`` for unknown."""
+    found = parse_memory(text)
+    return None if found is None else found.size_bytes
+
+
+def parse_tres(text: str) -> dict[str, str]:
+    """``billing=19,cpu=1,gres/gpu:a100=1,mem=32G`` as a mapping from name to amount. Raises ``ValueError``."""
+    clean = text.strip()
+    if is_unknown(clean):
+        return {}
+    found: dict[str, str] = {}
+    for part in clean.split(","):
+        name, equals, amount = part.strip().partition("=")
+        if not equals or not name or not amount:
+            raise ValueError(f"{part!r} is not NAME=AMOUNT")
+        found[name] = amount
+    return found
+
+
+def format_tres(amounts: Mapping[str, object]) -> str:
+    """The inverse of ``parse_tres``, names in order."""
+    return ",".join(f"{name}={amounts[name]}" for name in sorted(amounts))
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """How many GPUs a TRES or GRES string names. ``count`` is ``None`` where it names no GPU at all."""
+
+    count: int | None
+    kind: str | None = None
+    """The types, sorted and joined by ``+``; ``None`` where no type is named."""
+
+
+def gpus_of_tres(amounts: Mapping[str, str]) -> Gpus:
+    """The GPUs of a parsed TRES string: typed entries are summed only where the untyped one is absent.
+
+    Raises ``ValueError`` for an amount that is not a number.
+    """
+    typed = {name[9:]: amount for name, amount in amounts.items() if name.startswith("gres/gpu:")}
+    kind = "+".join(sorted(typed)) or None
+    if "gres/gpu" in amounts:
+        return Gpus(_whole(amounts["gres/gpu"]), kind)
+    if typed:
+        return Gpus(sum(_whole(amount) for amount in typed.values()), kind)
+    return Gpus(None)
+
+
+def parse_gres(text: str) -> Gpus:
+    """The GPUs of the old AllocGRES and ReqGRES forms: ``gpu:2``, ``gpu:a100:2(S:0-1)``, ``gres:gpu:2``, ``gpu``.
+
+    Slurm adds these over all nodes of the job. Raises ``ValueError``.
+    """
+    clean = text.strip()
+    if is_unknown(clean):
+        return Gpus(None)
+    total, seen = 0, False
+    kinds: set[str] = set()
+    for part in _split_outside_parentheses(clean):
+        words = re.sub(r"\(.*?\)", "", part).strip().replace("=", ":").split(":")
+        if words[0] == "gres":
+            words = words[1:]
+        if words and words[0].startswith("gres/"):
+            words[0] = words[0][5:]
+        if not words or words[0] != "gpu":
+            continue
+        seen = True
+        amount = words[-1] if len(words) > 1 and words[-1].isdigit() else None
+        total += int(amount) if amount is not None else 1
+        kinds.update(word for word in words[1 : -1 if amount is not None else None] if word)
+    if not seen:
+        return Gpus(None)
+    return Gpus(total, "+".join(sorted(kinds)) or None)
+
+
+def parse_exit_code(text: str) -> tuple[int | None, int | None]:
+    """Status and signal of ``1:0`` (or a bare status). Unknown is ``(None, None)``. Raises ``ValueError``."""
+    clean = text.strip()
+    if is_unknown(clean):
+        return None, None
+    match = re.fullmatch(r"(-?\d+)(?::(\d+))?", clean)
+    if match is None:
+        raise ValueError(f"{text!r} is not STATUS:SIGNAL")
+    return int(match[1]), None if match[2] is None else int(match[2])
+
+
+def _split_outside_parentheses(text: str) -> list[str]:
+    return [part for part in re.split(r",(?![^()]*\))", text) if part.strip()]
+
+
+def _whole(amount: str) -> int:
+    try:
+        return int(amount)
+    except ValueError:
+        value = parse_count(amount)
+        if value is None:
+            raise ValueError(f"{amount!r} is not a count") from None
+        return value
