@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["servers"]
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 

@@ -48,7 +48,9 @@ def merge(incoming: pl.DataFrame, existing: pl.DataFrame, key: Sequence[str]) ->
         *key,
         *(_value(name, wins, surpasses, seen).alias(name) for name in values),
         seen.alias(_SEEN),
-        pl.any_horizontal(_value(name, wins, surpasses, seen).ne_missing(pl.col(name + _OLD)) for name in values)
+        pl.any_horizontal(
+            pl.lit(False), *(_value(name, wins, surpasses, seen).ne_missing(pl.col(name + _OLD)) for name in values)
+        )
         .and_(seen)
         .alias("changed" + _OLD),
     )

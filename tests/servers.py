@@ -1,0 +1,188 @@
+"""Real database servers for tests: a private PostgreSQL and a private MariaDB, started by the test run itself.
+
+Each listens on a Unix socket in a directory of its own and is ended by its process id. Where the programs are not
+installed the tests that need them are skipped with the reason; with ``CI=true`` in the environment they fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from sqlalchemy import URL, create_engine, text
+from sqlalchemy.exc import OperationalError
+
+START_S = 60
+
+
+def _program(name: str, *patterns: str) -> str:
+    """The path of ``name``: on PATH, in the sbin directories, or where ``patterns`` (globs below /) find it."""
+    path = os.environ.get("PATH", "") + os.pathsep + os.pathsep.join(("/usr/sbin", "/usr/local/sbin", "/sbin"))
+    found = shutil.which(name, path=path)
+    if found is None:
+        found = next((str(p) for pattern in patterns for p in sorted(Path("/").glob(pattern), reverse=True)), None)
+    if found is None:
+        reason = f"{name} is not installed"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found
+
+
+def _unprivileged(*users: str) -> tuple[str, ...]:
+    """Arguments that run a program as the first of ``users`` that exists: servers refuse to run as root."""
+    if os.geteuid() != 0:
+        return ()
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    user = next(name for name in (*users, "nobody") if name in known)
+    return ("setpriv", f"--reuid={user}", f"--regid={pwd.getpwnam(user).pw_gid}", "--clear-groups")
+
+
+def _own(directory: Path, prefix: Sequence[str]) -> None:
+    user = next((word.removeprefix("--reuid=") for word in prefix if word.startswith("--reuid=")), None)
+    if user is not None:
+        shutil.chown(directory, user)
+
+
+def _run(argv: Sequence[str], cwd: Path) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=START_S, cwd=cwd, check=False)
+    assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
+
+
+@contextlib.contextmanager
+def _server(argv: Sequence[str], cwd: Path, url: URL) -> Iterator[None]:
+    """Run ``argv`` until the block ends; the block begins once ``url`` answers."""
+    with (cwd / "server.log").open("wb") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, cwd=cwd)
+    try:
+        _await(url, process, cwd / "server.log")
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=START_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _await(url: URL, process: subprocess.Popen[bytes], log: Path) -> None:
+    engine = create_engine(url)
+    deadline = time.monotonic() + START_S
+    try:
+        while True:
+            try:
+                with engine.connect():
+                    return
+            except OperationalError:
+                ended = process.poll() is not None
+                assert not ended and time.monotonic() < deadline, log.read_text(errors="replace")
+                time.sleep(0.05)
+    finally:
+        engine.dispose()
+
+
+@contextlib.contextmanager
+def _directory(prefix: Sequence[str]) -> Iterator[Path]:
+    # Not pytest's tmp_path: a socket's path is limited to about 100 bytes, and its parents are closed to other users.
+    directory = Path(tempfile.mkdtemp(prefix="affinode-db-"))
+    try:
+        directory.chmod(0o755)
+        _own(directory, prefix)
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[URL]:
+    """A PostgreSQL server; the URL names its database ``postgres``."""
+    initdb = _program("initdb", "usr/lib/postgresql/*/bin/initdb", "usr/pgsql-*/bin/initdb")
+    postgres = _program("postgres", "usr/lib/postgresql/*/bin/postgres", "usr/pgsql-*/bin/postgres")
+    prefix = _unprivileged("postgres")
+    with _directory(prefix) as directory:
+        data = directory / "data"
+        _run(
+            [*prefix, initdb, "-D", str(data), "-U", "affinode", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "-N"],
+            directory,
+        )
+        argv = [*prefix, postgres, "-D", str(data), "-k", str(directory), "-c", "listen_addresses=", "-F"]
+        query = {"host": str(directory)}
+        url = URL.create("postgresql+psycopg", username="affinode", database="postgres", query=query)
+        with _server(argv, directory, url):
+            yield url
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[URL]:
+    """A MariaDB server with the character set that distributions default to; the URL names its database ``mysql``."""
+    install = _program("mariadb-install-db")
+    mariadbd = _program("mariadbd")
+    prefix = _unprivileged("mysql")
+    with _directory(prefix) as directory:
+        data = directory / "data"
+        common = [f"--datadir={data}", "--innodb-flush-method=fsync"]
+        options = ["--auth-root-authentication-method=normal", "--skip-test-db", f"--tmpdir={directory}"]
+        _run([*prefix, install, "--no-defaults", *common, *options], directory)
+        socket = directory / "mysqld.sock"
+        argv = [*prefix, mariadbd, "--no-defaults", *common, f"--socket={socket}", "--skip-networking"]
+        argv += [f"--tmpdir={directory}", "--character-set-server=latin1", "--innodb-flush-log-at-trx-commit=0"]
+        url = URL.create("mariadb+pymysql", username="root", database="mysql", query={"unix_socket": str(socket)})
+        with _server(argv, directory, url):
+            yield url
+
+
+@contextlib.contextmanager
+def _database(server: URL, name: str) -> Iterator[str]:
+    engine = create_engine(server, isolation_level="AUTOCOMMIT")
+    try:
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        yield server.set(database=name).render_as_string(hide_password=False)
+        with engine.connect() as connection:
+            connection.execute(text(f"DROP DATABASE {name}"))
+    finally:
+        engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def _database_name() -> Callable[[], str]:
+    numbers = iter(range(1, 1_000_000))
+    return lambda: f"affinode_{next(numbers)}"
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: URL, _database_name: Callable[[], str]) -> Iterator[str]:
+    """An empty PostgreSQL database."""
+    with _database(postgresql_server, _database_name()) as url:
+        yield url
+
+
+@pytest.fixture
+def mariadb_url(mariadb_server: URL, _database_name: Callable[[], str]) -> Iterator[str]:
+    """An empty MariaDB database."""
+    with _database(mariadb_server, _database_name()) as url:
+        yield url
+
+
+@pytest.fixture(
+    params=[
+        "sqlite",
+        pytest.param("postgresql", marks=pytest.mark.database),
+        pytest.param("mariadb", marks=pytest.mark.database),
+    ]
+)
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store on each of the three databases."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'affinode.sqlite'}"
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
