@@ -8,11 +8,12 @@
 ``scatter``               points, or a density grid where there are too many
 ``split``                 one wide bar with its parts labelled: the headline
 ``strip``                 a small picture of one job's life, for a table cell; no figure around it
+``meter``                 a small stacked bar for a table cell; no figure around it
 ``empty``                 a figure that says why there is nothing to show
 ========================  ==============================================================================
 
-Each (but ``strip`` and ``split``) is a whole ``<figure>``: title, help, legend, picture with an accessible name and a
-description, and its numbers as a table. ``Words`` carries the texts, ``Series`` the numbers and the fill
+Each (but ``strip``, ``meter`` and ``split``) is a whole ``<figure>``: title, help, legend, picture with an accessible
+name and a description, and its numbers as a table. ``Words`` carries the texts, ``Series`` the numbers and the fill
 (``busy low idle unknown 1..6``, see ``figure.FILLS``). The page needs the style sheet and the patterns of
 ``reports/templates/base.html.j2``. Example::
 
@@ -43,12 +44,12 @@ from slurm_affinode.report.figure import (
     text,
     value_axis,
 )
-from slurm_affinode.report.scatter import Point, scatter
+from slurm_affinode.report.scatter import MAX_POINTS, Point, scatter
 from slurm_affinode.report.timeaxis import time_ticks
 
 __all__ = [
-    "Bar", "Point", "Series", "Words", "empty", "histogram", "lines", "scatter", "split", "stacked_bars",
-    "stacked_time", "strip",
+    "MAX_POINTS", "Bar", "Point", "Series", "Words", "empty", "histogram", "lines", "meter", "scatter", "split",
+    "stacked_bars", "stacked_time", "strip",
 ]  # fmt: skip
 
 Formatter = Callable[[float | None], str]
@@ -123,8 +124,12 @@ def stacked_bars(
     unit: str,
     value: Formatter = fmt.number,
     note: str | None = None,
+    plain: bool = False,
 ) -> Markup:
-    """Horizontal stacked bars to one common scale. ``series`` gives labels and fills; values are in the bars."""
+    """Horizontal stacked bars to one common scale. ``series`` gives labels and fills; values are in the bars.
+
+    ``plain``: no legend and no table of numbers, for bars that say everything themselves.
+    """
     if not bars:
         return empty(words, "Nothing to show here.")
     largest = max(sum(v or 0.0 for v in bar.values) for bar in bars) or 1.0
@@ -145,7 +150,8 @@ def stacked_bars(
         [[bar.label, *(value(v) for v in bar.values)] for bar in bars],
         f"{words.title} ({unit})",
     )
-    return figure(words, svg(words, 46 * len(bars), body, axes=False), legend=series, numbers=numbers, note=note)
+    picture = svg(words, 46 * len(bars), body, axes=False)
+    return figure(words, picture, legend=() if plain else series, numbers=None if plain else numbers, note=note)
 
 
 def histogram(
@@ -266,4 +272,17 @@ def strip(label: str, slots: Sequence[Sequence[tuple[float, str]]]) -> Markup:
         i = j
     return Markup(
         '<svg role="img" class="strip" width="100%" height="28" aria-label="{}"><title>{}</title>{}</svg>'
+    ).format(label, label, Markup("").join(body))
+
+
+def meter(label: str, parts: Sequence[tuple[float, str]], whole: float) -> Markup:
+    """A small stacked bar for a table cell: (value, fill) parts to the scale of ``whole``."""
+    if whole <= 0:
+        return Markup("")
+    done, body = 0.0, []
+    for value, fill in parts:
+        body.append(rect(100 * done / whole, 0, 100 * value / whole, 14, fill))
+        done += value
+    return Markup(
+        '<svg role="img" class="meter" width="100%" height="14" aria-label="{}"><title>{}</title>{}</svg>'
     ).format(label, label, Markup("").join(body))

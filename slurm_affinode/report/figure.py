@@ -143,7 +143,7 @@ class ValueAxis:
     def label(self, tick: float) -> str:
         """The tick as text, with as many digits as its step needs."""
         step = self.ticks[1] if len(self.ticks) > 1 else 1
-        digits = max(0, -math.floor(math.log10(step))) if step < 1 else (0 if step == int(step) else 1)
+        digits = next((n for n in range(10) if math.isclose(step, round(step, n), rel_tol=1e-9)), 0)
         return f"{tick:,.{digits}f}"
 
 

@@ -1,0 +1,139 @@
+"""The top of the report: the answer as a sentence, what stands out, the split bar and the cards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.report import charts
+from slurm_affinode.report import format as fmt
+from slurm_affinode.report.context import Answer, Card
+from slurm_affinode.report.figure import legend_list
+from slurm_affinode.report.measures import STATES, help_for, known, shown
+
+
+def answer(result: WasteResult) -> Answer:
+    """The one sentence: how much was allocated, how much of it idle."""
+    total = result.total
+    allocated = known(total, "gpu_hours_allocated")
+    if not allocated:
+        return Answer("No GPU job ran in this interval.", "", "")
+    before = f"{fmt.number(allocated)} GPU-hours were allocated to {_runs(total.get('jobs'))}. "
+    idle, measured = known(total, "gpu_hours_idle"), known(total, "gpu_hours_measured")
+    if idle is None or not measured:
+        return Answer(before, "How much of it was idle is unknown", ": no GPU history covers these jobs.")
+    strong = f"{fmt.number(idle)} GPU-hours were idle"
+    if measured >= 0.995 * allocated:
+        after = f", {fmt.percent(idle / measured)} of all."
+    else:
+        unknown = known(total, "gpu_hours_unknown")
+        after = f", {fmt.percent(idle / measured)} of the measured time; {fmt.number(unknown)} GPU-hours are unknown."
+    cost = known(total, "idle_cost")
+    if cost:
+        after += f" The idle hours cost {fmt.money(cost, result.currency)}."
+    return Answer(before, strong, after)
+
+
+def _runs(jobs: float | int | None) -> str:
+    return "jobs" if jobs is None else "1 job run" if jobs == 1 else f"{fmt.count(jobs)} job runs"
+
+
+def findings(result: WasteResult) -> tuple[str, ...]:
+    """Two to four sentences on what stands out, most telling first."""
+    total = result.total
+    idle = known(total, "gpu_hours_idle")
+    if not idle:
+        return ()
+    found = [_concentration(result, "user", "user", "users", idle), _jobs_concentration(result, idle)]
+    held, idle_held = known(total, "mem_gib_h"), known(total, "idle_mem_gib_h")
+    if held and idle_held:
+        found.append(
+            f"{fmt.percent(idle_held / held)} of the GPU memory-time held by jobs was held while the GPU was idle "
+            f"({fmt.gib_hours(idle_held)} of {fmt.gib_hours(held)})."
+        )
+    longest = known(total, "longest_idle_s")
+    if longest:
+        found.append(f"The longest time that one GPU stood idle within one job: {fmt.duration(longest)}.")
+    return tuple(text for text in found if text)
+
+
+def _concentration(result: WasteResult, group: str, one: str, many: str, idle: float) -> str:
+    frame = result.groups.get(group)
+    if frame is None or frame.height < 4:
+        return ""
+    top = frame["gpu_hours_idle"].fill_null(0).head(3)
+    if top[0] / idle >= 0.5:
+        return f"One {one} of {fmt.count(frame.height)} accounts for {fmt.percent(top[0] / idle)} of the idle time."
+    share = fmt.percent(float(top.sum()) / idle)
+    return f"Three of {fmt.count(frame.height)} {many} account for {share} of the idle time."
+
+
+def _jobs_concentration(result: WasteResult, idle: float) -> str:
+    if result.jobs.height < 20:
+        return ""
+    hours = result.jobs["gpu_hours_idle"].fill_null(0).cum_sum()
+    half = int((hours < idle / 2).sum()) + 1
+    return f"Half of the idle time is in {_runs(half)} of {fmt.count(result.jobs.height)}."
+
+
+def split(result: WasteResult) -> tuple[Markup, Markup]:
+    """The bar of all allocated hours by state, and its key with hours and shares."""
+    allocated = known(result.total, "gpu_hours_allocated") or 0.0
+    parts, labelled = [], []
+    for state, label in STATES:
+        value = known(result.total, f"gpu_hours_{state}")
+        share = f", {fmt.percent(value / allocated)}" if value is not None and allocated else ""
+        parts.append(charts.Series(label, [value], state))
+        labelled.append(charts.Series(f"{label} {fmt.hours(value)}{share}", [], state))
+    summary = "; ".join(s.label for s in labelled)
+    words = charts.Words("split", "Allocated GPU-hours by what the GPUs did", summary)
+    bar = charts.split(words, parts, value=lambda v: fmt.hours(v, "GPU-h"))
+    return bar, legend_list(labelled) if bar else Markup("")
+
+
+def cards(result: WasteResult) -> tuple[Card, ...]:
+    """The figures below the bar."""
+    total, currency = result.total, result.currency
+    allocated = known(total, "gpu_hours_allocated")
+    users = total.get("users")
+    made = [
+        _card(result, "gpu_hours_allocated", "Allocated", f"{_runs(total.get('jobs'))}, {fmt.count(users)} users"),
+        *(_state_card(result, state, label, allocated) for state, label in STATES),
+        _card(result, "idle_cost", "Cost of the idle hours", _of(shown(total, "cost", currency))),
+        _card(result, "idle_mem_gib_h", "Memory-time held while idle", _of(shown(total, "mem_gib_h"))),
+        _card(result, "idle_energy_kwh", "Energy drawn while idle", _of(shown(total, "energy_kwh"))),
+        _card(result, "util_mean_pct", "Mean utilization", "over time, where given"),
+        _card(result, "unallocated_gpu_hours", "Not allocated", "GPUs seen, held by no known job"),
+    ]
+    if known(total, "idle_cost") is None and known(total, "cost") is None:
+        made = [c for c in made if c.label != "Cost of the idle hours"]
+    return tuple(made)
+
+
+def _of(whole: str) -> str:
+    return "" if whole == fmt.UNKNOWN else f"of {whole} in all"
+
+
+def _card(result: WasteResult, key: str, label: str, sub: str, kind: str = "") -> Card:
+    value = shown(result.total, key, result.currency)
+    unknown = value == fmt.UNKNOWN
+    return Card(label, value, "" if unknown else sub, help_for(key), kind, unknown)
+
+
+def _state_card(result: WasteResult, state: str, label: str, allocated: float | None) -> Card:
+    value = known(result.total, f"gpu_hours_{state}")
+    share = f"{fmt.percent(value / allocated)} of allocated" if value is not None and allocated else ""
+    return _card(result, f"gpu_hours_{state}", label, share, state)
+
+
+def money_note(result: WasteResult) -> str:
+    """What the amounts leave out, and where prices come from."""
+    if known(result.total, "cost") is None:
+        return "No price is known for these GPUs: a price table in the configuration adds amounts of money."
+    missing: Sequence[str] = sorted(fmt.name(m) for m, price in result.prices.items() if price is None)
+    if not missing:
+        return ""
+    listed = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
+    return f"Amounts leave out GPUs without a known price: {listed}."

@@ -1,0 +1,88 @@
+"""Reading the measures of a ``WasteResult`` row: which of them are known, and how they are shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from slurm_affinode.analysis import metrics
+from slurm_affinode.report import format as fmt
+from slurm_affinode.report.context import Cell, Column
+
+Row = Mapping[str, Any]
+
+STATES = (("busy", "Busy"), ("low", "Low"), ("idle", "Idle"), ("unknown", "Unknown"))
+"""The states of GPU time in the order in which they are stacked, with their labels."""
+
+_NEEDS_MEASUREMENT = frozenset(
+    {"gpu_hours_idle", "gpu_hours_low", "gpu_hours_busy", "idle_fraction", "idle_cost", "idle_windows",
+     "longest_idle_s", "idle_mem_gib_h", "idle_energy_kwh"}
+)  # fmt: skip
+
+
+def known(row: Row, key: str) -> float | None:
+    """The measure as a number, ``None`` where it is unknown.
+
+    Where nothing at all was measured, sums over measured time are 0 by arithmetic but say nothing: they are unknown.
+    """
+    value = row.get(key)
+    if value is None or not math.isfinite(value):
+        return None
+    if key in _NEEDS_MEASUREMENT and not row.get("gpu_hours_measured") and row.get("gpu_hours_allocated"):
+        return None
+    return float(value)
+
+
+def total(column: pl.Series) -> float:
+    """The sum of a column, nulls left out."""
+    return float(column.cast(pl.Float64).sum())
+
+
+def shown(row: Row, key: str, currency: str = "") -> str:
+    """The measure as a text with its unit."""
+    return _text(known(row, key), key, currency, unit=True)
+
+
+def _text(value: float | None, key: str, currency: str, *, unit: bool) -> str:
+    if key.endswith("_fraction"):
+        return fmt.percent(value)
+    if key.endswith("_pct"):
+        return fmt.pct(value)
+    if key.endswith("cost"):
+        return fmt.money(value, currency if unit else "")
+    if key.endswith("_kwh"):
+        return fmt.energy(value)
+    if key.endswith("_gib_h"):
+        return fmt.gib_hours(value)
+    if key.endswith("_s"):
+        return fmt.duration(value)
+    if key.endswith("_gib"):
+        return fmt.with_unit(fmt.number(value), "GiB" if unit else "")
+    if key.startswith(("gpu_hours", "unallocated", "gap")):
+        return fmt.hours(value, "GPU-h" if unit else "")
+    return fmt.count(value)
+
+
+def cell(row: Row, key: str) -> Cell:
+    """A table cell of the measure; its unit stands in the column's heading."""
+    value = known(row, key)
+    if value is None:
+        return Cell(fmt.UNKNOWN, "number unknown")
+    return Cell(_text(value, key, "", unit=False), "number", sort=f"{value:.6g}")
+
+
+def column(key: str, label: str) -> Column:
+    """The heading of a column of the measure, with its help as a title."""
+    metric = metrics.load().get(key)
+    return Column(label, "number", metric.help if metric else "")
+
+
+def help_for(key: str) -> str | None:
+    """Definition, formula and source of a figure, as one text."""
+    metric = metrics.load().get(key)
+    if metric is None:
+        return None
+    return f"{metric.help} Formula: {metric.formula}. Source: {metric.source}."

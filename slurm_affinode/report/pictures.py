@@ -1,0 +1,180 @@
+"""The charts of the report, made from a ``WasteResult``."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import polars as pl
+from markupsafe import Markup
+
+from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.report import charts
+from slurm_affinode.report import format as fmt
+from slurm_affinode.report.charts import Bar, Point, Series, Words
+from slurm_affinode.report.measures import STATES, known, total
+
+_MAX_BARS = 10
+_HALF = 0.5
+
+
+def over_time(result: WasteResult) -> Markup:
+    """Mean number of allocated GPUs in each bucket, by state."""
+    frame, step = result.over_time, result.bucket_s
+    help_text = (
+        "Each bar is the mean number of allocated GPUs in that span, by what they did. Idle: every activity signal at "
+        "or below the idle threshold. Unknown: no data. GPUs that no job held are not in the picture."
+    )
+    words = Words("over-time", "Allocated GPUs over time", "", help_text)
+    if frame.height == 0 or not frame["gpu_hours_allocated"].sum():
+        return charts.empty(words, "No GPU was allocated in this interval.")
+    starts = frame["bucket"].to_list()
+    spans = [_span_h(result, start, step) for start in starts]
+    series = [
+        Series(
+            label,
+            [None if h is None else h / s for h, s in zip(frame[f"gpu_hours_{state}"], spans, strict=True)],
+            state,
+        )
+        for state, label in STATES
+    ]
+    idle = series[2].values
+    at = max(range(len(starts)), key=lambda i: idle[i] or 0.0)
+    summary = (
+        f"Mean number of allocated GPUs per {fmt.duration(step)}. Most were idle from {fmt.moment(starts[at])} UTC: "
+        f"{fmt.number(idle[at])} of {fmt.number(sum(s.values[at] or 0.0 for s in series))}."
+    )
+    words = Words("over-time", "Allocated GPUs over time", summary, help_text)
+    note = f"One bar is {fmt.duration(step)}; times are UTC."
+    return charts.stacked_time(words, starts, step, series, unit="GPUs", note=note)
+
+
+def _span_h(result: WasteResult, start: datetime, step: int) -> float:
+    """Length of the bucket inside the asked interval, hours."""
+    begin = max(start, result.query.since)
+    end = min(start + timedelta(seconds=step), result.query.until)
+    return max((end - begin).total_seconds(), 1.0) / 3600
+
+
+def group_bars(result: WasteResult, group: str, title: str, thing: str) -> Markup:
+    """Allocated GPU-hours of a grouping's largest members, by state."""
+    help_text = (
+        f"The length of a bar is the allocated GPU-hours of the {thing}, its parts what the GPUs did. "
+        "The percentage is the idle share of the measured time."
+    )
+    frame = result.groups.get(group, pl.DataFrame())
+    if frame.height == 0:
+        return charts.empty(Words(f"by-{group}", title, "", help_text), f"No {thing} had a GPU allocated.")
+    shown = frame.sort("gpu_hours_allocated", descending=True, nulls_last=True).head(_MAX_BARS)
+    bars = [
+        Bar(
+            fmt.name(row["name"]),
+            f"{_share(known(row, 'idle_fraction'))} of {fmt.hours(known(row, 'gpu_hours_allocated'))}",
+            [known(row, f"gpu_hours_{state}") for state, _ in STATES],
+        )
+        for row in shown.iter_rows(named=True)
+    ]
+    summary = "Allocated GPU-hours. " + "; ".join(f"{bar.label}: {bar.note}" for bar in bars[:5]) + "."
+    left_out = frame.height - shown.height
+    note = f"The {_MAX_BARS} largest of {fmt.count(frame.height)}." if left_out else None
+    words = Words(f"by-{group}", title, summary, help_text)
+    return charts.stacked_bars(words, bars, [Series(label, [], s) for s, label in STATES], unit="GPU-hours", note=note)
+
+
+def _share(fraction: float | None) -> str:
+    return "idle unknown" if fraction is None else f"{fmt.percent(fraction)} idle"
+
+
+def scatter(result: WasteResult) -> Markup:
+    """Memory held against compute used, one mark per job run."""
+    help_text = (
+        "Each mark is a job run: to the right, the more its GPUs computed; up, the more memory each GPU held. "
+        "Top left are jobs that hold memory and compute little. Area grows with the allocated GPU-hours."
+    )
+    title = "Memory held against compute"
+    frame = result.jobs.filter(pl.col("util_mean_pct").is_not_null() & pl.col("fb_mean_gib").is_not_null())
+    words = Words("memory-compute", title, "", help_text)
+    if frame.height == 0:
+        return charts.empty(words, "No job has both a utilization and a memory measurement.")
+    squatting = frame.filter((pl.col("util_mean_pct") < 5) & (pl.col("fb_mean_gib") > 1))
+    summary = (
+        f"{fmt.count(frame.height)} job runs. {fmt.count(squatting.height)} of them held more than 1 GiB on each GPU "
+        f"at a mean utilization below 5 %, for {fmt.number(total(squatting['gpu_hours_allocated']))} GPU-hours."
+    )
+    left_out = result.jobs.height - frame.height
+    note = summary + (f" {fmt.count(left_out)} job runs without both figures are left out." if left_out else "")
+    return charts.scatter(
+        Words("memory-compute", title, summary, help_text),
+        _points(frame),
+        x_label="Mean utilization, %",
+        y_label="Mean memory held per GPU, GiB",
+        x_max=100,
+        legend=[
+            Series("at least half of the measured time idle", [], "idle"),
+            Series("less than half idle", [], "busy"),
+        ],
+        thing="job runs",
+        note=note,
+    )
+
+
+def _points(frame: pl.DataFrame) -> list[Point]:
+    largest = frame["gpu_hours_allocated"].max() or 1.0
+    assert isinstance(largest, float)  # noqa: S101 - the column is a float
+    labelled = frame.height <= charts.MAX_POINTS
+    columns = ("job_id", "user", "util_mean_pct", "fb_mean_gib", "idle_fraction", "gpu_hours_allocated")
+    return [
+        Point(
+            util,
+            held,
+            "idle" if (idle or 0.0) >= _HALF else "busy",
+            (hours or 0.0) / largest,
+            f"job {job}, {fmt.name(user)}: {fmt.pct(util)} utilization, {fmt.number(held)} GiB, {fmt.hours(hours)}"
+            if labelled
+            else "",
+        )
+        for job, user, util, held, idle, hours in frame.select(columns).iter_rows()
+    ]
+
+
+def idle_share(result: WasteResult) -> Markup:
+    """How jobs, and their GPU-hours, are spread over the idle fraction."""
+    frame = result.idle_fraction_histogram
+    jobs, hours = _shares(frame, "jobs"), _shares(frame, "gpu_hours_allocated")
+    bins = [f"{100 * row[0]:.0f}–{100 * row[1]:.0f}" for row in frame.select("lower", "upper").iter_rows()]
+    never = hours[-1] if hours else None
+    summary = (
+        f"{fmt.pct(never)} of the GPU-hours are in jobs that were idle for {bins[-1] if bins else ''} % of their time."
+    )
+    words = Words(
+        "idle-share",
+        "How idle are the jobs?",
+        summary,
+        "Jobs by the idle share of their measured time: at the left jobs that compute all the time, at the right jobs "
+        "whose GPUs never do. Jobs without measurement are not counted.",
+    )
+    series = [Series("share of job runs", jobs, "1"), Series("share of GPU-hours", hours, "2")]
+    x_label = "Idle share of the measured time, %"
+    return charts.histogram(words, bins, series, unit="%", x_label=x_label, value=fmt.pct, note=summary)
+
+
+def windows(result: WasteResult) -> Markup:
+    """How long the unbroken idle times are."""
+    frame = result.window_histogram
+    count, hours = _shares(frame, "windows"), _shares(frame, "gpu_hours")
+    words = Words(
+        "idle-windows",
+        "How long do GPUs stay idle?",
+        f"{fmt.count(total(frame['windows']))} idle windows, {fmt.hours(total(frame['gpu_hours']), 'GPU-h')} in all.",
+        "An idle window is an unbroken idle time of one GPU within one job. Long windows are the ones that can be "
+        "taken back; many short ones are pauses of a working job.",
+    )
+    bins = [fmt.visible(label) for label in frame["label"]]
+    series = [Series("share of idle windows", count, "1"), Series("share of idle GPU-hours", hours, "2")]
+    return charts.histogram(
+        words, bins, series, unit="%", x_label="Length of the idle window", value=fmt.pct, note=words.summary
+    )
+
+
+def _shares(frame: pl.DataFrame, column: str) -> list[float | None]:
+    whole = total(frame[column])
+    return [None if not whole or v is None else 100 * v / whole for v in frame[column]]

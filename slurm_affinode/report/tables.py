@@ -1,0 +1,192 @@
+"""The tables of the report: who wastes most, which jobs waste most, all jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+import polars as pl
+from markupsafe import Markup
+
+from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.report import charts
+from slurm_affinode.report import format as fmt
+from slurm_affinode.report.context import Cell, Column, Group, Table
+from slurm_affinode.report.measures import STATES, Row, cell, column, known
+
+_NAME_LENGTH = 40
+_TITLE_LENGTH = 160
+_WHO = {
+    "user": ("Users", "user"),
+    "account": ("Accounts", "account"),
+    "qos": ("QOS", "QOS"),
+    "node": ("Nodes", "node"),
+}
+
+
+def name_cell(value: object | None, sub: str = "") -> Cell:
+    """A name given by a user: made visible, cut, isolated in its direction."""
+    full = fmt.name(value)
+    text = fmt.clip(full, _NAME_LENGTH)
+    kind = "text unknown" if value is None else "text"
+    return Cell(
+        text, kind, title=fmt.clip(full, _TITLE_LENGTH) if text != full else "", sub=sub, name=value is not None
+    )
+
+
+def groups(result: WasteResult, top: int) -> tuple[Group, ...]:
+    """Users, accounts, QOS and nodes, the ``top`` most idle of each."""
+    return tuple(_group(result, key, title, one, top) for key, (title, one) in _WHO.items())
+
+
+def _group(result: WasteResult, key: str, title: str, one: str, top: int) -> Group:
+    frame = result.groups.get(key, pl.DataFrame())
+    if frame.height == 0:
+        return Group(key, title, f"No {one} is known to have held a GPU.", None)
+    wide = key in ("user", "account")
+    with_cost = known(result.total, "idle_cost") is not None
+    measures = [
+        ("gpu_hours_idle", "Idle, GPU-h"), ("idle_fraction", "Idle share"), ("gpu_hours_allocated", "Allocated, GPU-h"),
+        *([("gpu_hours_unknown", "Unknown, GPU-h"), ("idle_mem_gib_h", "Idle memory-time")] if wide else []),
+        *([("idle_cost", _cost_label(result))] if wide and with_cost else []),
+        ("jobs", "Runs"),
+    ]  # fmt: skip
+    shown = frame.head(top)
+    largest = max((known(row, "gpu_hours_allocated") or 0.0 for row in shown.iter_rows(named=True)), default=0.0)
+    rows = tuple(
+        (name_cell(row["name"]), Cell(kind="picture", picture=_meter(row, largest)),
+         *(cell(row, m) for m, _ in measures))
+        for row in shown.iter_rows(named=True)
+    )  # fmt: skip
+    columns = (Column(one.capitalize() if one != "QOS" else one), Column("What the GPUs did", "picture"))
+    caption = f"{title} by idle GPU-hours"
+    note = f"The first {fmt.count(top)} of {fmt.count(frame.height)}." if frame.height > top else ""
+    table = Table(f"by-{key}-table", caption, (*columns, *(column(m, label) for m, label in measures)), rows, note=note)
+    return Group(key, title, "", table)
+
+
+def _cost_label(result: WasteResult) -> str:
+    return f"Idle cost, {result.currency}" if result.currency else "Idle cost"
+
+
+def _meter(row: Row, largest: float) -> Markup:
+    """A bar of the row's hours by state, to the scale of the table's largest."""
+    parts = [(known(row, f"gpu_hours_{state}") or 0.0, state) for state, _ in STATES]
+    spoken = ", ".join(f"{label.lower()} {fmt.hours(known(row, f'gpu_hours_{state}'))}" for state, label in STATES)
+    return charts.meter(spoken, parts, largest)
+
+
+def worst(result: WasteResult, top: int) -> Table | None:
+    """The ``top`` runs with most idle hours, each with the picture of its life."""
+    frame = result.jobs.filter(pl.col("gpu_hours_idle") > 0).head(top)
+    if frame.height == 0:
+        return None
+    strips = _strips(result.timelines)
+    with_cost = known(result.total, "idle_cost") is not None
+    measures = [
+        ("gpu_hours_idle", "Idle, GPU-h"), ("idle_fraction", "Idle share"), ("longest_idle_s", "Longest idle"),
+        ("fb_mean_gib", "Mean memory per GPU, GiB"),
+        *([("idle_cost", _cost_label(result))] if with_cost else []),
+    ]  # fmt: skip
+    rows = tuple(
+        (_job_cell(row), name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), _NAME_LENGTH)), _gpus_cell(row),
+         _life_cell(row, strips), *(cell(row, m) for m, _ in measures))
+        for row in frame.iter_rows(named=True)
+    )  # fmt: skip
+    columns = (Column("Job"), Column("User, account"), Column("GPUs"), Column("From start to end", "picture"))
+    return Table(
+        "worst-jobs",
+        "Job runs with most idle GPU-hours",
+        (*columns, *(column(m, label) for m, label in measures)),
+        rows,
+    )
+
+
+def _strips(timelines: pl.DataFrame) -> dict[tuple[str, int, datetime], Markup]:
+    states = [state for state, _ in STATES]
+    made: dict[tuple[str, int, datetime], Markup] = {}
+    if timelines.height == 0:
+        return made
+    for key, part in timelines.sort("slot").group_by("cluster", "job_id", "submit", maintain_order=True):
+        slots = [
+            [(share, state) for share, state in zip(row, states, strict=True) if share]
+            for row in part.select(states).iter_rows()
+        ]
+        means = {state: part[state].mean() for state in states}
+        spoken = ", ".join(f"{state} {fmt.percent(_number(means[state]))}" for state in states)
+        made[key] = charts.strip(f"Timeline, mean shares: {spoken}", slots)
+    return made
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _life_cell(row: Row, strips: dict[tuple[str, int, datetime], Markup]) -> Cell:
+    picture = strips.get((row["cluster"], row["job_id"], row["submit"]))
+    span = f"{fmt.moment(row['start'])} – {'running' if row['end'] is None else fmt.moment(row['end'])}"
+    return Cell(kind="picture life", picture=picture if picture is not None else Markup(""), sub=span)
+
+
+def job_label(row: Row) -> str:
+    """The id as Slurm shows it: ``123``, ``120_3`` for an array task."""
+    if row["array_job_id"] is not None and row["array_task_id"] is not None:
+        return f"{row['array_job_id']}_{row['array_task_id']}"
+    return str(row["job_id"])
+
+
+def _job_cell(row: Row) -> Cell:
+    full = fmt.name(row["job_name"])
+    text = fmt.clip(full, _NAME_LENGTH)
+    title = fmt.clip(full, _TITLE_LENGTH) if text != full else ""
+    return Cell(job_label(row), "text job", sort=str(row["job_id"]), sub=text, title=title)
+
+
+def _gpus_cell(row: Row) -> Cell:
+    gpus = "?" if row["gpus"] is None else fmt.count(row["gpus"])
+    model = "" if row["gpu_model"] is None else fmt.clip(fmt.visible(row["gpu_model"]), _NAME_LENGTH)
+    return Cell(gpus, "text", sort=str(row["gpus"] or 0), sub=model)
+
+
+_ALL_MEASURES = (
+    ("gpu_hours_allocated", "Allocated, GPU-h"), ("gpu_hours_idle", "Idle, GPU-h"), ("idle_fraction", "Idle share"),
+    ("gpu_hours_busy", "Busy, GPU-h"), ("gpu_hours_unknown", "Unknown, GPU-h"), ("util_mean_pct", "Mean util."),
+    ("fb_peak_gib", "Peak memory, GiB"),
+)  # fmt: skip
+
+
+def all_jobs(result: WasteResult, limit: int, csv_name: str | None) -> Table | None:
+    """Every run up to ``limit``, to sort and filter. ``csv_name``: the file that holds all, if one is written."""
+    if result.jobs.height == 0:
+        return None
+    columns = (
+        Column("Job"), Column("User, account"), Column("Partition, QOS"), Column("State"), Column("Start"),
+        Column("GPUs"), *(column(m, label) for m, label in _ALL_MEASURES),
+    )  # fmt: skip
+    rows = tuple(_all_rows(result.jobs.head(limit)))
+    more = result.jobs.height - len(rows)
+    note = _left_out(len(rows), more, csv_name) if more > 0 else ""
+    caption = "All job runs with GPUs" if more <= 0 else f"The {fmt.count(len(rows))} job runs with most idle GPU-hours"
+    return Table("jobs", caption, columns, rows, filterable=True, note=note)
+
+
+def _left_out(rows: int, more: int, csv_name: str | None) -> str:
+    where = f"all of them are in {csv_name}" if csv_name else "the option --csv writes all of them to jobs.csv"
+    first = f"These are the {fmt.count(rows)} job runs with most idle GPU-hours"
+    return f"{first}; {fmt.count(more)} more are not shown; {where}."
+
+
+def _all_rows(frame: pl.DataFrame) -> Iterable[tuple[Cell, ...]]:
+    for row in frame.iter_rows(named=True):
+        start: datetime | None = row["start"]
+        yield (
+            _job_cell(row),
+            name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), _NAME_LENGTH)),
+            name_cell(
+                row["partition"], sub="" if row["qos"] is None else fmt.clip(fmt.visible(row["qos"]), _NAME_LENGTH)
+            ),
+            Cell(fmt.name(row["state"]), "text state"),
+            Cell(fmt.moment(start), "short", sort=None if start is None else start.isoformat()),
+            _gpus_cell(row),
+            *(cell(row, measure) for measure, _ in _ALL_MEASURES),
+        )
