@@ -83,8 +83,8 @@ def _await(url: URL, process: subprocess.Popen[bytes], log: Path) -> None:
                 with engine.connect():
                     return
             except OperationalError:
-                ended = process.poll() is not None
-                assert not ended and time.monotonic() < deadline, log.read_text(errors="replace")
+                if process.poll() is not None or time.monotonic() > deadline:
+                    pytest.fail(f"{process.args}: {log.read_text(errors='replace')}")
                 time.sleep(0.05)
     finally:
         engine.dispose()
