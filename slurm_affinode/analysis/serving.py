@@ -22,11 +22,8 @@ BUSY_PCT = 50.0
 """Samples above this count as busy in the comparison of memory held idle and busy."""
 LOW_PCT = 5.0
 LIGHT_PCT = 20.0
-BANDS = (
-    ("exactly 0", None, 0.0), ("up to 5 %", 0.0, 5.0), ("5 to 20 %", 5.0, 20.0), ("20 to 50 %", 20.0, 50.0),
-    ("above 50 %", 50.0, None),
-)  # fmt: skip
-"""Bands of duty cycle: label, above (exclusive), up to (inclusive)."""
+BANDS = (("0", None, 0.0), ("0–5", 0.0, 5.0), ("5–20", 5.0, 20.0), ("20–50", 20.0, 50.0), (">50", 50.0, None))
+"""Bands of duty cycle (percent): label, above (exclusive), up to (inclusive)."""
 LOADS = ("base_model", "lora", "controlnet", "pipeline")
 STAGES = ("predict", "pipeline_inference", "queue_time")
 TOP_FRACTION = 0.05

@@ -1,0 +1,105 @@
+"""From one average per run and GPU to samples, so that averages go through the same analysis as a real history.
+
+An average is not a sample. Laid out over the run, it gives the right means, memory-time and energy. Of idle time it
+tells one thing only: an average of exactly 0 means that every moment was 0. For any other average the idle time
+within the run stays unknown; the analysis counts the whole run by its average, so idle hours are a lower bound.
+``NOTE`` says so to a reader.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from slurm_affinode.history.schema import IDENTITY, METRICS, SAMPLES, TIME
+
+STEP_S = 600
+"""Distance of the samples of a run. All of a run are equal, so it only has to be short against gaps between runs."""
+MIN_STEP_S = 10
+
+NOTE = (
+    "The history has one average per run, not samples. A run counts as idle only where its average is exactly 0: then "
+    "every moment was 0. For every other run, idle time within it is unknown and counts by the average as low or busy. "
+    "Idle GPU-hours are therefore a lower bound."
+)
+
+AVERAGES: dict[str, pl.DataType] = {
+    "job_id": pl.Int64(),
+    "start": TIME,
+    "end": TIME,
+    **IDENTITY,
+    **{name: dtype for name, dtype in METRICS.items() if name != "xid"},
+}
+"""A row per run and GPU: the run, the identity of the GPU, and averages over the run (None: not known)."""
+
+_DEVICE = ("cluster", "node", "uuid", "pci", "index", "mig")
+_VALUES = tuple(name for name in METRICS if name != "xid")
+
+
+def samples(averages: pl.DataFrame) -> pl.DataFrame:
+    """``SAMPLES`` that carry the averages over each run, and close each run with a sample without values.
+
+    The distance is the same for all runs of a GPU: ``STEP_S``, or less where two runs start closer to one another, so
+    that the step inferred from the samples is that distance. Runs without a length give none. Where runs overlap on a
+    GPU, the average of the one that started later counts.
+    """
+    runs = averages.filter(pl.col("start") < pl.col("end"))
+    if runs.is_empty():
+        return pl.DataFrame(schema=SAMPLES)
+    return (
+        _with_next(runs)
+        .with_columns(_times().alias("time"))
+        .explode("time")
+        .filter(~_taken())
+        .with_columns(
+            pl.when(pl.col("time") < pl.col("end")).then(pl.col(name)).otherwise(None).alias(name) for name in _VALUES
+        )
+        .sort(*_DEVICE, "start")
+        .unique([*_DEVICE, "time"], keep="last", maintain_order=True)
+        .select(
+            (pl.lit(None) if name in ("xid", "job") else pl.col(name)).cast(dtype).alias(name)
+            for name, dtype in SAMPLES.items()
+        )
+    )
+
+
+def _with_next(runs: pl.DataFrame) -> pl.DataFrame:
+    """Add ``next_start`` and ``next_end`` of the following run on the GPU, and ``step_s``."""
+    gap_s = (pl.col("next_start") - pl.col("start")).dt.total_milliseconds() / 1000
+    return (
+        runs.sort(*_DEVICE, "start", "end")
+        .with_columns(
+            pl.col("start").shift(-1).over(_DEVICE).alias("next_start"),
+            pl.col("end").shift(-1).over(_DEVICE).alias("next_end"),
+        )
+        .with_columns(gap_s.alias("gap_s"))
+        .with_columns(
+            pl.col("gap_s").filter(pl.col("gap_s") > 0).min().over(_DEVICE).fill_null(STEP_S).clip(MIN_STEP_S, STEP_S)
+            .floor().alias("step_s")
+        )
+    )  # fmt: skip
+
+
+def _times() -> pl.Expr:
+    """Start, start + step, ... up to and with the first time that is not before the end."""
+    length_s = (pl.col("end") - pl.col("start")).dt.total_milliseconds() / 1000
+    count = (length_s / pl.col("step_s")).ceil().cast(pl.Int64) + 1
+    offsets_ms = pl.int_ranges(0, count) * (pl.col("step_s") * 1000).cast(pl.Int64)
+    return (pl.col("start").dt.epoch("ms") + offsets_ms).cast(pl.List(pl.Datetime("ms"))).cast(pl.List(TIME))
+
+
+def _taken() -> pl.Expr:
+    """True where the following run has a say in what this sample says."""
+    closing = pl.col("time") >= pl.col("end")
+    from_next = pl.col("time") >= pl.col("next_start")
+    return (from_next & (closing | (pl.col("time") < pl.col("next_end")))).fill_null(value=False)
+
+
+def allocation_gpus(averages: pl.DataFrame) -> pl.DataFrame:
+    """Which GPU each run had: ``cluster``, ``job_id``, ``start``, ``node``, ``gpu`` (UUID, PCI address or index)."""
+    return averages.select(
+        "cluster",
+        "job_id",
+        "start",
+        "node",
+        pl.coalesce("uuid", "pci", pl.col("index").cast(pl.String)).alias("gpu"),
+    ).unique(maintain_order=True)

@@ -1,0 +1,275 @@
+"""Reader of the job table of ClusterCockpit's ``cc-backend`` (SQLite): jobs, their GPUs, and averages per job.
+
+``footprint`` has ``acc_utilization_avg`` (percent, mean over the job's GPUs) and ``acc_mem_used_avg``; both are the
+mean over the job's nodes of a figure per node, and the memory of a node is summed over its GPUs
+(``internal/archiver``: the sum over nodes by the number of nodes). ``energy_footprint`` has ``acc_power`` in kWh,
+rounded to 0.01 (``UpdateEnergy``). ``resources`` has the PCI addresses of the GPUs.
+
+Memory: the collector divides bytes by 1024 x 1024 and calls that MByte, while ``cluster.json`` may say GB. The
+magnitude decides: no GPU holds 300 GB, so larger figures are MiB.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import polars as pl
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.history.averages import AVERAGES
+from slurm_affinode.history.identity import node_name, pci_address
+
+DATABASE_ENDINGS = (".sqlite", ".sqlite3", ".db")
+LARGEST_GPU_GB = 300.0
+"""More framebuffer than any GPU has; a memory figure above it cannot be in GB."""
+NEEDED = ("job_id", "cluster", "start_time", "duration", "resources")
+_MAGIC = b"SQLite format 3\x00"
+_HINT = "give the job database of cc-backend, usually job.db, or the directory that has it"
+
+
+@dataclass(frozen=True, slots=True)
+class Cockpit:
+    """The job table as frames."""
+
+    jobs: list[dict[str, Any]]
+    """A row per job, keys of accounting's ``JOBS``; times are UTC."""
+    averages: pl.DataFrame
+    """``averages.AVERAGES``: a row per job and GPU."""
+    zero_utilization_jobs: int
+    """GPU jobs whose average utilization is exactly 0."""
+    notes: tuple[str, ...]
+    problems: tuple[str, ...]
+    """Jobs or fields left out, one line each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    row: Mapping[str, Any]
+    start: datetime
+    end: datetime
+    running: bool
+    gpus: tuple[tuple[str, str], ...]
+    """(node, PCI address or name; a made-up name where the table has none)"""
+    nodes: tuple[str, ...]
+    util_pct: float | None
+    memory: float | None
+    """Of all GPUs of one node together, in the table's unit."""
+    energy_kwh: float | None
+    """Of the GPUs; None where unknown or rounded to 0."""
+    unnamed: int
+    """GPUs without an address."""
+
+
+def read(path: Path) -> Cockpit:
+    """Read a job database, or the one in the directory ``path``, with the GPU models of a ``cluster.json`` beside it.
+
+    The database is opened read-only and immutable: nothing is written, no lock is taken. Raises ``InputError``.
+    """
+    database, configs = _locate(path)
+    problems: list[str] = []
+    jobs = [job for row in _rows(database) if (job := _job(row, problems)) is not None]
+    models = _models(configs)
+    scale_mib, unit_note = _memory_unit(jobs)
+    with_gpus = [job for job in jobs if job.gpus]
+    rows = [average for job in with_gpus for average in _averages(job, models, scale_mib)]
+    notes = [unit_note] if unit_note else []
+    notes += _counts(with_gpus)
+    return Cockpit(
+        jobs=[_accounting(job, models) for job in jobs],
+        averages=pl.DataFrame(rows, schema=AVERAGES, orient="row", infer_schema_length=None),
+        zero_utilization_jobs=sum(job.util_pct == 0 for job in with_gpus),
+        notes=tuple(notes),
+        problems=tuple(problems),
+    )
+
+
+def _locate(path: Path) -> tuple[Path, list[Path]]:
+    """The database, and the JSON files beside it that may describe clusters."""
+    try:
+        if not path.exists():
+            raise InputError("no such file or directory", where=str(path), hint=_HINT)
+        database = path
+        if path.is_dir():
+            found = sorted(p for p in path.iterdir() if p.suffix.lower() in DATABASE_ENDINGS and p.is_file())
+            if len(found) != 1:
+                what = "no database" if not found else f"{len(found)} databases ({', '.join(p.name for p in found)})"
+                raise InputError(f"{what} in this directory", where=str(path), hint=_HINT)
+            database = found[0]
+        with database.open("rb") as file:
+            head = file.read(len(_MAGIC))
+    except OSError as error:
+        raise InputError(f"cannot read it: {error.strerror}", where=str(path)) from error
+    if head != _MAGIC:
+        raise InputError("not an SQLite database", where=str(database), hint=_HINT)
+    return database, sorted(database.parent.glob("*cluster*.json"))
+
+
+def _rows(database: Path) -> Iterator[dict[str, Any]]:
+    uri = f"file:{quote(str(database.resolve()))}?mode=ro&immutable=1"
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
+            connection.text_factory = lambda data: data.decode("utf-8", "replace")
+            columns = [row[1] for row in connection.execute("PRAGMA table_info(job)")]
+            missing = [name for name in NEEDED if name not in columns]
+            if not columns or missing:
+                what = f"its table job has no column {', '.join(missing)}" if columns else "it has no table job"
+                raise InputError(f"not a job database of cc-backend: {what}", where=str(database), hint=_HINT)
+            cursor = connection.execute(
+                "SELECT * FROM job ORDER BY rowid"
+            )  # read whole: older versions have other columns
+            names = [column[0] for column in cursor.description]
+            yield from (dict(zip(names, row, strict=True)) for row in cursor)
+    except sqlite3.Error as error:
+        raise InputError(f"damaged or not readable as SQLite ({error})", where=str(database)) from error
+
+
+def _job(row: Mapping[str, Any], problems: list[str]) -> _Job | None:
+    who = f"job {row['job_id']}"
+    try:
+        start = datetime.fromtimestamp(int(row["start_time"]), UTC)
+        length = timedelta(seconds=int(row["duration"] or 0))
+        resources = _json(row["resources"], list)
+        footprint = _json(row.get("footprint"), dict)
+        energy = _json(row.get("energy_footprint"), dict)
+        nodes = [node_name(str(part["hostname"])) or str(part["hostname"]) for part in resources]
+        gpus = [
+            (node, pci_address(str(gpu)) or str(gpu).strip())
+            for node, part in zip(nodes, resources, strict=True)
+            for gpu in part.get("accelerators") or ()
+        ]
+    except (TypeError, ValueError, KeyError, OverflowError, OSError) as error:
+        problems.append(f"{who}: left out, {_reason(error)}")
+        return None
+    counted = row.get("num_acc")
+    if not gpus and nodes and isinstance(counted, int):
+        gpus = [(nodes[i % len(nodes)], "") for i in range(counted)]
+    elif isinstance(counted, int) and counted != len(gpus):
+        problems.append(f"{who}: has {counted} GPUs by count and {len(gpus)} by address; the addresses are used")
+    named = [(node, gpu or f"unnamed-{row['job_id']}-{i}") for i, (node, gpu) in enumerate(gpus)]
+    kwh = _amount(energy.get("acc_power"))
+    return _Job(
+        row=row, start=start, end=start + length, running=str(row.get("job_state")).lower() == "running",
+        gpus=tuple(dict.fromkeys(named)), nodes=tuple(dict.fromkeys(nodes)),
+        util_pct=_amount(footprint.get("acc_utilization_avg")), memory=_amount(footprint.get("acc_mem_used_avg")),
+        energy_kwh=kwh or None,  # 0.00 is "below 0.005 kWh": no GPU draws 0 W
+        unnamed=sum(not gpu for _, gpu in gpus),
+    )  # fmt: skip
+
+
+def _reason(error: Exception) -> str:
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _json(value: object, kind: type) -> Any:
+    """A JSON column (text or bytes), empty where there is none."""
+    if value is None or value in ("", b""):
+        return kind()
+    if not isinstance(value, str | bytes):
+        raise TypeError(f"{value!r:.40} is no JSON text")
+    found = json.loads(value)
+    if found is None:
+        return kind()
+    if not isinstance(found, kind):
+        raise TypeError(f"{found!r:.40} is no JSON {'object' if kind is dict else 'list'}")
+    return found
+
+
+def _amount(value: object) -> float | None:
+    """A number that is not negative; anything else is not known."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        return None
+    return float(value)
+
+
+def _memory_unit(jobs: Sequence[_Job]) -> tuple[float, str | None]:
+    """MiB per unit of the memory column, and what to tell about it."""
+    per_gpu = [m for job in jobs if job.gpus and (m := _per_gpu(job)) is not None]
+    if not per_gpu:
+        return 1.0, None
+    if max(per_gpu) > LARGEST_GPU_GB:
+        return 1.0, (
+            "acc_mem_used_avg is taken as MiB, summed over the GPUs of a node: in GB it would be more than a GPU has."
+        )
+    return 1e9 / (1 << 20), "acc_mem_used_avg is taken as GB, summed over the GPUs of a node."
+
+
+def _per_gpu(job: _Job) -> float | None:
+    return None if job.memory is None else job.memory * len(job.nodes) / len(job.gpus)
+
+
+def _averages(job: _Job, models: Mapping[tuple[str, str], str], scale_mib: float) -> Iterator[dict[str, object]]:
+    memory, seconds = _per_gpu(job), (job.end - job.start).total_seconds()
+    power_w = job.energy_kwh * 3.6e6 / seconds / len(job.gpus) if job.energy_kwh and seconds > 0 else None
+    for node, gpu in job.gpus:
+        address = pci_address(gpu)
+        yield {
+            "job_id": job.row["job_id"], "start": job.start, "end": job.end,
+            "cluster": job.row["cluster"], "node": node,
+            "pci": address, "uuid": None if address else gpu,
+            "model": models.get((str(job.row.get("subcluster")), gpu)),
+            "util_pct": job.util_pct,
+            "fb_used_mib": None if memory is None else memory * scale_mib,
+            "power_w": power_w,
+        }  # fmt: skip
+
+
+def _counts(jobs: Sequence[_Job]) -> list[str]:
+    several = sum(len(job.gpus) > 1 for job in jobs)
+    unmeasured = sum(job.util_pct is None for job in jobs)
+    unnamed = sum(job.unnamed for job in jobs)
+    rounded = sum(job.energy_kwh is None for job in jobs)
+    notes = []
+    if several:
+        notes.append(f"{several} jobs have several GPUs; each GPU is given the mean over the job's GPUs.")
+    if unnamed:
+        notes.append(f"{unnamed} GPUs have no address in the table; they are kept apart from all others.")
+    if unmeasured:
+        notes.append(f"{unmeasured} GPU jobs have no average utilization; all their time is unknown.")
+    if rounded:
+        notes.append(f"{rounded} GPU jobs have no GPU energy, or one that is rounded to 0 kWh; it is unknown.")
+    return notes
+
+
+def _accounting(job: _Job, models: Mapping[tuple[str, str], str]) -> dict[str, Any]:
+    row = job.row
+    found = {models[key] for _, gpu in job.gpus if (key := (str(row.get("subcluster")), gpu)) in models}
+    submitted = row.get("submit_time")
+    energy = _amount(row.get("energy"))
+    return {
+        "cluster": row["cluster"], "job_id": row["job_id"],
+        "submit": datetime.fromtimestamp(submitted, UTC) if isinstance(submitted, int) and submitted else job.start,
+        "array_job_id": row.get("array_job_id") or None,
+        "user": row.get("hpc_user") or row.get("user"), "account": row.get("project"),
+        "partition": row.get("cluster_partition") or row.get("partition"),
+        "state": str(row["job_state"]).upper() if row.get("job_state") else None,
+        "start": job.start, "end": None if job.running else job.end,
+        "elapsed_s": int((job.end - job.start).total_seconds()), "timelimit_s": row.get("walltime") or None,
+        "nodes": len(job.nodes) or row.get("num_nodes"), "node_list": ",".join(job.nodes) or None,
+        "cpus": row.get("num_hwthreads"), "gpus": len(job.gpus),
+        "gpu_type": "+".join(sorted(name.split()[-1].lower() for name in found)) or None,
+        "energy_j": energy * 3.6e6 if energy else None,
+    }  # fmt: skip
+
+
+def _models(configs: Sequence[Path]) -> dict[tuple[str, str], str]:
+    """(sub-cluster, GPU address) -> model, of every ``cluster.json`` that can be read; others have no say."""
+    found: dict[tuple[str, str], str] = {}
+    for config in configs:
+        try:
+            clusters = json.loads(config.read_bytes())
+            for part in clusters["subClusters"]:
+                for gpu in part["topology"].get("accelerators") or ():
+                    maker = gpu.get("type", "").replace(" GPU", "").replace("Nvidia", "NVIDIA")
+                    name = f"{maker} {gpu['model']}".strip()
+                    found[part["name"], pci_address(gpu["id"]) or gpu["id"]] = name
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # a description of the hardware is welcome, not needed
+    return found
