@@ -15,9 +15,6 @@ import polars as pl
 from slurm_affinode.slurm import times, units
 from slurm_affinode.slurm.schema import TIME
 
-_UNKNOWN = [*units.UNKNOWN_WORDS, *units.UNLIMITED_WORDS]
-_NAIVE = pl.Datetime("ms")
-
 
 @dataclass(frozen=True, slots=True)
 class Typed:
@@ -69,7 +66,8 @@ def _fallback(cells: pl.Series, quick: pl.Series, function: Callable[[str], Any]
 
 def whole(cells: pl.Series) -> Typed:
     """Counts: ``12``, also ``1.5K`` (1024-based)."""
-    return _fallback(cells, cells.cast(pl.Int64, strict=False), units.parse_count)
+    quick = cells.cast(pl.Int64, strict=False)
+    return _fallback(cells, quick.set(quick > units.NO_VALUE, None), units.parse_count)
 
 
 def seconds(cells: pl.Series) -> Typed:
@@ -87,11 +85,10 @@ def seconds(cells: pl.Series) -> Typed:
 
 def bytes_(cells: pl.Series, *, bare: str = "") -> Typed:
     """Sizes in bytes; a number without a suffix is in ``bare`` (see ``units.parse_memory``)."""
+    kib = cells.str.ends_with("K").fill_null(value=False)
     number = cells.str.strip_suffix("K").cast(pl.Int64, strict=False)
-    quick = number * pl.Series([1024]) if bare == "K" else number
-    kib = cells.str.ends_with("K")
-    factor = kib.cast(pl.Int64) * 1023 + 1
-    quick = (number * factor) if bare == "" else number.set(~kib.fill_null(value=False), None) * 1024
+    quick = (number * 1024).zip_with(kib, number * units.SCALE[bare])
+    quick = quick.set(quick > units.NO_VALUE, None)
 
     def slow(text: str) -> int | None:
         found = units.parse_memory(text, bare=bare)
@@ -113,13 +110,12 @@ class Times:
 
 def moments(cells: pl.Series, zone: str) -> Times:
     """Times of any form that ``times.parse`` knows; those without an offset are local in ``zone``."""
-    plain = cells.str.len_bytes() == 19
     naive = cells.str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms", strict=False, exact=True)
     utc = pl.Series(cells.name, [None], dtype=TIME).new_from_index(0, len(cells))
-    if not plain.all():
+    if (cells.str.len_bytes() > 19).any():
         utc = _with_offset(cells, utc)
     left = naive.is_null() & utc.is_null() & cells.is_not_null() & ~cells.is_in(["", "Unknown", "None"])
-    slow = mapped(cells.filter(left), times.parse_iso, pl.String()) if left.any() else None
+    slow = mapped(cells.filter(left), times.normalise, pl.String()) if left.any() else None
     bad: dict[int, str] = {}
     if slow is not None:
         where = left.arg_true()
@@ -156,3 +152,27 @@ def _local(naive: pl.Series, zone: str) -> tuple[pl.Series, dict[int, Any]]:
         return first.cast(TIME), {}
     where = doubtful.arg_true().to_list()
     return first.cast(TIME), {at: naive[at] for at in where}
+
+
+TRES = {
+    "cpu": pl.Int64(), "mem": pl.Int64(), "node": pl.Int64(), "energy": pl.Int64(), "gpus": pl.Int64(),
+    "kind": pl.String(),
+}  # fmt: skip
+
+
+def tres(cells: pl.Series) -> tuple[pl.DataFrame, dict[int, str]]:
+    """What TRES strings say: the columns of ``TRES`` (``mem`` in bytes), and the cells that cannot be read."""
+
+    def parts(text: str) -> dict[str, Any]:
+        amounts = units.parse_tres(text)
+        memory = units.parse_memory(amounts.get("mem", ""), bare="M")
+        gpus = units.gpus_of_tres(amounts)
+        return {
+            **{name: units.parse_count(amounts.get(name, "")) for name in ("cpu", "node", "energy")},
+            "mem": None if memory is None else memory.size_bytes,
+            "gpus": gpus.count,
+            "kind": gpus.kind,
+        }
+
+    found = mapped(cells, parts, pl.Struct(TRES))
+    return found.values.struct.unnest(), found.bad

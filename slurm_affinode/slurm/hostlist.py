@@ -30,23 +30,28 @@ def expand(text: str, *, limit: int = MAX_HOSTS) -> list[str]:
     clean = text.strip()
     if is_none(clean):
         return []
+    count(clean, limit=limit)
     names: dict[str, None] = {}
-    budget = limit
     for entry in _entries(clean):
         parts = [_choices(part, limit) if inside else [part] for part, inside in _parts(entry)]
-        size = 1
-        for part in parts:
-            size *= len(part)
-        budget -= size
-        if budget < 0:
-            raise ValueError(f"{_shorten(text)!r} names more than {limit:,} nodes")
         names.update(dict.fromkeys(_product(parts)))
     return list(names)
 
 
 def count(text: str, *, limit: int = MAX_HOSTS) -> int:
-    """How many nodes ``text`` names. Raises ``ValueError`` as ``expand`` does."""
-    return len(expand(text, limit=limit))
+    """How many names ``text`` has, repeats counted each time, without expanding it. Raises as ``expand`` does."""
+    clean = text.strip()
+    if is_none(clean):
+        return 0
+    total = 0
+    for entry in _entries(clean):
+        size = 1
+        for part, inside in _parts(entry):
+            size *= sum(last - first + 1 for first, last, _ in _bounds(part, limit)) if inside else 1
+        total += size
+    if total > limit:
+        raise ValueError(f"{_shorten(text)!r} names more than {limit:,} nodes")
+    return total
 
 
 def compress(names: Iterable[str]) -> str:
@@ -68,27 +73,18 @@ def compress(names: Iterable[str]) -> str:
 
 
 def _entries(text: str) -> Iterator[str]:
-    depth, start = 0, 0
-    for position, character in enumerate(text):
-        if character == "[":
-            depth += 1
-        elif character == "]":
-            depth -= 1
-        elif character == "," and depth == 0:
-            yield from _entry(text[start:position], text)
-            start = position + 1
-        if depth not in (0, 1):
-            raise ValueError(f"{_shorten(text)!r} has unbalanced brackets")
-    if depth:
-        raise ValueError(f"{_shorten(text)!r} has unbalanced brackets")
-    yield from _entry(text[start:], text)
-
-
-def _entry(entry: str, text: str) -> Iterator[str]:
-    clean = entry.strip()
-    if not clean or any(c.isspace() or not c.isprintable() for c in clean):
+    if any(character.isspace() or not character.isprintable() for character in text):
         raise ValueError(f"{_shorten(text)!r} is not a list of nodes")
-    yield clean
+    depth, start = 0, 0
+    for position, character in enumerate(f"{text},"):
+        depth += (character == "[") - (character == "]")
+        if depth not in (0, 1) or (depth and position == len(text)):
+            raise ValueError(f"{_shorten(text)!r} has unbalanced brackets")
+        if character == "," and depth == 0:
+            if position == start:
+                raise ValueError(f"{_shorten(text)!r} has an empty name")
+            yield text[start:position]
+            start = position + 1
 
 
 def _parts(entry: str) -> Iterator[tuple[str, bool]]:
@@ -97,21 +93,22 @@ def _parts(entry: str) -> Iterator[tuple[str, bool]]:
             yield piece, bool(index % 2)
 
 
-def _choices(inside: str, limit: int) -> list[str]:
-    found: list[str] = []
+def _bounds(inside: str, limit: int) -> Iterator[tuple[int, int, int]]:
+    """First, last and width of each range between two brackets."""
     for item in inside.split(","):
-        match = _RANGE.match(item.strip())
-        if match is None:
+        match = _RANGE.match(item)
+        if match is None or len(item) > 40:
             raise ValueError(f"{_shorten(item)!r} is not a number or a range")
-        low, high = match[1], match[2] or match[1]
-        first, last = int(low[:20]), int(high[:20])
-        if last < first or max(len(low), len(high)) > 18:
-            raise ValueError(f"{_shorten(item)!r} is not a range of numbers")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"{item!r} is a range that goes backwards")
         if last - first >= limit:
-            raise ValueError(f"{_shorten(item)!r} names more than {limit:,} nodes")
-        width = len(low)
-        found.extend(str(number).zfill(width) for number in range(first, last + 1))
-    return found
+            raise ValueError(f"{item!r} names more than {limit:,} nodes")
+        yield first, last, len(match[1])
+
+
+def _choices(inside: str, limit: int) -> list[str]:
+    return [str(n).zfill(width) for first, last, width in _bounds(inside, limit) for n in range(first, last + 1)]
 
 
 def _product(parts: list[list[str]]) -> Iterator[str]:

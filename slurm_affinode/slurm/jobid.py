@@ -26,7 +26,7 @@ SPECIAL_STEPS = {
     "-6": "interactive",
 }
 
-_TASKS = 1 << 22
+TASKS = 1 << 22
 """MaxArraySize is at most 4,000,001, which fits."""
 
 
@@ -62,4 +62,4 @@ def stand_in(array_job_id: int, array_task_id: int) -> int:
 
     ``-(array_job_id * 2**22 + array_task_id + 1)``: 64 bits hold every job id and task number of Slurm.
     """
-    return -(array_job_id * _TASKS + array_task_id + 1)
+    return -(array_job_id * TASKS + array_task_id + 1)

@@ -33,8 +33,8 @@ avecpufreq"""
 _FORMS: dict[str, str] = {
     **dict.fromkeys(("jobid", "jobidraw"), jobid.PATTERN.strip("^$")),
     **dict.fromkeys(_TIMES, _TIME),
-    **{name: _SPAN for name in _SPANS.split()},
-    **{name: _NUMBER for name in _NUMBERS.split()},
+    **dict.fromkeys(_SPANS.split(), _SPAN),
+    **dict.fromkeys(_NUMBERS.split(), _NUMBER),
     **dict.fromkeys(("alloctres", "reqtres"), _TRES),
     **dict.fromkeys(("allocgres", "reqgres"), _GRES),
     **dict.fromkeys(("exitcode", "derivedexitcode"), r"(?:|-?\d+:\d+)"),

@@ -45,6 +45,15 @@ def parse(text: str) -> datetime | None:
     return moment if moment.tzinfo is None else moment.astimezone(UTC)
 
 
+def normalise(text: str) -> str | None:
+    """``text`` as ``YYYY-MM-DDTHH:MM:SS``, with ``Z`` where its zone is known. Raises ``ValueError``."""
+    moment = parse(text)
+    if moment is None:
+        return None
+    stamp = moment.replace(tzinfo=None).isoformat()
+    return stamp if moment.tzinfo is None else f"{stamp}Z"
+
+
 def readings(local: datetime, zone: ZoneInfo) -> tuple[datetime, ...]:
     """The UTC times that the naive ``local`` may mean in ``zone``: one, or two around a change of the clock.
 
@@ -61,11 +70,13 @@ def exists(local: datetime, zone: ZoneInfo) -> bool:
     return there.astimezone(zone).replace(tzinfo=None) == local
 
 
-def choose(candidates: Mapping[str, tuple[datetime, ...]], elapsed_s: int | None) -> dict[str, datetime]:
+def choose(
+    candidates: Mapping[str, tuple[datetime, ...]], elapsed_s: int | None, *, not_before: datetime | None = None
+) -> dict[str, datetime]:
     """Decide the times of one record; ``candidates`` maps names of ``ORDER`` to one or two readings.
 
-    The rule, in this order: the times follow one another (submit, eligible, start, end); end minus start is the
-    record's own Elapsed; else the offset before the change of the clock.
+    The rule, in this order: the times follow one another (submit, eligible, start, end), a step not before its
+    job (``not_before``); end minus start is the record's own Elapsed; else the offset before the change of the clock.
     """
     names = [name for name in ORDER if name in candidates]
     best: tuple[tuple[int, float, tuple[int, ...]], dict[str, datetime]] | None = None
@@ -73,6 +84,8 @@ def choose(candidates: Mapping[str, tuple[datetime, ...]], elapsed_s: int | None
         chosen = {name: candidates[name][pick] for name, pick in zip(names, picks, strict=True)}
         in_order = list(chosen.values())
         wrong = sum(a > b for a, b in itertools.pairwise(in_order))
+        if not_before is not None:
+            wrong += sum(moment < not_before for moment in in_order)
         miss = 0.0
         if elapsed_s is not None and "start" in chosen and "end" in chosen:
             # Minutes of suspension or of a step's own bookkeeping are no reason to prefer a reading an hour off.

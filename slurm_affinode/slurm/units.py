@@ -20,7 +20,7 @@ MEMORY_PATTERN = r"^(\d+(?:\.\d+)?)([KMGTPE]?)(?:i?B)?([nc?]?)$"
 
 _DURATION = re.compile(DURATION_PATTERN)
 _MEMORY = re.compile(MEMORY_PATTERN, re.IGNORECASE)
-_NO_VALUE = 1 << 62
+NO_VALUE = 1 << 62
 """Slurm stores "not set" as a number near 2**64 (NO_VAL64, INFINITE64); no real quantity is that large."""
 
 SCALE = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50, "E": 1 << 60}
@@ -95,7 +95,7 @@ def parse_memory(text: str, *, bare: str = "") -> Memory | None:
         raise ValueError(f"{text!r} is not a size of memory")
     number, suffix, per = match.groups()
     size = round(float(number) * SCALE[(suffix or bare).upper()])
-    if size >= _NO_VALUE or per == "?":
+    if size >= NO_VALUE or per == "?":
         return None
     return Memory(size, per.lower())
 

@@ -1,0 +1,133 @@
+"""Typed records of any form of accounting -> runs of jobs and their steps.
+
+Here, and nowhere else: which run a step belongs to, what counts as a GPU, what fills a field that the input left out.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import polars as pl
+
+from slurm_affinode.slurm.accounting import Problem
+from slurm_affinode.slurm.schema import JOB_KEY, JOBS, STEP_KEY, STEPS, TIME, conform
+
+RECORDS: dict[str, pl.DataType] = {
+    "line": pl.Int64(),
+    "printed": pl.String(),  # the id as printed, for messages
+    **JOBS,
+    "step_id": pl.String(),  # None: an allocation
+    "tasks": pl.Int64(),
+    "gpu_util_max_pct": pl.Float64(),
+    "gpu_mem_max_bytes": pl.Int64(),
+    "gpus_said": pl.Boolean(),  # the record says what was allocated, so that no GPU in it may mean none
+}
+"""One row per record as read; ``submit`` is the record's own."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_RUN = ("cluster", "job_id")
+
+
+def gpu_clusters(records: pl.DataFrame) -> frozenset[str]:
+    """The clusters in which some record, of a job or a step, allocated or requested, names GPUs."""
+    named = pl.col("gpus").is_not_null() | pl.col("req_gpus").is_not_null()
+    return frozenset(records.filter(named)["cluster"].unique().to_list())
+
+
+def assemble(
+    records: pl.DataFrame, *, counting: frozenset[str] = frozenset()
+) -> tuple[pl.DataFrame, pl.DataFrame, list[Problem]]:
+    """Runs (``JOBS``), steps (``STEPS``), and the steps whose job is not in the input.
+
+    ``counting`` names further clusters that are known to count GPUs in accounting.
+    """
+    records = _count_gpus(records, counting | gpu_clusters(records))
+    jobs = records.filter(pl.col("step_id").is_null()).with_columns(
+        pl.coalesce("submit", "eligible", "start", pl.lit(_EPOCH, dtype=TIME)).alias("submit")
+    )
+    jobs = _once(jobs, JOB_KEY)
+    steps, problems = _place(records.filter(pl.col("step_id").is_not_null()), jobs)
+    steps = _once(steps, STEP_KEY)
+    jobs = _fill_from_steps(jobs, steps)
+    steps = steps.rename({"job_name": "step_name"})
+    return conform(jobs, JOBS), conform(steps, STEPS), problems
+
+
+def _count_gpus(records: pl.DataFrame, counting: frozenset[str]) -> pl.DataFrame:
+    """Allocated GPUs: as said; 0 where the allocation is said without GPUs and the cluster counts them; else unknown.
+
+    A record that never started has no allocation: unknown.
+    """
+    none = pl.col("gpus_said").fill_null(value=False) & pl.col("cluster").is_in(sorted(counting))
+    count = pl.when(pl.col("gpus").is_not_null()).then("gpus").when(none).then(0)
+    return records.with_columns(pl.when(pl.col("start").is_not_null()).then(count).alias("gpus"))
+
+
+def _once(frame: pl.DataFrame, key: tuple[str, ...]) -> pl.DataFrame:
+    """Of records with the same key: the ended one before one that runs, else the last."""
+    if not frame.select(pl.struct(key).is_duplicated().any()).item():
+        return frame
+    order = frame.sort(pl.col("end").is_not_null(), "line", nulls_last=False, maintain_order=True)
+    return order.unique(subset=list(key), keep="last", maintain_order=True).sort("line", maintain_order=True)
+
+
+def _place(steps: pl.DataFrame, jobs: pl.DataFrame) -> tuple[pl.DataFrame, list[Problem]]:
+    """Give each step the ``submit`` of its run."""
+    if steps.is_empty():
+        return steps, []
+    several = jobs.group_by(_RUN).len().filter(pl.col("len") > 1).select(_RUN)
+    single = jobs.join(several, on=_RUN, how="anti").select(*_RUN, pl.col("submit").alias("run"))
+    steps = steps.join(single, on=_RUN, how="left", maintain_order="left")
+    if several.height:
+        steps = _place_among(steps, jobs.join(several, on=_RUN, how="semi"))
+    lost = steps.filter(pl.col("run").is_null())
+    problems = [
+        Problem(line, printed, None, "a step whose job is not in this input")
+        for line, printed in lost.select("line", "printed").iter_rows()
+    ]
+    placed = steps.filter(pl.col("run").is_not_null()) if problems else steps
+    return placed.drop("submit").rename({"run": "submit"}), problems
+
+
+def _place_among(steps: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
+    """Steps of jobs that ran more than once: the run printed before the step, unless the times say another one."""
+    runs_of: dict[tuple[str, int], list[tuple[int, datetime, datetime | None, datetime | None]]] = {}
+    for cluster, job, *run in runs.select(*_RUN, "line", "submit", "start", "end").sort("line").iter_rows():
+        runs_of.setdefault((cluster, job), []).append((run[0], run[1], run[2], run[3]))
+    mine = steps.select(pl.int_range(pl.len()).alias("at"), *_RUN, "line", "start", "run").filter(
+        pl.col("run").is_null()
+    )
+    positions: list[int] = []
+    found: list[datetime] = []
+    for at, cluster, job, line, start, _ in mine.iter_rows():
+        candidates = runs_of.get((cluster, job))
+        if not candidates:
+            continue
+        before = [run for run in candidates if run[0] < line]
+        within = [run for run in candidates if start is not None and _contains(run, start)]
+        chosen = before[-1] if before else candidates[0]
+        if within and chosen not in within:
+            chosen = within[-1]
+        positions.append(at)
+        found.append(chosen[1])
+    if not positions:
+        return steps
+    return steps.with_columns(steps["run"].scatter(positions, pl.Series(found, dtype=TIME)))
+
+
+def _contains(run: tuple[int, datetime, datetime | None, datetime | None], moment: datetime) -> bool:
+    _, _, start, end = run
+    return start is not None and start <= moment and (end is None or moment < end or moment == start)
+
+
+def _fill_from_steps(jobs: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """The largest MaxRSS of the steps is the job's: sacct prints it for steps alone."""
+    largest = (
+        steps.filter(pl.col("max_rss_bytes").is_not_null())
+        .group_by(JOB_KEY)
+        .agg(pl.col("max_rss_bytes").max().alias("of_steps"))
+    )
+    if largest.is_empty():
+        return jobs
+    joined = jobs.join(largest, on=JOB_KEY, how="left", maintain_order="left")
+    return joined.with_columns(pl.max_horizontal("max_rss_bytes", "of_steps").alias("max_rss_bytes")).drop("of_steps")

@@ -1,0 +1,191 @@
+"""Reading sacct: the only parser of its output. Text of any field set and delimiter, or ``sacct --json``."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import polars as pl
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.slurm.accounting import Accounting, Problem, TimeDecision
+from slurm_affinode.slurm.records import RECORDS, assemble, gpu_clusters
+from slurm_affinode.slurm.sacct_convert import Converter
+from slurm_affinode.slurm.sacct_lines import CHUNK_BYTES, Block, read_blocks
+from slurm_affinode.slurm.schema import empty
+
+_MAGIC = {
+    b"PAR1": "a Parquet file",
+    b"SQLite format 3": "an SQLite file",
+    b"PK\x03\x04": "a zip archive",
+    b"\xfd7zXZ": "an xz-compressed file",
+    b"BZh": "a bzip2-compressed file",
+    b"\x28\xb5\x2f\xfd": "a zstd-compressed file",
+    b"\x7fELF": "a program",
+}
+_BOM = b"\xef\xbb\xbf"
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How to read an input that does not say everything itself."""
+
+    cluster: str = "default"
+    """Cluster of records that do not name theirs."""
+    zone: str = "UTC"
+    """IANA zone of times without an offset."""
+    delimiter: str | None = None
+    """In place of the one found in the header."""
+    strict: bool = False
+    """Raise at the first problem."""
+    counting: frozenset[str] = frozenset()
+    """Clusters known to count GPUs in accounting (see ``records.assemble``)."""
+    chunk_bytes: int = CHUNK_BYTES
+    """How much text is converted at a time."""
+
+
+def read(
+    source: Path | bytes | BinaryIO,
+    *,
+    where: str | None = None,
+    how: Reading | None = None,
+    advance: Callable[[int], object] | None = None,
+) -> Accounting:
+    """Read one input: sacct text or JSON, plain or gzip. ``advance`` is told of records as they are read.
+
+    Raises ``InputError`` where the input as a whole cannot be used (empty, binary, cut, another format) and, with
+    ``how.strict``, at the first problem. Otherwise a bad record is among the problems and the others are read.
+    """
+    name = where or (str(source) if isinstance(source, Path) else "-")
+    options = how or Reading()
+    try:
+        with _opened(source, name) as stream:
+            head = stream.peek(4096)[:4096]
+            _refuse_binary(head, name)
+            if head.startswith(_BOM):
+                stream.read(len(_BOM))
+            if head.removeprefix(_BOM).lstrip()[:1] in (b"{", b"["):
+                from slurm_affinode.slurm import sacct_json  # noqa: PLC0415 - most inputs are text
+
+                return _read_json(sacct_json.read(stream.read(), where=name, cluster=options.cluster), name, options)
+            return _read_text(stream, name, options, advance)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"the gzip file is damaged or cut: {error}", where=name) from error
+    except FileNotFoundError as error:
+        raise InputError("no such file", where=name) from error
+    except IsADirectoryError as error:
+        raise InputError("this is a directory", where=name, hint="give the file that sacct wrote") from error
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", where=name) from error
+
+
+def _opened(source: Path | bytes | BinaryIO, name: str) -> io.BufferedReader:
+    if isinstance(source, bytes):
+        source = io.BytesIO(source)
+    opened = source.open("rb") if isinstance(source, Path) else source
+    buffered: io.BufferedReader = (
+        opened if isinstance(opened, io.BufferedReader) else io.BufferedReader(cast(io.RawIOBase, opened))
+    )
+    head = buffered.peek(2)[:2]
+    if not head:
+        raise InputError("the file is empty", where=name)
+    if head == b"\x1f\x8b":
+        unpacked: io.BufferedReader = io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=buffered)))
+        return unpacked
+    return buffered
+
+
+def _refuse_binary(head: bytes, name: str) -> None:
+    if not head.strip():
+        raise InputError("the file is empty", where=name)
+    if head.startswith(_UTF16):
+        raise InputError("this is UTF-16 text", where=name, hint="convert it: iconv -f UTF-16 -t UTF-8")
+    for magic, what in _MAGIC.items():
+        if head.startswith(magic):
+            raise InputError(f"this is {what}, not sacct output", where=name)
+    if b"\0" in head:
+        raise InputError("this is a binary file, not sacct output", where=name)
+
+
+def _read_text(stream: BinaryIO, name: str, options: Reading, advance: Callable[[int], object] | None) -> Accounting:
+    frames: list[pl.DataFrame] = []
+    problems: list[Problem] = []
+    decisions: list[TimeDecision] = []
+    blocks: list[Block] = []
+    unfinished = None
+    for block in read_blocks(stream, where=name, delimiter=options.delimiter, chunk_bytes=options.chunk_bytes):
+        converter = Converter(block, zone=options.zone, cluster=options.cluster)
+        frames.append(converter.convert())
+        found = sorted([*block.problems, *converter.problems], key=lambda problem: problem.line or 0)
+        unfinished = block.unfinished
+        if unfinished is not None and any((problem.line or 0) >= unfinished for problem in found):
+            raise InputError(
+                "the file ends within a record: it was cut",
+                where=f"{name}:{unfinished}",
+                hint="make or copy the file again",
+            )
+        if options.strict and found:
+            raise _first_problem(found[0], name, "line")
+        problems.extend(found)
+        decisions.extend(converter.decisions)
+        blocks.append(replace(block, cells=block.cells.clear()))
+        if advance is not None:
+            advance(block.cells.height + len(block.problems))
+    records = pl.concat(frames) if frames else empty(RECORDS)
+    count = records.height + sum(problem.dropped for problem in problems)
+    found_all = _assembled(records, problems, name, options, unit="line")
+    return replace(found_all, records=count, decisions=tuple(decisions), notes=_notes(blocks, records, unfinished))
+
+
+def _read_json(read_: tuple[pl.DataFrame, list[Problem], list[str]], name: str, options: Reading) -> Accounting:
+    records, problems, notes = read_
+    if options.strict and problems:
+        raise _first_problem(problems[0], name, "record")
+    count = records.height + sum(problem.dropped for problem in problems)
+    return replace(_assembled(records, problems, name, options, unit="record"), records=count, notes=tuple(notes))
+
+
+def _assembled(records: pl.DataFrame, problems: list[Problem], name: str, options: Reading, *, unit: str) -> Accounting:
+    jobs, steps, lost = assemble(records, counting=options.counting)
+    if options.strict and lost:
+        raise _first_problem(lost[0], name, unit)
+    everything = sorted([*problems, *lost], key=lambda problem: problem.line or 0)
+    if jobs.is_empty() and any(problem.dropped for problem in everything):
+        bad = sum(problem.dropped for problem in everything)
+        first = everything[0]
+        raise InputError(
+            f"none of {bad} record{'s' * (bad != 1)} can be used; the first, {unit} {first.line}: {first}",
+            where=name,
+            hint="does the header belong to these lines, with the same delimiter?" if unit == "line" else None,
+        )
+    return Accounting(jobs=jobs, steps=steps, problems=tuple(everything), unit=unit, gpu_clusters=gpu_clusters(records))
+
+
+def _first_problem(problem: Problem, name: str, unit: str) -> InputError:
+    where = f"{name}:{problem.line}" if unit == "line" else f"{name}, {unit} {problem.line}"
+    return InputError(str(problem), where=where, hint="without --strict this is reported and the rest is read")
+
+
+def _notes(blocks: list[Block], records: pl.DataFrame, unfinished: int | None) -> tuple[str, ...]:
+    wrong = sum(block.not_utf8 for block in blocks)
+    continued = sum(block.continued for block in blocks)
+    repaired = sum(block.repaired for block in blocks)
+    stand_ins = (records["job_id"] < 0).sum()
+    notes = [
+        (wrong, f"{wrong:,} bytes are not UTF-8 and are shown as \\xNN"),
+        (continued, f"{continued:,} records go over several lines (a newline in a text)"),
+        (repaired, f"{repaired:,} records hold the delimiter in a text"),
+        (
+            stand_ins,
+            f"{stand_ins:,} records of array tasks have no raw id (no JobIDRaw column): they get negative stand-ins, "
+            "and GPU labels cannot name them",
+        ),
+        (unfinished, "the last line has no newline: the file may have been cut at a record's end"),
+    ]
+    return tuple(text for there, text in notes if there)

@@ -1,0 +1,336 @@
+"""Cells of sacct text -> typed records, columns at a time. Which column feeds which field is decided here alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import polars as pl
+
+from slurm_affinode.slurm import columns, hostlist, jobid, states, times, units
+from slurm_affinode.slurm.accounting import Problem, TimeDecision
+from slurm_affinode.slurm.records import RECORDS
+from slurm_affinode.slurm.sacct_lines import LINE, Block
+from slurm_affinode.slurm.sacct_records import printed_name, shorten
+from slurm_affinode.slurm.schema import conform
+
+_NEEDED = frozenset({"jobidraw", "jobid", "submit", "start", "end", "alloctres", "allocgres"})
+"""Without these a record means nothing or something else: it is left out. Any other field is taken as unknown."""
+
+_TEXTS = {
+    "cluster": "cluster", "user": "user", "account": "account", "partition": "partition", "qos": "qos",
+    "jobname": "job_name", "reason": "reason", "comment": "comment", "admincomment": "admin_comment",
+    "constraints": "constraints", "workdir": "work_dir", "submitline": "submit_line",
+}  # fmt: skip
+
+
+class Converter:
+    """Converts one block. ``records`` has the schema ``RECORDS``; ``problems`` and ``decisions`` what was met."""
+
+    def __init__(self, block: Block, *, zone: str, cluster: str) -> None:
+        self._cells = block.cells
+        self._zone = zone
+        self._cluster = cluster
+        self._out: dict[str, pl.Series] = {}
+        self._bad: dict[int, bool] = {}
+        self.problems: list[Problem] = []
+        self.decisions: list[TimeDecision] = []
+
+    def convert(self) -> pl.DataFrame:
+        """Convert every field; records that mean nothing are left out."""
+        self._out["line"] = self._cells[LINE]
+        self._ids()
+        for name, target in _TEXTS.items():
+            if (cells := self._column(name)) is not None:
+                self._out[target] = cells.set(cells == "", None)
+        if "cluster" not in self._out:
+            self._out["cluster"] = pl.Series("cluster", [self._cluster]).new_from_index(0, self._cells.height)
+        else:
+            self._out["cluster"] = self._out["cluster"].fill_null(self._cluster)
+        self._state()
+        self._spans()
+        self._times()
+        self._nodes_and_tres()
+        self._usage()
+        frame = conform(pl.DataFrame({name: series.alias(name) for name, series in self._out.items()}), RECORDS)
+        backwards = (frame["end"] < frame["start"]).fill_null(value=False)
+        for at in backwards.arg_true().to_list():
+            self._problem(at, "end", "End is before Start", needed=True)
+        dropped = sorted(at for at, gone in self._bad.items() if gone)
+        if dropped:
+            keep = pl.repeat(True, frame.height, dtype=pl.Boolean, eager=True).scatter(dropped, [False] * len(dropped))
+            frame = frame.filter(keep)
+        return frame
+
+    def _column(self, *names: str) -> pl.Series | None:
+        """The first of the columns ``names`` that the input has."""
+        return next((self._cells[name] for name in names if name in self._cells.columns), None)
+
+    def _problem(self, at: int, name: str, why: str, *, needed: bool) -> None:
+        if self._bad.get(at):
+            return
+        self._bad[at] = needed
+        printed = self._out["printed"][at] if "printed" in self._out else None
+        reason = f"{why}, so it is unknown" if not needed else why
+        self.problems.append(Problem(self._cells[LINE][at], printed, printed_name(name), reason, dropped=needed))
+
+    def _take(self, typed: columns.Typed, name: str, target: str) -> None:
+        self._out[target] = typed.values
+        self._note(typed.bad, name)
+
+    def _note(self, bad: dict[int, str], name: str) -> None:
+        for at, why in bad.items():
+            self._problem(at, name, why, needed=name in _NEEDED)
+
+    def _ids(self) -> None:
+        printed = self._column("jobid")
+        raw = self._column("jobidraw")
+        shown = printed if printed is not None else raw
+        assert shown is not None  # noqa: S101 - a header has one of the two
+        if raw is not None and printed is not None:
+            shown = printed.zip_with(printed != "", raw)
+        self._out["printed"] = shown.str.strip_chars()
+        groups = _id_parts(self._out["printed"])
+        job, task, spec, het, step = (groups.to_series(i) for i in range(5))
+        is_array = task.is_not_null() | spec.is_not_null()
+        none = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(job))
+        self._out["array_job_id"] = job.zip_with(is_array, none)
+        self._out["array_task_id"] = task
+        self._out["array_spec"] = spec
+        self._out["het_job_id"] = job.zip_with(het.is_not_null(), none)
+        self._out["het_offset"] = het
+        own = (job + het.fill_null(0)).zip_with(task.is_null(), -(job * jobid.TASKS + task + 1))
+        if raw is not None:
+            raw_parts = _id_parts(raw.str.strip_chars())
+            raw_id = raw_parts["job"]
+            own = raw_id.zip_with(raw_id.is_not_null() & raw_parts["task"].is_null(), own)
+            step = step.zip_with(step.is_not_null(), raw_parts["step"])
+        self._out["job_id"] = own
+        self._out["step_id"] = step.replace(jobid.SPECIAL_STEPS) if step.null_count() < len(step) else step
+        for at in own.is_null().arg_true().to_list():
+            text = self._out["printed"][at] or ""
+            self._problem(at, "jobid", f"{shorten(text)} is not a job id", needed=True)
+
+    def _state(self) -> None:
+        if (cells := self._column("state")) is not None:
+            kind = pl.Struct({"state": pl.String, "by": pl.String})
+            found = columns.mapped(
+                cells, lambda text: dict(zip(("state", "by"), states.parse(text), strict=True)), kind
+            )
+            self._out["state"] = found.values.struct.field("state")
+            self._out["cancelled_by"] = found.values.struct.field("by")
+            self._note(found.bad, "state")
+        if (cells := self._column("exitcode")) is not None:
+            kind = pl.Struct({"code": pl.Int64, "signal": pl.Int64})
+            found = columns.mapped(
+                cells, lambda text: dict(zip(("code", "signal"), units.parse_exit_code(text), strict=True)), kind
+            )
+            self._out["exit_code"] = found.values.struct.field("code")
+            self._out["exit_signal"] = found.values.struct.field("signal")
+            self._note(found.bad, "exitcode")
+        if (cells := self._column("uid")) is not None:
+            self._take(columns.whole(cells), "uid", "uid")
+
+    def _spans(self) -> None:
+        self._first(("elapsedraw", columns.whole), ("elapsed", columns.seconds), target="elapsed_s")
+        if (cells := self._column("timelimitraw", "timelimit")) is not None:
+            if cells.name == "timelimitraw":
+                limit = columns.mapped(cells, _raw_limit_s, pl.Int64())
+            else:
+                limit = columns.mapped(cells, units.parse_duration_s, pl.Float64())
+            self._take(limit, cells.name, "timelimit_s")
+            unlimited = cells.str.to_lowercase().is_in(sorted(units.UNLIMITED_WORDS))
+            self._out["timelimit_unlimited"] = unlimited.set(~unlimited & limit.values.is_null(), None)
+
+    def _first(self, *choices: tuple[str, Callable[[pl.Series], columns.Typed]], target: str) -> None:
+        for name, convert in choices:
+            if (cells := self._column(name)) is not None:
+                self._take(convert(cells), name, target)
+                return
+
+    def _times(self) -> None:
+        open_: dict[int, dict[str, datetime]] = {}
+        for name in times.ORDER:
+            if (cells := self._column(name)) is None:
+                continue
+            found = columns.moments(cells, self._zone)
+            self._out[name] = found.values
+            self._note(found.bad, name)
+            for at, local in found.open.items():
+                open_.setdefault(at, {})[name] = local
+        if open_:
+            self._decide(open_)
+        if "elapsed_s" not in self._out and {"start", "end"} <= self._out.keys():
+            self._out["elapsed_s"] = (self._out["end"] - self._out["start"]).dt.total_seconds()
+
+    def _decide(self, open_: dict[int, dict[str, datetime]]) -> None:
+        zone = ZoneInfo(self._zone)
+        present = [name for name in times.ORDER if name in self._out]
+        chosen: dict[str, dict[int, datetime]] = {name: {} for name in present}
+        job_starts: dict[int, datetime] = {}
+        for at in sorted(open_):
+            candidates = {
+                name: times.readings(open_[at][name], zone) if name in open_[at] else (self._out[name][at],)
+                for name in present
+                if name in open_[at] or self._out[name][at] is not None
+            }
+            elapsed = self._out["elapsed_s"][at] if "elapsed_s" in self._out else None
+            job, step = self._out["job_id"][at], self._out["step_id"][at]
+            picked = times.choose(candidates, elapsed, not_before=job_starts.get(job) if step is not None else None)
+            if step is None and "start" in picked:
+                job_starts[job] = picked["start"]
+            for name, local in open_[at].items():
+                chosen[name][at] = picked[name]
+                line, printed = self._cells[LINE][at], self._out["printed"][at]
+                there = times.exists(local, zone)
+                self.decisions.append(TimeDecision(line, printed, name, local, picked[name].astimezone(UTC), there))
+        for name, values in chosen.items():
+            if values:
+                series = self._out[name]
+                fill = pl.Series(list(values.values()), dtype=series.dtype)
+                self._out[name] = series.scatter(list(values), fill)
+
+    def _nodes_and_tres(self) -> None:
+        height = self._cells.height
+        tres: dict[str, pl.DataFrame] = {}
+        for name, target in (("alloctres", "alloc_tres"), ("reqtres", "req_tres")):
+            if (cells := self._column(name)) is not None:
+                self._out[target] = cells.set(cells == "", None)
+                tres[name], bad = columns.tres(cells)
+                self._note(bad, name)
+        nothing = pl.DataFrame(schema=columns.TRES).clear(height)
+        alloc, req = tres.get("alloctres", nothing), tres.get("reqtres", nothing)
+        if (cells := self._column("nodelist")) is not None:
+            found = columns.mapped(cells, _node_list, pl.String())
+            self._take(found, "nodelist", "node_list")
+        self._first(("allocnodes", columns.whole), ("nnodes", columns.whole), target="nodes")
+        self._out["nodes"] = _coalesce(self._out.get("nodes"), alloc["node"], self._node_counts())
+        self._first(("alloccpus", columns.whole), ("ncpus", columns.whole), target="cpus")
+        self._out["cpus"] = _coalesce(self._out.get("cpus"), alloc["cpu"])
+        self._out["alloc_mem_bytes"] = alloc["mem"]
+        self._requested_memory(req["mem"])
+        self._gpus(alloc, req, has_alloc="alloctres" in tres)
+
+    def _node_counts(self) -> pl.Series | None:
+        if "node_list" not in self._out or self._out.get("nodes") is not None:
+            return None
+        return columns.mapped(self._out["node_list"], hostlist.count, pl.Int64()).values
+
+    def _requested_memory(self, from_tres: pl.Series) -> None:
+        cells = self._column("reqmem")
+        if cells is None:
+            self._out["req_mem_bytes"] = from_tres
+            return
+        kind = pl.Struct({"size": pl.Int64, "per": pl.String})
+        found = columns.mapped(cells, _req_mem, kind)
+        self._note(found.bad, "reqmem")
+        size, per = found.values.struct.field("size"), found.values.struct.field("per")
+        if (per != "").any():
+            nodes = self._counts("reqnodes", self._out["nodes"])
+            cpus = self._counts("reqcpus", self._out["cpus"])
+            size = (size * nodes).zip_with(per == "n", (size * cpus).zip_with(per == "c", size))
+        self._out["req_mem_bytes"] = _coalesce(size, from_tres)
+
+    def _counts(self, name: str, fallback: pl.Series) -> pl.Series:
+        """What was asked for: requests per node or CPU are of the requested number, not of the allocated one."""
+        cells = self._column(name)
+        if cells is None:
+            return fallback
+        wanted = columns.whole(cells).values
+        return _coalesce(wanted.set(wanted == 0, None), fallback)
+
+    def _gpus(self, alloc: pl.DataFrame, req: pl.DataFrame, *, has_alloc: bool) -> None:
+        count, kind, said = alloc["gpus"], alloc["kind"], None
+        if has_alloc:
+            said = self._out["alloc_tres"].is_not_null()
+        if (cells := self._column("allocgres")) is not None:
+            old = self._gres(cells, "allocgres")
+            count, kind = _coalesce(count, old["gpus"]), _coalesce(kind, old["kind"])
+            # AllocGRES is there for every job, empty where there is no GRES, so its column alone says "none".
+            said = said if said is not None else pl.repeat(True, len(cells), dtype=pl.Boolean, eager=True)
+        wanted, wanted_kind = req["gpus"], req["kind"]
+        if (cells := self._column("reqgres")) is not None:
+            old = self._gres(cells, "reqgres")
+            wanted, wanted_kind = _coalesce(wanted, old["gpus"]), _coalesce(wanted_kind, old["kind"])
+        if said is None and "req_tres" in self._out:
+            count, kind, said = wanted, wanted_kind, self._out["req_tres"].is_not_null()
+        self._out["gpus"], self._out["gpu_type"] = count, _coalesce(kind, wanted_kind)
+        self._out["req_gpus"] = wanted
+        if said is not None:
+            self._out["gpus_said"] = said
+
+    def _gres(self, cells: pl.Series, name: str) -> pl.DataFrame:
+        def parts(text: str) -> dict[str, Any]:
+            found = units.parse_gres(text)
+            return {"gpus": found.count, "kind": found.kind}
+
+        found = columns.mapped(cells, parts, pl.Struct({"gpus": pl.Int64, "kind": pl.String}))
+        self._note(found.bad, name)
+        return found.values.struct.unnest()
+
+    def _usage(self) -> None:
+        if (cells := self._column("ntasks")) is not None:
+            self._take(columns.whole(cells), "ntasks", "tasks")
+        if (cells := self._column("totalcpu")) is not None:
+            self._take(columns.seconds(cells), "totalcpu", "total_cpu_s")
+        else:
+            parts = [c for name in ("usercpu", "systemcpu") if (c := self._column(name)) is not None]
+            spans = [columns.seconds(part) for part in parts]
+            for span, part in zip(spans, parts, strict=True):
+                self._note(span.bad, part.name)
+            if len(spans) == 2:
+                known = spans[0].values.is_not_null() | spans[1].values.is_not_null()
+                total = spans[0].values.fill_null(0.0) + spans[1].values.fill_null(0.0)
+                self._out["total_cpu_s"] = total.set(~known, None)
+        if (cells := self._column("maxrss")) is not None:
+            self._take(columns.bytes_(cells), "maxrss", "max_rss_bytes")
+        self._first(("consumedenergyraw", columns.whole), ("consumedenergy", columns.whole), target="energy_j")
+        if (cells := self._column("tresusageinmax")) is not None:
+            self._high_water(cells)
+
+    def _high_water(self, cells: pl.Series) -> None:
+        if "max_rss_bytes" not in self._out:
+            memory = columns.bytes_(cells.str.extract(r"(?:^|,)mem=([^,]+)"))
+            self._take(memory, "tresusageinmax", "max_rss_bytes")
+        if not cells.str.contains("gres/gpu", literal=True).any():
+            return
+        util = columns.whole(cells.str.extract(r"(?:^|,)gres/gpuutil(?::[^=,]*)?=([^,]+)"))
+        memory = columns.bytes_(cells.str.extract(r"(?:^|,)gres/gpumem(?::[^=,]*)?=([^,]+)"))
+        self._take(util, "tresusageinmax", "gpu_util_max_pct")
+        self._take(memory, "tresusageinmax", "gpu_mem_max_bytes")
+
+
+def _id_parts(cells: pl.Series) -> pl.DataFrame:
+    groups = cells.str.extract_groups(jobid.PATTERN).struct.unnest()
+    groups.columns = ["job", "task", "spec", "het", "step"]
+    return groups.with_columns(pl.col("job", "task", "het").cast(pl.Int64))
+
+
+def _coalesce(*series: pl.Series | None) -> pl.Series:
+    found = [one for one in series if one is not None]
+    first = found[0]
+    for other in found[1:]:
+        if not first.has_nulls():
+            break
+        first = first.zip_with(first.is_not_null(), other.cast(first.dtype))
+    return first
+
+
+def _raw_limit_s(text: str) -> int | None:
+    if units.is_unknown(text) or units.is_unlimited(text):
+        return None
+    return int(text) * 60
+
+
+def _node_list(text: str) -> str | None:
+    if hostlist.is_none(text):
+        return None
+    hostlist.count(text)
+    return text.strip()
+
+
+def _req_mem(text: str) -> dict[str, Any]:
+    found = units.parse_memory(text, bare="M")
+    return {"size": None if found is None else found.size_bytes, "per": None if found is None else found.per}

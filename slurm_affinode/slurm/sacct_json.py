@@ -1,0 +1,334 @@
+"""``sacct --json``: data parsers v0.0.38 to v0.0.42 and later -> typed records.
+
+The releases differ in details that the helpers below even out: a number is ``5`` or ``{"set": true, "infinite":
+false, "number": 5}``; a state is ``"COMPLETED"`` or ``["COMPLETED"]``; a step id is a string or an object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import polars as pl
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.slurm import hostlist, jobid, states, units
+from slurm_affinode.slurm.accounting import Problem
+from slurm_affinode.slurm.records import RECORDS
+
+_HINT = "make the input with: sacct --json --allusers --duplicates"
+
+
+def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataFrame, list[Problem], list[str]]:
+    """Records (schema ``RECORDS``), problems and notes of one JSON document. Times are UTC epoch in JSON.
+
+    Raises ``InputError`` where the document is no output of ``sacct --json``.
+    """
+    notes: list[str] = []
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        text = data.decode("utf-8", "backslashreplace").replace("\\x", "\\\\x")
+        notes.append("some bytes are not UTF-8 and are shown as \\xNN")
+    jobs = _jobs(text, where)
+    rows: list[dict[str, Any]] = []
+    problems: list[Problem] = []
+    for number, job in enumerate(jobs, 1):
+        try:
+            rows.extend(_records(job, number, cluster))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            printed = str(job.get("job_id")) if isinstance(job, dict) and "job_id" in job else None
+            problems.append(Problem(number, printed, None, _why(error)))
+    return pl.DataFrame(rows, schema=RECORDS, orient="row"), problems, notes
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"has no {error.args[0]!r}"
+    return str(error)
+
+
+def _jobs(text: str, where: str) -> list[Any]:
+    try:
+        document = json.loads(text, strict=False)
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated")
+        what = "the JSON ends early: the file was cut" if cut else f"this is not JSON: {error.msg}"
+        raise InputError(what, where=f"{where}:{error.lineno}", hint=_HINT) from error
+    except RecursionError:
+        raise InputError("this is not sacct output: JSON nested too deeply", where=where) from None
+    jobs = document.get("jobs") if isinstance(document, dict) else None
+    if not isinstance(jobs, list):
+        raise InputError("this JSON is not sacct output: it has no list 'jobs'", where=where, hint=_HINT)
+    first = next((job for job in jobs if isinstance(job, dict)), None)
+    if first is not None and "time" not in first and "job_state" in first:
+        raise InputError("this is the JSON of squeue or scontrol, not of sacct", where=where, hint=_HINT)
+    if jobs and first is None:
+        raise InputError("this JSON is not sacct output: 'jobs' holds no objects", where=where, hint=_HINT)
+    return jobs
+
+
+def _records(job: Mapping[str, Any], number: int, cluster: str) -> Iterator[dict[str, Any]]:
+    record = _job(job, number, cluster)
+    yield record
+    for step in _list(job.get("steps")):
+        yield _step(step, record)
+
+
+def _job(job: Mapping[str, Any], number: int, cluster: str) -> dict[str, Any]:
+    job_id = job["job_id"]
+    if not isinstance(job_id, int) or isinstance(job_id, bool) or job_id < 0:
+        raise ValueError(f"job_id {job_id!r} is not a job id")
+    time = _object(job["time"])
+    association = _object(job.get("association"))
+    comment = job.get("comment")
+    comments = comment if isinstance(comment, Mapping) else {"job": comment}
+    required = _object(job.get("required"))
+    state = _object(job.get("state"))
+    limit = time.get("limit")
+    limit_s = _number(limit)
+    tres = _object(job.get("tres"))
+    nodes = _text(job.get("nodes"))
+    node_list = None if nodes is None or hostlist.is_none(nodes) else nodes
+    record = {
+        "line": number,
+        "cluster": _text(job.get("cluster")) or _text(association.get("cluster")) or cluster,
+        "job_id": job_id,
+        **_identity(job, job_id),
+        "job_name": _text(job.get("name")),
+        "user": _text(job.get("user")) or _text(association.get("user")),
+        "account": _text(job.get("account")) or _text(association.get("account")),
+        "partition": _text(job.get("partition")),
+        "qos": _text(job.get("qos")),
+        **_state(state.get("current"), job),
+        **_exit(job.get("exit_code")),
+        "reason": _reason(state.get("reason")),
+        "submit": _time(time.get("submission")),
+        "eligible": _time(time.get("eligible")),
+        "start": _time(time.get("start")),
+        "end": _time(time.get("end")),
+        "elapsed_s": _whole(time.get("elapsed")),
+        "timelimit_s": None if limit_s is None else round(limit_s * 60),
+        "timelimit_unlimited": True if _infinite(limit) else (False if limit_s is not None else None),
+        "node_list": node_list,
+        **_tres(tres.get("allocated"), "alloc"),
+        **_tres(tres.get("requested"), "req"),
+        "total_cpu_s": _cpu_seconds(time.get("total")),
+        "comment": _text(comments.get("job")),
+        "admin_comment": _text(comments.get("administrator")),
+        "constraints": _text(job.get("constraints")),
+        "work_dir": _text(job.get("working_directory")),
+        "submit_line": _text(job.get("submit_line")),
+    }
+    if record["end"] is not None and record["start"] is not None and record["end"] < record["start"]:
+        raise ValueError("End is before Start")
+    record["nodes"] = record["nodes"] or _whole(job.get("allocation_nodes")) or None
+    if record["req_mem_bytes"] is None:
+        record["req_mem_bytes"] = _required_memory(required, record)
+    return record
+
+
+def _identity(job: Mapping[str, Any], job_id: int) -> dict[str, Any]:
+    array = _object(job.get("array"))
+    het = _object(job.get("het"))
+    array_id = _whole(array.get("job_id")) or None
+    task = _whole(array.get("task_id"))
+    spec = _text(array.get("task"))
+    leader = _whole(het.get("job_id")) or None
+    if array_id is None:
+        task = spec = None
+    if spec is not None and spec.isdigit() and task is None:
+        task = int(spec)
+    if task is not None:
+        spec = None
+    offset = _whole(het.get("job_offset")) if leader is not None else None
+    printed = str(job_id)
+    if task is not None:
+        printed = f"{array_id}_{task}"
+    elif spec is not None:
+        printed = f"{array_id}_[{spec}]"
+    elif leader is not None:
+        printed = f"{leader}+{offset or 0}"
+    return {
+        "printed": printed,
+        "array_job_id": array_id,
+        "array_task_id": task,
+        "array_spec": spec,
+        "het_job_id": leader,
+        "het_offset": offset,
+    }
+
+
+def _step(step: Any, job: Mapping[str, Any]) -> dict[str, Any]:
+    body = _object(step)
+    named = _object(body["step"])
+    time = _object(body.get("time"))
+    nodes = _object(body.get("nodes"))
+    tres = _object(body.get("tres"))
+    requested = _object(tres.get("requested"))
+    high = {_tres_name(entry): _number(entry.get("count")) for entry in _entries(requested.get("max"))}
+    rss = high.get("mem")
+    node_list = _text(nodes.get("range"))
+    energy = _object(_object(body.get("statistics")).get("energy")).get("consumed")
+    return {
+        "line": job["line"],
+        "printed": job["printed"],
+        "cluster": job["cluster"],
+        "job_id": job["job_id"],
+        "step_id": _step_id(named.get("id")),
+        # A step of JSON lies in its job: it starts and is placed with it, whatever the order.
+        "submit": job["submit"],
+        "job_name": _text(named.get("name")),
+        **_state(body.get("state"), body),
+        **_exit(body.get("exit_code")),
+        "start": _time(time.get("start")),
+        "end": _time(time.get("end")),
+        "elapsed_s": _whole(time.get("elapsed")),
+        "node_list": None if node_list is None or hostlist.is_none(node_list) else node_list,
+        "tasks": _whole(_object(body.get("tasks")).get("count")),
+        **_tres(tres.get("allocated"), "alloc"),
+        "total_cpu_s": _cpu_seconds(time.get("total")),
+        "max_rss_bytes": None if rss is None else int(rss),
+        "gpu_util_max_pct": high.get("gres/gpuutil"),
+        "gpu_mem_max_bytes": _whole(high.get("gres/gpumem")),
+        "energy_j": _number(energy),
+        "submit_line": _text(body.get("submit_line")),
+    }
+
+
+def _step_id(value: Any) -> str:
+    if isinstance(value, Mapping):
+        found = value.get("step_id")
+        number = _number(found)
+        text = str(found) if number is None else str(int(number))
+        het = _number(value.get("step_het_component"))
+        text = f"{text}+{int(het)}" if het is not None else text
+    else:
+        text = str(value).partition(".")[2] if "." in str(value) else str(value)
+    text = text.lower() if text.isupper() else text
+    if not text or text == "none":
+        raise ValueError(f"a step has no id: {value!r}")
+    return jobid.SPECIAL_STEPS.get(text, text)
+
+
+def _state(current: Any, body: Mapping[str, Any]) -> dict[str, Any]:
+    words = [str(word) for word in current] if isinstance(current, list) else [str(current)] if current else []
+    # Base states come with flags (["CANCELLED", "COMPLETING"]): the first is the state.
+    state, by = states.parse(words[0]) if words else (None, None)
+    killer = _text(body.get("kill_request_user"))
+    if state == "CANCELLED" and by is None:
+        by = killer
+    return {"state": state, "cancelled_by": by}
+
+
+def _reason(value: Any) -> str | None:
+    return ",".join(str(word) for word in value) if isinstance(value, list) else _text(value)
+
+
+def _exit(value: Any) -> dict[str, Any]:
+    body = _object(value)
+    signal = _object(body.get("signal"))
+    number = _whole(signal.get("id", signal.get("signal_id")))
+    return {"exit_code": _whole(body.get("return_code")), "exit_signal": number}
+
+
+def _tres(value: Any, kind: str) -> dict[str, Any]:
+    amounts = {
+        _tres_name(entry): count for entry in _entries(value) if (count := _whole(entry.get("count"))) is not None
+    }
+    gpus = units.gpus_of_tres({name: str(count) for name, count in amounts.items()})
+    memory = amounts.get("mem")
+    memory_bytes = None if memory is None else memory << 20
+    text = units.format_tres({n: f"{c}M" if n == "mem" else c for n, c in amounts.items()}) or None
+    if kind == "req":
+        return {"req_tres": text, "req_gpus": gpus.count, "req_mem_bytes": memory_bytes}
+    return {
+        "alloc_tres": text,
+        "gpus": gpus.count,
+        "gpu_type": gpus.kind,
+        "gpus_said": text is not None,
+        "alloc_mem_bytes": memory_bytes,
+        "cpus": amounts.get("cpu"),
+        "nodes": amounts.get("node"),
+    }
+
+
+def _tres_name(entry: Mapping[str, Any]) -> str:
+    name = entry.get("name")
+    return f"{entry['type']}/{name}" if name else str(entry["type"])
+
+
+def _required_memory(required: Mapping[str, Any], record: Mapping[str, Any]) -> int | None:
+    cpus, nodes = _whole(required.get("CPUs")), record["nodes"]
+    for name, factor in (("memory_per_cpu", cpus), ("memory_per_node", nodes)):
+        size = _whole(required.get(name))
+        if size and factor:
+            return (size << 20) * factor
+    size = _whole(required.get("memory"))
+    return size << 20 if size is not None and 0 < size < 1 << 40 else None
+
+
+def _cpu_seconds(value: Any) -> float | None:
+    body = _object(value)
+    seconds, micro = _number(body.get("seconds")), _number(body.get("microseconds"))
+    return None if seconds is None and micro is None else (seconds or 0.0) + (micro or 0.0) / 1e6
+
+
+def _time(value: Any) -> datetime | None:
+    number = _number(value)
+    if number is None or number <= 0:
+        return None
+    if number >= 1 << 34:
+        raise ValueError(f"{value!r} is not a time")
+    return datetime.fromtimestamp(int(number), UTC)
+
+
+def _infinite(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("infinite") is True
+
+
+def _number(value: Any) -> float | None:
+    """A number, plain or ``{set, infinite, number}``; Slurm's "not set" values are ``None``."""
+    if isinstance(value, Mapping):
+        if value.get("set") is False or value.get("infinite") is True:
+            return None
+        value = value.get("number")
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        value = float(value) if value.strip() else None
+    if value is None:
+        return None
+    if not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is not a number")
+    # NO_VAL and INFINITE of 32 and 64 bits, which older data parsers print as they are.
+    return None if value in (0xFFFFFFFE, 0xFFFFFFFF) or value >= units.NO_VALUE else float(value)
+
+
+def _whole(value: Any) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, list):
+        value = ",".join(str(part) for part in value)
+    return value if isinstance(value, str) and value else None
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{value!r} is not an object")
+    return value
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _entries(value: Any) -> list[Mapping[str, Any]]:
+    return [entry for entry in _list(value) if isinstance(entry, Mapping) and entry.get("type")]
