@@ -10,6 +10,7 @@ import contextlib
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -58,12 +59,12 @@ def _run(argv: Sequence[str], cwd: Path) -> None:
 
 
 @contextlib.contextmanager
-def _server(argv: Sequence[str], cwd: Path, url: URL) -> Iterator[None]:
-    """Run ``argv`` until the block ends; the block begins once ``url`` answers."""
+def _server(argv: Sequence[str], cwd: Path, url: URL, listening: Path) -> Iterator[None]:
+    """Run ``argv`` until the block ends; the block begins once ``url`` answers at the socket ``listening``."""
     with (cwd / "server.log").open("wb") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, cwd=cwd)
     try:
-        _await(url, process, cwd / "server.log")
+        _await(url, listening, process, cwd / "server.log")
         yield
     finally:
         process.terminate()
@@ -74,15 +75,18 @@ def _server(argv: Sequence[str], cwd: Path, url: URL) -> Iterator[None]:
             process.wait()
 
 
-def _await(url: URL, process: subprocess.Popen[bytes], log: Path) -> None:
+def _await(url: URL, listening: Path, process: subprocess.Popen[bytes], log: Path) -> None:
     engine = create_engine(url)
     deadline = time.monotonic() + START_S
     try:
         while True:
             try:
+                # Asked by hand first: PyMySQL leaks its socket where nobody listens.
+                with socket.socket(socket.AF_UNIX) as asking:
+                    asking.connect(str(listening))
                 with engine.connect():
                     return
-            except OperationalError:
+            except (OperationalError, OSError):
                 if process.poll() is not None or time.monotonic() > deadline:
                     pytest.fail(f"{process.args}: {log.read_text(errors='replace')}")
                 time.sleep(0.05)
@@ -117,7 +121,7 @@ def postgresql_server() -> Iterator[URL]:
         argv = [*prefix, postgres, "-D", str(data), "-k", str(directory), "-c", "listen_addresses=", "-F"]
         query = {"host": str(directory)}
         url = URL.create("postgresql+psycopg", username="affinode", database="postgres", query=query)
-        with _server(argv, directory, url):
+        with _server(argv, directory, url, directory / ".s.PGSQL.5432"):
             yield url
 
 
@@ -132,11 +136,11 @@ def mariadb_server() -> Iterator[URL]:
         common = [f"--datadir={data}", "--innodb-flush-method=fsync"]
         options = ["--auth-root-authentication-method=normal", "--skip-test-db", f"--tmpdir={directory}"]
         _run([*prefix, install, "--no-defaults", *common, *options], directory)
-        socket = directory / "mysqld.sock"
-        argv = [*prefix, mariadbd, "--no-defaults", *common, f"--socket={socket}", "--skip-networking"]
+        listening = directory / "mysqld.sock"
+        argv = [*prefix, mariadbd, "--no-defaults", *common, f"--socket={listening}", "--skip-networking"]
         argv += [f"--tmpdir={directory}", "--character-set-server=latin1", "--innodb-flush-log-at-trx-commit=0"]
-        url = URL.create("mariadb+pymysql", username="root", database="mysql", query={"unix_socket": str(socket)})
-        with _server(argv, directory, url):
+        url = URL.create("mariadb+pymysql", username="root", database="mysql", query={"unix_socket": str(listening)})
+        with _server(argv, directory, url, listening):
             yield url
 
 

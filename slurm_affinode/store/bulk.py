@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import polars as pl
-from sqlalchemy import ColumnElement, Connection, Table, and_, or_, select
+from sqlalchemy import ColumnElement, Connection, Table, select
 
 from slurm_affinode.store.frames import from_rows, to_stored
 from slurm_affinode.store.merge import collapse, merge
@@ -79,9 +79,3 @@ def _conditions(table: Table, frame: pl.DataFrame) -> Iterator[tuple[str, Column
             dense = high - low < 4 * len(piece)
             numbers = table.c.job_id.between(low, high) if dense else table.c.job_id.in_(piece.to_list())
             yield str(cluster), numbers
-
-
-def overlapping(table: Table, since_s: int, until_s: int) -> ColumnElement[bool]:
-    """Runs that have started and overlap ``[since_s, until_s)``; a run of no length counts where it starts."""
-    start, end = table.c.start, table.c.end
-    return and_(start < until_s, or_(end.is_(None), end > since_s, start >= since_s))

@@ -107,3 +107,5 @@ class StoreCounts:
     last: datetime | None
     """Latest start or end of a run."""
     clusters: tuple[str, ...]
+    size_bytes: int
+    """On disk, as the database counts it."""

@@ -6,21 +6,18 @@ All frames are those of ``slurm.schema``. Every method is one transaction. Error
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from types import TracebackType
 from typing import Self, TypeVar
 
 import polars as pl
-from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, delete, exists, not_, or_, select, text
+from sqlalchemy import Connection, Engine
 
-from slurm_affinode.resources import asset_dir
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS, JOBS, STEPS
-from slurm_affinode.store import bulk, journal, migrate, tables
+from slurm_affinode.store import bulk, journal, migrate, reads, tables, upkeep
 from slurm_affinode.store.engine import connect, parse_url, reading, shown, translated, write
-from slurm_affinode.store.frames import from_rows, from_stored
+from slurm_affinode.store.reads import Selection
 from slurm_affinode.store.records import Counts, IngestRecord, ReportRecord, StoreCounts, Upserted
 
 T = TypeVar("T")
@@ -122,11 +119,8 @@ class Repository:
 
         ``gpu_only`` leaves out runs that certainly had no GPU (``gpus`` 0); ``columns`` picks columns of ``JOBS``.
         """
-        condition = _filter(since, until, clusters=clusters, partitions=partitions, accounts=accounts, users=users)
-        if gpu_only:
-            condition = and_(condition, or_(tables.jobs.c.gpus.is_(None), tables.jobs.c.gpus != 0))
-        schema = {name: JOBS[name] for name in columns} if columns is not None else JOBS
-        return self._frame(tables.jobs, schema, condition)
+        selection = Selection(since, until, clusters, partitions, accounts, users, gpu_only)
+        return reads.jobs(self._engine, selection, columns)
 
     def steps(
         self,
@@ -139,12 +133,7 @@ class Repository:
         users: Sequence[str] = (),
     ) -> pl.DataFrame:
         """All steps of the runs that ``jobs`` gives, as ``STEPS``."""
-        job, step = tables.jobs.c, tables.steps.c
-        same = and_(job.cluster == step.cluster, job.job_id == step.job_id, job.submit == step.submit)
-        wanted = exists().where(
-            same, _filter(since, until, clusters=clusters, partitions=partitions, accounts=accounts, users=users)
-        )
-        return self._frame(tables.steps, STEPS, wanted)
+        return reads.steps(self._engine, Selection(since, until, clusters, partitions, accounts, users))
 
     def allocation_gpus(
         self,
@@ -157,24 +146,12 @@ class Repository:
         users: Sequence[str] = (),
     ) -> pl.DataFrame:
         """What is recorded of the GPUs of the jobs that ``jobs`` gives, as ``ALLOCATION_GPUS``."""
-        job, gpu = tables.jobs.c, tables.allocation_gpus.c
-        same = and_(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
-        wanted = exists().where(
-            same, _filter(since, until, clusters=clusters, partitions=partitions, accounts=accounts, users=users)
-        )
-        frame = self._frame(tables.allocation_gpus, ALLOCATION_GPUS, wanted)
-        unknown = pl.col("start").dt.epoch("s") == tables.UNKNOWN_START
-        return frame.with_columns(
-            pl.when(~unknown).then("start"),
-            pl.when(pl.col("node") != "").then("node"),
-        )
+        return reads.allocation_gpus(self._engine, Selection(since, until, clusters, partitions, accounts, users))
 
     def fingerprint(self, since: datetime, until: datetime) -> str:
         """A text that changes when the runs overlapping ``[since, until)`` or their GPUs change."""
-        bounds = {"since": _floor(since), "until": _ceil(until)}
         with reading(self._engine) as connection:
-            row = connection.execute(text(query("fingerprint")), bounds).one()
-        return hashlib.sha256(",".join(str(value) for value in row).encode()).hexdigest()[:16]
+            return upkeep.fingerprint(connection, since, until)
 
     # journal, reports, single values ---------------------------------------------------------------------------------
 
@@ -218,33 +195,12 @@ class Repository:
         That is: runs that ended, or were submitted and never started, before it, with their steps and GPUs, and
         journal entries of that time. A run that has not ended stays, however old.
         """
-        limit = _floor(moment)
-
-        def work(connection: Connection) -> int:
-            job = tables.jobs.c
-            old = or_(job.end < limit, and_(job.end.is_(None), job.start.is_(None), job.submit < limit))
-            deleted = connection.execute(delete(tables.jobs).where(old)).rowcount
-            _delete_orphans(connection, limit)
-            journal.delete_ingests(connection, limit)
-            return deleted
-
-        return write(self._engine, work)
+        return write(self._engine, lambda connection: upkeep.delete_before(connection, moment))
 
     def counts(self) -> StoreCounts:
         """How much there is."""
         with reading(self._engine) as connection:
-            row = connection.execute(text(query("counts"))).mappings().one()
-            clusters = connection.execute(select(tables.jobs.c.cluster).distinct().order_by(tables.jobs.c.cluster))
-            names = tuple(clusters.scalars())
-        latest = [row[name] for name in ("last_start", "last_end") if row[name] is not None]
-        return StoreCounts(
-            **{name: int(row[name]) for name in (
-                "jobs", "gpu_jobs", "running_jobs", "steps", "allocation_gpus", "ingests", "reports"
-            )},
-            first=journal.moment(row["first_start"]),
-            last=journal.moment(max(latest, default=None)),
-            clusters=names,
-        )  # fmt: skip
+            return upkeep.counts(connection)
 
     def schema(self) -> migrate.Status:
         """The version of the schema, and the migrations that are not yet applied."""
@@ -267,61 +223,3 @@ class Repository:
             return outcome
 
         return write(self._engine, numbered)
-
-    def _frame(self, table: Table, schema: dict[str, pl.DataType], condition: ColumnElement[bool]) -> pl.DataFrame:
-        statement = select(*(table.c[name] for name in schema)).where(condition)
-        with reading(self._engine) as connection:
-            # The driver's own cursor: rows of the toolkit would cost as much again as the query.
-            compiled = statement.compile(self._engine, compile_kwargs={"render_postcompile": True})
-            parameters = (
-                tuple(compiled.params[name] for name in compiled.positiontup)
-                if compiled.positiontup
-                else dict(compiled.params)
-            )
-            rows = connection.exec_driver_sql(str(compiled), parameters).cursor.fetchall()
-        return from_stored(from_rows(rows, schema), schema)
-
-
-def query(name: str) -> str:
-    """The text of ``sql/queries/NAME.sql``, without its comments."""
-    content = (asset_dir("sql") / "queries" / f"{name}.sql").read_text(encoding="utf-8")
-    return "\n".join(line for line in content.splitlines() if not line.startswith("--"))
-
-
-def _filter(
-    since: datetime,
-    until: datetime,
-    *,
-    clusters: Sequence[str],
-    partitions: Sequence[str],
-    accounts: Sequence[str],
-    users: Sequence[str],
-) -> ColumnElement[bool]:
-    job = tables.jobs.c
-    conditions = [bulk.overlapping(tables.jobs, _floor(since), _ceil(until))]
-    for column, wanted in (
-        (job.cluster, clusters),
-        (job.partition, partitions),
-        (job.account, accounts),
-        (job.user, users),
-    ):
-        if wanted:
-            conditions.append(column.in_(list(wanted)))
-    return and_(*conditions)
-
-
-def _delete_orphans(connection: Connection, limit: int) -> None:
-    job, step, gpu = tables.jobs.c, tables.steps.c, tables.allocation_gpus.c
-    run = exists().where(job.cluster == step.cluster, job.job_id == step.job_id, job.submit == step.submit)
-    connection.execute(delete(tables.steps).where(not_(run)))
-    any_run = exists().where(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
-    # What a prolog recorded just now may come before the accounting of its job: only old rows are orphans.
-    connection.execute(delete(tables.allocation_gpus).where(gpu.start < limit, not_(any_run)))
-
-
-def _floor(moment: datetime) -> int:
-    return math.floor(moment.astimezone(UTC).timestamp())
-
-
-def _ceil(moment: datetime) -> int:
-    return math.ceil(moment.astimezone(UTC).timestamp())

@@ -1,0 +1,89 @@
+"""Accounting frames out of the store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import polars as pl
+from sqlalchemy import ColumnElement, Engine, Table, and_, exists, or_, select
+
+from slurm_affinode.slurm.schema import ALLOCATION_GPUS, JOBS, STEPS
+from slurm_affinode.store import tables
+from slurm_affinode.store.engine import reading
+from slurm_affinode.store.frames import from_rows, from_stored
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Runs that have started and overlap ``[since, until)``; an empty filter does not filter."""
+
+    since: datetime
+    until: datetime
+    clusters: Sequence[str] = ()
+    partitions: Sequence[str] = ()
+    accounts: Sequence[str] = ()
+    users: Sequence[str] = ()
+    gpu_only: bool = False
+    """Leave out runs that certainly had no GPU (``gpus`` 0)."""
+
+    def condition(self) -> ColumnElement[bool]:
+        """The condition on ``tables.jobs``."""
+        job = tables.jobs.c
+        since_s, until_s = floor_s(self.since), ceil_s(self.until)
+        # A run that ends as the interval begins is outside; a run of no length counts where it starts.
+        conditions = [job.start < until_s, or_(job.end.is_(None), job.end > since_s, job.start >= since_s)]
+        filters = (
+            (job.cluster, self.clusters),
+            (job.partition, self.partitions),
+            (job.account, self.accounts),
+            (job.user, self.users),
+        )
+        conditions += [column.in_(list(wanted)) for column, wanted in filters if wanted]
+        if self.gpu_only:
+            conditions.append(or_(job.gpus.is_(None), job.gpus != 0))
+        return and_(*conditions)
+
+
+def floor_s(moment: datetime) -> int:
+    """Seconds since 1970, the last whole one."""
+    return math.floor(moment.timestamp())
+
+
+def ceil_s(moment: datetime) -> int:
+    """Seconds since 1970, the next whole one for a fraction."""
+    return math.ceil(moment.timestamp())
+
+
+def jobs(engine: Engine, selection: Selection, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """The runs themselves; ``columns`` picks columns of ``JOBS``."""
+    schema = JOBS if columns is None else {name: JOBS[name] for name in columns}
+    return _frame(engine, tables.jobs, schema, selection.condition())
+
+
+def steps(engine: Engine, selection: Selection) -> pl.DataFrame:
+    """All steps of the runs."""
+    job, step = tables.jobs.c, tables.steps.c
+    same = and_(job.cluster == step.cluster, job.job_id == step.job_id, job.submit == step.submit)
+    return _frame(engine, tables.steps, STEPS, exists().where(same, selection.condition()))
+
+
+def allocation_gpus(engine: Engine, selection: Selection) -> pl.DataFrame:
+    """What is recorded of the GPUs of the jobs."""
+    job, gpu = tables.jobs.c, tables.allocation_gpus.c
+    same = and_(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
+    frame = _frame(engine, tables.allocation_gpus, ALLOCATION_GPUS, exists().where(same, selection.condition()))
+    known = pl.col("start").dt.epoch("s") != tables.UNKNOWN_START
+    return frame.with_columns(pl.when(known).then("start"), pl.when(pl.col("node") != "").then("node"))
+
+
+def _frame(
+    engine: Engine, table: Table, schema: dict[str, pl.DataType], condition: ColumnElement[bool]
+) -> pl.DataFrame:
+    statement = select(*(table.c[name] for name in schema)).where(condition)
+    with reading(engine) as connection:
+        # The driver's own rows: those of the toolkit would cost as much again as the query.
+        rows = connection.execute(statement).cursor.fetchall()
+    return from_stored(from_rows(rows, schema), schema)
