@@ -6,6 +6,7 @@ one for the distinct values that its quick form does not read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -114,7 +115,7 @@ def moments(cells: pl.Series, zone: str) -> Times:
     utc = pl.Series(cells.name, [None], dtype=TIME).new_from_index(0, len(cells))
     if (cells.str.len_bytes() > 19).any():
         utc = _with_offset(cells, utc)
-    left = naive.is_null() & utc.is_null() & cells.is_not_null() & ~cells.is_in(["", "Unknown", "None"])
+    left = naive.is_null() & utc.is_null() & cells.is_not_null()
     slow = mapped(cells.filter(left), times.normalise, pl.String()) if left.any() else None
     bad: dict[int, str] = {}
     if slow is not None:
@@ -130,16 +131,22 @@ def moments(cells: pl.Series, zone: str) -> Times:
 
 
 def _with_offset(cells: pl.Series, utc: pl.Series) -> pl.Series:
-    """``2025-05-02T14:09:39+02:00``, ``+0200``, ``Z``: the offset is subtracted."""
-    groups = cells.str.extract_groups(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:(Z)|([+-])(\d\d):?(\d\d))$").struct.unnest()
-    stamp, zulu, sign, hours, minutes = (groups.to_series(i) for i in range(5))
-    if stamp.null_count() == len(cells):
+    """``2025-05-02T14:09:39+02:00``, ``+0200``, ``Z``: the offset, of which there are few, is subtracted."""
+    offset = mapped(cells.str.slice(19), _offset_ms, pl.Int64()).values
+    if offset.null_count() == len(cells):
         return utc
-    moment = stamp.str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms", strict=False)
-    offset_s = hours.cast(pl.Int64) * 3600 + minutes.cast(pl.Int64) * 60
-    offset_s = offset_s.zip_with((sign == "+").fill_null(value=False), -offset_s)
-    offset_s = offset_s.zip_with(zulu.is_null(), pl.Series([0], dtype=pl.Int64).new_from_index(0, len(cells)))
-    return (moment - (offset_s * 1000).cast(pl.Duration("ms"))).dt.replace_time_zone("UTC").cast(TIME)
+    stamp = cells.str.slice(0, 19).str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms", strict=False)
+    return (stamp - offset.cast(pl.Duration("ms"))).dt.replace_time_zone("UTC").cast(TIME)
+
+
+def _offset_ms(text: str) -> int | None:
+    if text in ("Z", "z"):
+        return 0
+    match = re.fullmatch(r"([+-])(\d\d):?([0-5]\d)", text)
+    if match is None:
+        return None
+    minutes = int(match[2]) * 60 + int(match[3])
+    return minutes * 60_000 * (-1 if match[1] == "-" else 1)
 
 
 def _local(naive: pl.Series, zone: str) -> tuple[pl.Series, dict[int, Any]]:

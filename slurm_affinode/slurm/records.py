@@ -31,7 +31,8 @@ _RUN = ("cluster", "job_id")
 def gpu_clusters(records: pl.DataFrame) -> frozenset[str]:
     """The clusters in which some record, of a job or a step, allocated or requested, names GPUs."""
     named = pl.col("gpus").is_not_null() | pl.col("req_gpus").is_not_null()
-    return frozenset(records.filter(named)["cluster"].unique().to_list())
+    few = records.select("cluster", "gpus", "req_gpus")
+    return frozenset(few.filter(named)["cluster"].unique().to_list())
 
 
 def assemble(
@@ -45,9 +46,11 @@ def assemble(
     jobs = records.filter(pl.col("step_id").is_null()).with_columns(
         pl.coalesce("submit", "eligible", "start", pl.lit(_EPOCH, dtype=TIME)).alias("submit")
     )
+    met = jobs.height
     jobs = _once(jobs, JOB_KEY)
     steps, problems = _place(records.filter(pl.col("step_id").is_not_null()), jobs)
-    steps = _once(steps, STEP_KEY)
+    if jobs.height < met:
+        steps = _once(steps, STEP_KEY)
     jobs = _fill_from_steps(jobs, steps)
     steps = steps.rename({"job_name": "step_name"})
     return conform(jobs, JOBS), conform(steps, STEPS), problems
@@ -65,7 +68,7 @@ def _count_gpus(records: pl.DataFrame, counting: frozenset[str]) -> pl.DataFrame
 
 def _once(frame: pl.DataFrame, key: tuple[str, ...]) -> pl.DataFrame:
     """Of records with the same key: the ended one before one that runs, else the last."""
-    if not frame.select(pl.struct(key).is_duplicated().any()).item():
+    if frame["job_id"].is_unique().all() or not frame.select(pl.struct(key).is_duplicated().any()).item():
         return frame
     order = frame.sort(pl.col("end").is_not_null(), "line", nulls_last=False, maintain_order=True)
     return order.unique(subset=list(key), keep="last", maintain_order=True).sort("line", maintain_order=True)
@@ -76,8 +79,10 @@ def _place(steps: pl.DataFrame, jobs: pl.DataFrame) -> tuple[pl.DataFrame, list[
     if steps.is_empty():
         return steps, []
     several = jobs.group_by(_RUN).len().filter(pl.col("len") > 1).select(_RUN)
-    single = jobs.join(several, on=_RUN, how="anti").select(*_RUN, pl.col("submit").alias("run"))
-    steps = steps.join(single, on=_RUN, how="left", maintain_order="left")
+    single = jobs if several.is_empty() else jobs.join(several, on=_RUN, how="anti")
+    # Job ids alone are quicker to join, and enough where there is one cluster.
+    on = ["job_id"] if jobs["cluster"].n_unique() <= 1 and steps["cluster"].n_unique() <= 1 else list(_RUN)
+    steps = steps.join(single.select(*on, run="submit"), on=on, how="left", maintain_order="left")
     if several.height:
         steps = _place_among(steps, jobs.join(several, on=_RUN, how="semi"))
     lost = steps.filter(pl.col("run").is_null())

@@ -90,7 +90,7 @@ class Converter:
         shown = printed if printed is not None else raw
         assert shown is not None  # noqa: S101 - a header has one of the two
         if raw is not None and printed is not None:
-            shown = printed.zip_with(printed != "", raw)
+            shown = printed.set(printed == "", None).fill_null(raw)
         self._out["printed"] = shown.str.strip_chars()
         groups = _id_parts(self._out["printed"])
         job, task, spec, het, step = (groups.to_series(i) for i in range(5))
@@ -303,9 +303,20 @@ class Converter:
 
 
 def _id_parts(cells: pl.Series) -> pl.DataFrame:
-    groups = cells.str.extract_groups(jobid.PATTERN).struct.unnest()
-    groups.columns = ["job", "task", "spec", "het", "step"]
-    return groups.with_columns(pl.col("job", "task", "het").cast(pl.Int64))
+    """The parts of printed ids; most are a number and perhaps a step, and need no regular expression."""
+    parts = cells.str.split_exact(".", 1).struct.unnest()
+    job, step = parts.to_series(0).cast(pl.Int64, strict=False), parts.to_series(1)
+    nothing = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(cells))
+    plain = pl.DataFrame({"job": job, "task": nothing, "spec": nothing.cast(pl.String), "het": nothing, "step": step})
+    odd = job.is_null() | (job < 0) | step.str.contains(r"[^A-Za-z0-9]").fill_null(value=False) | (step == "")
+    where = odd.fill_null(value=True).arg_true()
+    if where.is_empty():
+        return plain
+    groups = cells.gather(where).str.extract_groups(jobid.PATTERN).struct.unnest()
+    groups.columns = plain.columns
+    return plain.select(
+        plain[name].scatter(where, groups[name].cast(plain[name].dtype)).alias(name) for name in plain.columns
+    )
 
 
 def _coalesce(*series: pl.Series | None) -> pl.Series:

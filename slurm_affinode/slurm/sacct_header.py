@@ -108,4 +108,4 @@ def _header(line: str, delimiter: str | None) -> Header | None:
     for name in names:
         times = sum(seen.partition("#")[0] == name for seen in unique)
         unique.append(f"{name}#{times + 1}" if times else name)
-    return Header(tuple(unique), delimiter, trailing)
+    return Header(tuple(unique), delimiter if len(unique) > 1 or trailing else None, trailing)

@@ -93,15 +93,17 @@ def _cut(buffer: bytes, header: Header) -> int:
     return 0
 
 
-def _lines(buffer: bytes, text: str) -> pl.Series:
-    """The lines of ``text``, empty ones as empty strings. NUL separates nothing: the input has none."""
-    data = buffer if len(buffer) == len(text) else text.encode()
-    if not data.strip(b"\n"):
-        return pl.Series("lines", [""] * data.count(b"\n"), dtype=pl.String)
-    frame = pl.read_csv(
-        io.BytesIO(data), separator="\0", quote_char=None, has_header=False, new_columns=["lines"], infer_schema=False
+def _lines(data: bytes) -> pl.Series:
+    """The lines of ``data``, empty ones as empty strings. NUL separates nothing: the input has none."""
+    if data.count(b"\n") == len(data):
+        return pl.Series("lines", [""] * len(data), dtype=pl.String)
+    return _csv(data, "\0", ["lines"])["lines"].fill_null("")
+
+
+def _csv(data: bytes, separator: str, names: list[str]) -> pl.DataFrame:
+    return pl.read_csv(
+        io.BytesIO(data), separator=separator, quote_char=None, has_header=False, new_columns=names, infer_schema=False
     )
-    return frame["lines"].fill_null("")
 
 
 def _header_lines(lines: pl.Series, delimiter: str | None) -> list[tuple[int, Header]]:
@@ -110,55 +112,65 @@ def _header_lines(lines: pl.Series, delimiter: str | None) -> list[tuple[int, He
     return [(i, header) for i, header in found if header is not None]
 
 
-def _decode(buffer: bytes) -> tuple[str, int]:
+def _utf8(data: bytes) -> tuple[bytes, int]:
+    """``data`` as UTF-8, bytes that are not written as ``\\xNN``, and how many those were."""
     try:
-        return buffer.decode("utf-8"), 0
+        if not data.isascii():
+            data.decode("utf-8")
     except UnicodeDecodeError:
         wrong = 0
 
-        def replace(error: UnicodeError) -> tuple[str | bytes, int]:
+        def count(error: UnicodeError) -> tuple[str | bytes, int]:
             nonlocal wrong
             assert isinstance(error, UnicodeDecodeError)  # noqa: S101 - decoding raises nothing else
             wrong += error.end - error.start
             return codecs.backslashreplace_errors(error)
 
-        codecs.register_error("slurm_affinode.count", replace)
-        return buffer.decode("utf-8", "slurm_affinode.count"), wrong
+        codecs.register_error("slurm_affinode.count", count)
+        return data.decode("utf-8", "slurm_affinode.count").encode(), wrong
+    return data, 0
 
 
 def _blocks(buffer: bytes, header: Header, first_line: int, delimiter: str | None) -> tuple[list[Block], Header]:
     """Split at headers in the middle (of files put one after the other); also the header that is in force then."""
-    if not buffer.strip(b"\n"):
+    if not buffer:
         return [], header
-    text, wrong = _decode(buffer)
-    lines = _lines(buffer if not wrong else text.encode(), text)
+    data, wrong = _utf8(buffer)
+    lines = _lines(data)
     headers = _header_lines(lines, delimiter)
+    if not headers:
+        block = _block(lines, header, first_line, complete=buffer.endswith(b"\n"), data=data)
+        return [replace(block, not_utf8=wrong)], header
     bounds = [(-1, header), *headers, (len(lines), header)]
     blocks: list[Block] = []
     for (at, current), (end, _) in itertools.pairwise(bounds):
         if end > at + 1:
             complete = end < len(lines) or buffer.endswith(b"\n")
-            blocks.append(_split(lines.slice(at + 1, end - at - 1), current, first_line + at + 1, complete))
-    if blocks and wrong:
+            part = lines.slice(at + 1, end - at - 1)
+            blocks.append(_block(part, current, first_line + at + 1, complete=complete))
+    if blocks:
         blocks[0] = replace(blocks[0], not_utf8=wrong)
-    return blocks, headers[-1][1] if headers else header
+    return blocks, headers[-1][1]
 
 
-def _split(lines: pl.Series, header: Header, first_line: int, complete: bool) -> Block:
-    if header.delimiter is None:
-        regular = lines != ""
-    else:
-        regular = lines.str.count_matches(header.delimiter, literal=True) == header.delimiters
+def _block(lines: pl.Series, header: Header, first_line: int, *, complete: bool, data: bytes | None = None) -> Block:
+    """Split ``lines``; ``data`` are the same lines as bytes, where they are at hand."""
+    total = len(lines)
+    regular = (
+        lines != ""
+        if header.delimiter is None
+        else lines.str.count_matches(header.delimiter, literal=True) == header.delimiters
+    )
+    numbers = pl.int_range(first_line, first_line + total, eager=True, dtype=pl.Int64).alias(LINE)
+    last = first_line + total - 1
+    if regular.all():
+        cells = _cells(lines, header, data).insert_column(0, numbers)
+        return Block(cells, header, unfinished=None if complete else last)
     slow = SlowPath(lines, header, first_line)
-    if not regular.all():
-        slow.run((~regular).arg_true().to_list())
-        if slow.taken:
-            regular = regular.scatter(sorted(slow.taken), [False] * len(slow.taken))
-    numbers = pl.int_range(first_line, first_line + len(lines), eager=True, dtype=pl.Int64).alias(LINE)
-    if not regular.all():
-        lines, numbers = lines.filter(regular), numbers.filter(regular)
-    last = first_line + slow.total - 1
-    cells = _cells(lines, header).insert_column(0, numbers)
+    slow.run((~regular).arg_true().to_list())
+    if slow.taken:
+        regular = regular.scatter(sorted(slow.taken), [False] * len(slow.taken))
+    cells = _cells(lines.filter(regular), header, None).insert_column(0, numbers.filter(regular))
     if slow.rows:
         extra = pl.DataFrame(slow.rows, schema=dict.fromkeys(header.names, pl.String), orient="row")
         extra.insert_column(0, pl.Series(LINE, slow.row_lines, dtype=pl.Int64))
@@ -167,11 +179,16 @@ def _split(lines: pl.Series, header: Header, first_line: int, complete: bool) ->
     return Block(cells, header, tuple(slow.problems), slow.continued, slow.repaired, unfinished=unfinished)
 
 
-def _cells(lines: pl.Series, header: Header) -> pl.DataFrame:
+def _cells(lines: pl.Series, header: Header, data: bytes | None) -> pl.DataFrame:
+    """The cells of regular lines. Empty cells are empty strings or null, whichever was quicker to make."""
     if header.delimiter is None:
         return pl.DataFrame({header.names[0]: lines})
-    if header.delimiters == 0 or lines.is_empty():
+    if lines.is_empty():
         return pl.DataFrame(schema=dict.fromkeys(header.names, pl.String))
-    columns = lines.str.split_exact(header.delimiter, header.delimiters).struct.unnest()
-    columns.columns = [*header.names, "#trailing"] if header.trailing else list(header.names)
+    names = [*header.names, "#trailing"] if header.trailing else list(header.names)
+    if data is not None and len(header.delimiter.encode()) == 1:
+        columns = _csv(data, header.delimiter, names)
+    else:
+        columns = lines.str.split_exact(header.delimiter, header.delimiters).struct.unnest()
+        columns.columns = names
     return columns.select(header.names)
