@@ -48,6 +48,9 @@ def parse_url(text_url: str) -> URL:
         raise ConfigError("the URL of the store is empty", hint="leave it out to use SQLite in the state directory")
     if "://" not in given:
         return URL.create("sqlite", database=str(Path(given).expanduser()))
+    if given.startswith("sqlite:///") and given != "sqlite:///:memory:":
+        # Taken as it is: a directory may be called "50%" or "why?".
+        return URL.create("sqlite", database=given.removeprefix("sqlite:///"))
     try:
         url = make_url(given)
     except (ArgumentError, ValueError):
@@ -59,9 +62,7 @@ def parse_url(text_url: str) -> URL:
     url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
     backend = url.get_backend_name()
     if backend == "sqlite":
-        if not url.database or url.database == ":memory:":
-            raise ConfigError("a store in memory would be gone at once", hint="name a file: sqlite:////PATH/FILE")
-        return url
+        raise ConfigError(f"{url.drivername}: names no file", hint="name one: sqlite:////PATH/FILE")
     if backend not in ("postgresql", "mariadb"):
         raise ConfigError(f"{url.drivername}: not a database that can hold the store", hint=_known())
     if not url.database:
@@ -84,10 +85,13 @@ def shown(url: URL) -> str:
     return clean(f"{url.get_backend_name()}://{user}{where}{port}/{url.database}")
 
 
-def connect(url: URL) -> Engine:
-    """An engine for ``url``. Nothing is contacted yet, but the directory of a SQLite file is made."""
+def connect(url: URL, *, create: bool = True) -> Engine:
+    """An engine for ``url``. No server is contacted yet.
+
+    The directory of a SQLite file is made; with ``create`` off, a file that is not there is an ``UnreachableError``.
+    """
     if url.get_backend_name() == "sqlite":
-        return _sqlite(url)
+        return _sqlite(url, create=create)
     try:
         if url.get_backend_name() == "postgresql":
             return create_engine(url, pool_size=2, connect_args={"connect_timeout": 15})
@@ -103,8 +107,12 @@ def connect(url: URL) -> Engine:
         raise ConfigError(f"{shown(url)}: cannot be used: {clean(str(error))}") from error
 
 
-def _sqlite(url: URL) -> Engine:
+def _sqlite(url: URL, *, create: bool) -> Engine:
     path = Path(str(url.database))
+    if not create and not path.exists():
+        raise UnreachableError(
+            f"{path}: there is no store yet", hint="the first ingest makes it, or: slurm-affinode db upgrade"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

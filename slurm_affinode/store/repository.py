@@ -32,13 +32,14 @@ class Repository:
         self._engine = engine
 
     @classmethod
-    def open(cls, url: str, *, upgrade: bool = True) -> Self:
+    def open(cls, url: str, *, upgrade: bool = True, create: bool = True) -> Self:
         """Open the store at ``url`` (see ``engine.parse_url``) and apply pending migrations.
 
-        With ``upgrade`` off nothing is written and the schema may be an old one. Raises ``ConfigError`` for a URL that
+        With ``upgrade`` off nothing is written and the schema may be an old one; with ``create`` off a SQLite file that
+        does not exist is an ``UnreachableError`` in place of a new, empty store. Raises ``ConfigError`` for a URL that
         cannot be, ``UnreachableError`` where there is no answer, ``AffinodeError`` for a store of a newer release.
         """
-        engine = connect(parse_url(url))
+        engine = connect(parse_url(url), create=create)
         try:
             with translated(engine):
                 if upgrade and migrate.status(engine).pending:

@@ -22,6 +22,7 @@ from slurm_affinode.store.repository import Repository
         ("/var/lib/a.sqlite", "sqlite", "/var/lib/a.sqlite"),
         ("sqlite:////var/lib/a.sqlite", "sqlite", "/var/lib/a.sqlite"),
         ("a.db", "sqlite", "a.db"),
+        ("sqlite:////tmp/50%/why?/a#b.sqlite", "sqlite", "/tmp/50%/why?/a#b.sqlite"),
         ("postgresql://u:s3cret@h/d", "postgresql+psycopg", "postgresql://u@h/d"),
         ("postgres://u:s3cret@h:99/d", "postgresql+psycopg", "postgresql://u@h:99/d"),
         ("postgresql:///d?host=/run/pg&password=s3cret", "postgresql+psycopg", "postgresql:///run/pg/d"),
@@ -41,8 +42,8 @@ def test_urls_choose_the_driver_and_are_shown_without_password(given, driver, pe
     ("given", "said"),
     [
         ("", "is empty"),
-        ("sqlite://", "in memory"),
-        ("sqlite:///:memory:", "in memory"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
         ("postgresql://u:s3cret@h:port/d", "cannot be read"),
         ("postgresql://u:s3cret@h", "names no database"),
         ("oracle://u:s3cret@h/d", "oracle: not a database that can hold the store"),

@@ -1,0 +1,85 @@
+"""``slurm-affinode db``: the relational store."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from slurm_affinode.cli.options import config_options, json_option, print_json, print_table
+from slurm_affinode.config import Config
+from slurm_affinode.store.repository import Repository
+
+_EPILOG = """\b
+The store is SQLite in the state directory unless --db (or the key store.db, or SLURM_AFFINODE_DB) says otherwise:
+  slurm-affinode db status
+  slurm-affinode db upgrade --db postgresql://affinode@db.example.org/affinode
+  slurm-affinode db upgrade --db mariadb://affinode@localhost/affinode
+PostgreSQL and MariaDB need an empty database and a user that may create tables in it.
+"""
+
+
+@click.group(epilog=_EPILOG)
+def db() -> None:
+    """Upgrade or inspect the relational store.
+
+    Every command that opens the store upgrades its schema where that is due; "upgrade" does it alone, for example
+    with a user that has more rights.
+    """
+
+
+@db.command()
+@config_options
+@json_option
+def upgrade(config: Config, as_json: bool) -> None:
+    """Apply pending migrations. Safe to run again, and by several at once."""
+    with Repository.open(config.db_url, upgrade=False) as repository:
+        applied = repository.upgrade()
+        version = repository.schema().version
+        where = repository.where
+    if as_json:
+        print_json({"store": where, "version": version, "applied": [migration.name for migration in applied]})
+        return
+    for migration in applied:
+        click.echo(f"applied {migration.name}")
+    click.echo(f"{where}: schema {version}" + ("" if applied else ", nothing to do"))
+
+
+@db.command()
+@config_options
+@json_option
+def status(config: Config, as_json: bool) -> None:
+    """Show the schema version and how much the store holds. Nothing is created or changed.
+
+    Exit status 1 where migrations are pending.
+    """
+    with Repository.open(config.db_url, upgrade=False, create=False) as repository:
+        schema = repository.schema()
+        counts = repository.counts() if not schema.pending else None
+        where = repository.where
+    pending = [migration.name for migration in schema.pending]
+    if as_json:
+        facts = {} if counts is None else {name: getattr(counts, name) for name in counts.__dataclass_fields__}
+        print_json({"store": where, "version": schema.version, "pending": pending, **facts})
+    else:
+        rows: list[tuple[str, object]] = [("store", where), ("schema", schema.version)]
+        if pending:
+            rows.append(("pending", f"{', '.join(pending)} (slurm-affinode db upgrade)"))
+        if counts is not None:
+            rows += [
+                ("size", f"{counts.size_bytes / 2**20:.1f} MiB"),
+                ("job runs", f"{counts.jobs} ({counts.gpu_jobs} with GPUs, {counts.running_jobs} running)"),
+                ("from, to", f"{_time(counts.first)}, {_time(counts.last)}"),
+                ("clusters", ", ".join(counts.clusters) or "none"),
+                ("steps", counts.steps),
+                ("recorded GPUs", counts.allocation_gpus),
+                ("ingests", counts.ingests),
+                ("reports", counts.reports),
+            ]
+        print_table(("", ""), rows)
+    if pending:
+        raise SystemExit(1)
+
+
+def _time(moment: datetime | None) -> str:
+    return "-" if moment is None else f"{moment:%Y-%m-%dT%H:%M:%SZ}"
