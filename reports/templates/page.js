@@ -32,8 +32,7 @@
       if (head.classList.contains("picture")) { return; }
       var button = document.createElement("button");
       button.type = "button";
-      button.textContent = head.textContent;
-      head.textContent = "";
+      button.append.apply(button, Array.prototype.slice.call(head.childNodes));
       head.appendChild(button);
       var first = head.classList.contains("number") ? -1 : 1;
       button.addEventListener("click", function () { sort(table, head, column, first); });

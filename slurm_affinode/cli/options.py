@@ -126,3 +126,14 @@ def progress(description: str, total: int | None, *, quiet: bool = False) -> Ite
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task(description, total=total)
         yield lambda step=1: bar.advance(task, step)  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def stages(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show on standard error, while a terminal is there, what is being done; yield a function that is told it."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status("starting") as status:
+        yield lambda message: status.update(printable(message))

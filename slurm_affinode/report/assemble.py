@@ -7,18 +7,17 @@ from slurm_affinode.report import evidence, headline, pictures, tables
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import render as rendering
 from slurm_affinode.report.context import ReportContext
+from slurm_affinode.report.figure import Series, legend_list
+from slurm_affinode.report.measures import STATES
 
 JOB_ROWS = 1000
 """Rows of the table of all jobs: what keeps the page small and a browser quick."""
 
 
-def build_context(
-    result: WasteResult, *, title: str = "GPU waste report", top: int = 20, csv_name: str | None = None
-) -> ReportContext:
+def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | None = None) -> ReportContext:
     """Everything that the page shows. ``top``: rows of the tables of users, ... and worst jobs; ``csv_name``: the file
     that holds all jobs, if one is written."""
     query = result.query
-    split, legend = headline.split(result)
     span = fmt.duration((query.until - query.since).total_seconds())
     worst = tables.worst(result, top)
     return ReportContext(
@@ -27,13 +26,13 @@ def build_context(
         scope=evidence.scope(query),
         answer=headline.answer(result),
         findings=headline.findings(result),
-        split=split,
-        legend=legend,
+        split=headline.split(result),
         cards=headline.cards(result),
         money_note=headline.money_note(result),
         over_time=pictures.over_time(result),
         partitions=pictures.group_bars(result, "partition", "By partition", "partition"),
         models=pictures.group_bars(result, "gpu_model", "By GPU model", "GPU model"),
+        state_legend=legend_list([Series(label, [], state) for state, label in STATES]),
         groups=tables.groups(result, top),
         worst=worst,
         worst_note="" if worst else "No job had idle GPU time that could be measured.",
@@ -50,9 +49,7 @@ def build_context(
     )
 
 
-def render_report(
-    result: WasteResult, *, title: str = "GPU waste report", top: int = 20, csv_name: str | None = None
-) -> str:
+def render_report(result: WasteResult, *, title: str, top: int, csv_name: str | None = None) -> str:
     """The report as one self-contained HTML page."""
     context = build_context(result, title=title, top=top, csv_name=csv_name)
     return rendering.page("report.html.j2", title=title, generated=result.generated, r=context)

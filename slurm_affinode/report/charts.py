@@ -86,13 +86,15 @@ def stacked_time(
     axis = value_axis(max(totals))
     width = 100 * step_s / span
     gap = width * 0.16 if len(starts) <= 62 else 0.0
-    body = [horizontal_grid(axis, _PLOT, _TOP, unit)]
+    bars = []
     for i, start in enumerate(starts):
         x = 100 * (start - first).total_seconds() / span
         tip = f"{fmt.moment(start)} UTC: " + ", ".join(f"{s.label} {value(s.values[i])}" for s in series)
         stack = _stack(axis, [(s.values[i], s.fill) for s in series], x + gap / 2, width - gap)
         hit = f'<rect class="hit" x="{num(x)}%" y="{_TOP}" width="{num(width)}%" height="{_PLOT}"/>'
-        body.append(Markup('<g class="bucket"><title>{}</title>{}{}</g>').format(tip, Markup(hit), stack))  # noqa: S704
+        bars.append(Markup('<g class="bucket"><title>{}</title>{}{}</g>').format(tip, Markup(hit), stack))  # noqa: S704
+    dense = Markup('<g class="{}">{}</g>').format("sparse" if gap else "dense", Markup("").join(bars))
+    body = [horizontal_grid(axis, _PLOT, _TOP, unit), dense]
     for tick in time_ticks(first, last):
         x = 100 * (tick.at - first).total_seconds() / span
         kind = "start" if x < 3 else "end" if x > 97 else ""
@@ -267,7 +269,7 @@ def strip(label: str, slots: Sequence[Sequence[tuple[float, str]]]) -> Markup:
             j += 1
         done = 0.0
         for share, fill in slots[i]:
-            body.append(rect(i * width, 28 * (1 - done - share), (j - i) * width, 28 * share, fill))
+            body.append(rect(i * width, 28 * (1 - done - share), (j - i) * width + 0.1, 28 * share, fill))
             done += share
         i = j
     return Markup(

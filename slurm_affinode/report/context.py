@@ -13,6 +13,7 @@ class Card:
 
     label: str
     value: str
+    unit: str = ""
     sub: str = ""
     help: str | None = None
     kind: str = ""
@@ -26,7 +27,10 @@ class Column:
 
     label: str
     kind: str = "text"
+    unit: str = ""
     title: str = ""
+    sorted: str = ""
+    """``descending`` where the rows come in that order of this column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class Table:
     sortable: bool = True
     filterable: bool = False
     note: str = ""
+    bare: bool = False
+    """The caption is only for screen readers, since a heading above the table says the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +131,12 @@ class ReportContext:
     answer: Answer
     findings: tuple[str, ...]
     split: Markup
-    legend: Markup
     cards: tuple[Card, ...]
     money_note: str
     over_time: Markup
     partitions: Markup
     models: Markup
+    state_legend: Markup
     groups: tuple[Group, ...]
     worst: Table | None
     worst_note: str

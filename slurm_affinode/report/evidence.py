@@ -20,7 +20,7 @@ _MAPPING_WORDS = {
     "whole-node": "the whole node was the job's",
     "unknown": "not found: all its time is unknown",
 }
-_MAPPING_FILLS = {"labels": "1", "recorded": "3", "whole-node": "5", "unknown": "unknown"}
+_MAPPING_FILLS = {"labels": "1", "recorded": "2", "whole-node": "3", "unknown": "unknown"}
 
 
 def quality_facts(result: WasteResult) -> tuple[Fact, ...]:

@@ -10,7 +10,6 @@ from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.context import Answer, Card
-from slurm_affinode.report.figure import legend_list
 from slurm_affinode.report.measures import STATES, help_for, known, shown
 
 
@@ -78,19 +77,17 @@ def _jobs_concentration(result: WasteResult, idle: float) -> str:
     return f"Half of the idle time is in {_runs(half)} of {fmt.count(result.jobs.height)}."
 
 
-def split(result: WasteResult) -> tuple[Markup, Markup]:
-    """The bar of all allocated hours by state, and its key with hours and shares."""
+def split(result: WasteResult) -> Markup:
+    """The bar of all allocated hours by state; the cards below it are its key."""
     allocated = known(result.total, "gpu_hours_allocated") or 0.0
-    parts, labelled = [], []
+    parts, said = [], []
     for state, label in STATES:
         value = known(result.total, f"gpu_hours_{state}")
         share = f", {fmt.percent(value / allocated)}" if value is not None and allocated else ""
         parts.append(charts.Series(label, [value], state))
-        labelled.append(charts.Series(f"{label} {fmt.hours(value)}{share}", [], state))
-    summary = "; ".join(s.label for s in labelled)
-    words = charts.Words("split", "Allocated GPU-hours by what the GPUs did", summary)
-    bar = charts.split(words, parts, value=lambda v: fmt.hours(v, "GPU-h"))
-    return bar, legend_list(labelled) if bar else Markup("")
+        said.append(f"{label} {fmt.hours(value, 'GPU-h')}{share}")
+    words = charts.Words("split", "Allocated GPU-hours by what the GPUs did", "; ".join(said) + ".")
+    return charts.split(words, parts, value=lambda v: fmt.hours(v, "GPU-h"))
 
 
 def cards(result: WasteResult) -> tuple[Card, ...]:
@@ -102,8 +99,8 @@ def cards(result: WasteResult) -> tuple[Card, ...]:
         _card(result, "gpu_hours_allocated", "Allocated", f"{_runs(total.get('jobs'))}, {fmt.count(users)} users"),
         *(_state_card(result, state, label, allocated) for state, label in STATES),
         _card(result, "idle_cost", "Cost of the idle hours", _of(shown(total, "cost", currency))),
-        _card(result, "idle_mem_gib_h", "Memory-time held while idle", _of(shown(total, "mem_gib_h"))),
-        _card(result, "idle_energy_kwh", "Energy drawn while idle", _of(shown(total, "energy_kwh"))),
+        _card(result, "idle_mem_gib_h", "Memory held while idle", _of(shown(total, "mem_gib_h"))),
+        _card(result, "idle_energy_kwh", "Energy while idle", _of(shown(total, "energy_kwh"))),
         _card(result, "util_mean_pct", "Mean utilization", "over time, where given"),
         _card(result, "unallocated_gpu_hours", "Not allocated", "GPUs seen, held by no known job"),
     ]
@@ -117,9 +114,11 @@ def _of(whole: str) -> str:
 
 
 def _card(result: WasteResult, key: str, label: str, sub: str, kind: str = "") -> Card:
-    value = shown(result.total, key, result.currency)
-    unknown = value == fmt.UNKNOWN
-    return Card(label, value, "" if unknown else sub, help_for(key), kind, unknown)
+    text = shown(result.total, key, result.currency)
+    if text == fmt.UNKNOWN:
+        return Card(label, text, "", "", help_for(key), kind, unknown=True)
+    value, _, unit = (text, "", "") if key.endswith("cost") else text.partition(fmt.NBSP)
+    return Card(label, value, unit, sub, help_for(key), kind)
 
 
 def _state_card(result: WasteResult, state: str, label: str, allocated: float | None) -> Card:

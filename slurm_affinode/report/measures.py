@@ -74,10 +74,11 @@ def cell(row: Row, key: str) -> Cell:
     return Cell(_text(value, key, "", unit=False), "number", sort=f"{value:.6g}")
 
 
-def column(key: str, label: str) -> Column:
-    """The heading of a column of the measure, with its help as a title."""
+def column(key: str, label: str, unit: str = "") -> Column:
+    """The heading of a column of the measure, with its help as a title. Rows come by idle hours."""
     metric = metrics.load().get(key)
-    return Column(label, "number", metric.help if metric else "")
+    order = "descending" if key == "gpu_hours_idle" else ""
+    return Column(label, "number", unit, metric.help if metric else "", order)
 
 
 def help_for(key: str) -> str | None:

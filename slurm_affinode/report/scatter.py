@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from slurm_affinode.report.figure import (
     figure,
     horizontal_grid,
     num,
+    rect,
     svg,
     text,
     value_axis,
@@ -52,8 +54,8 @@ def scatter(
     thing: str = "jobs",
     note: str | None = None,
 ) -> Markup:
-    """Points over two axes from 0. Above ``MAX_POINTS`` each cell of a grid is drawn the fuller the more it holds,
-    in the fill that most of its points have."""
+    """Points over two axes from 0. Above ``MAX_POINTS`` each cell of a grid is drawn the stronger the more it
+    holds, in the fill that most of its points have."""
     if not points:
         return empty(words, "Nothing was measured that has both figures.")
     across = value_axis(x_max or max(p.x for p in points), ticks=5)
@@ -71,7 +73,7 @@ def scatter(
         svg(words, _TOP + _PLOT + 48, body),
         legend=legend,
         numbers=_coarse(points, across, up, f"{y_label} \\ {x_label}", f"{words.title}: number of {thing}"),
-        note=note or (f"Larger marks: more {thing} at that place." if dense else None),
+        note=note or (f"Stronger colour: more {thing} at that place." if dense else None),
     )
 
 
@@ -91,18 +93,21 @@ def _cell(value: float, top: float, cells: int) -> int:
 
 
 def _density(points: Sequence[Point], across: ValueAxis, up: ValueAxis, thing: str) -> Markup:
+    """Cells in five strengths; equal steps of the square root of the count, so that single points are still seen."""
     cells: dict[tuple[int, int], Counter[str]] = {}
     for p in points:
         key = (_cell(p.x, across.top, _COLUMNS), _cell(p.y, up.top, _ROWS))
         cells.setdefault(key, Counter())[p.fill] += 1
     most = max(c.total() for c in cells.values())
-    mark = Markup('<circle class="p f-{}" cx="{}%" cy="{}" r="{}"><title>{}</title></circle>')
+    mark = Markup('<g class="o{}"><title>{}</title>{}</g>')
     drawn = []
     for (column, row), fills in sorted(cells.items()):
         tip = f"{fmt.count(fills.total())} {thing}"
-        x, y = 100 * (column + 0.5) / _COLUMNS, _TOP + _PLOT * (1 - (row + 0.5) / _ROWS)
-        radius = 1.2 + 5.5 * (fills.total() / most) ** 0.5
-        drawn.append(mark.format(fills.most_common(1)[0][0], num(x), num(y), num(radius), tip))
+        x, y = 100 * column / _COLUMNS, _TOP + _PLOT * (1 - (row + 1) / _ROWS)
+        strength = max(1, math.ceil(5 * (fills.total() / most) ** 0.5))
+        drawn.append(
+            mark.format(strength, tip, rect(x, y, 96 / _COLUMNS, 0.93 * _PLOT / _ROWS, fills.most_common(1)[0][0]))
+        )
     return Markup("").join(drawn)
 
 

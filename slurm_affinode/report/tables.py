@@ -16,6 +16,11 @@ from slurm_affinode.report.measures import STATES, Row, cell, column, known
 
 _NAME_LENGTH = 40
 _TITLE_LENGTH = 160
+_IDLE = ("gpu_hours_idle", "Idle", "GPU-h")
+_IDLE_SHARE = ("idle_fraction", "Idle share", "")
+_ALLOCATED = ("gpu_hours_allocated", "Allocated", "GPU-h")
+_UNKNOWN = ("gpu_hours_unknown", "Unknown", "GPU-h")
+_LIFE = Column("What its GPUs did", "picture", "from start to end, UTC")
 _WHO = {
     "user": ("Users", "user"),
     "account": ("Accounts", "account"),
@@ -46,27 +51,25 @@ def _group(result: WasteResult, key: str, title: str, one: str, top: int) -> Gro
     wide = key in ("user", "account")
     with_cost = known(result.total, "idle_cost") is not None
     measures = [
-        ("gpu_hours_idle", "Idle, GPU-h"), ("idle_fraction", "Idle share"), ("gpu_hours_allocated", "Allocated, GPU-h"),
-        *([("gpu_hours_unknown", "Unknown, GPU-h"), ("idle_mem_gib_h", "Idle memory-time")] if wide else []),
-        *([("idle_cost", _cost_label(result))] if wide and with_cost else []),
-        ("jobs", "Runs"),
+        _IDLE, _IDLE_SHARE, _ALLOCATED,
+        *([_UNKNOWN, ("idle_mem_gib_h", "Memory held while idle", "")] if wide else []),
+        *([("idle_cost", "Idle cost", result.currency)] if wide and with_cost else []),
+        ("jobs", "Runs", ""),
     ]  # fmt: skip
     shown = frame.head(top)
     largest = max((known(row, "gpu_hours_allocated") or 0.0 for row in shown.iter_rows(named=True)), default=0.0)
     rows = tuple(
         (name_cell(row["name"]), Cell(kind="picture", picture=_meter(row, largest)),
-         *(cell(row, m) for m, _ in measures))
+         *(cell(row, m) for m, _, _ in measures))
         for row in shown.iter_rows(named=True)
     )  # fmt: skip
     columns = (Column(one.capitalize() if one != "QOS" else one), Column("What the GPUs did", "picture"))
     caption = f"{title} by idle GPU-hours"
     note = f"The first {fmt.count(top)} of {fmt.count(frame.height)}." if frame.height > top else ""
-    table = Table(f"by-{key}-table", caption, (*columns, *(column(m, label) for m, label in measures)), rows, note=note)
+    table = Table(
+        f"by-{key}-table", caption, (*columns, *(column(*measure) for measure in measures)), rows, note=note, bare=True
+    )
     return Group(key, title, "", table)
-
-
-def _cost_label(result: WasteResult) -> str:
-    return f"Idle cost, {result.currency}" if result.currency else "Idle cost"
 
 
 def _meter(row: Row, largest: float) -> Markup:
@@ -84,20 +87,19 @@ def worst(result: WasteResult, top: int) -> Table | None:
     strips = _strips(result.timelines)
     with_cost = known(result.total, "idle_cost") is not None
     measures = [
-        ("gpu_hours_idle", "Idle, GPU-h"), ("idle_fraction", "Idle share"), ("longest_idle_s", "Longest idle"),
-        ("fb_mean_gib", "Mean memory per GPU, GiB"),
-        *([("idle_cost", _cost_label(result))] if with_cost else []),
+        _IDLE, _IDLE_SHARE, ("longest_idle_s", "Longest idle", ""), ("fb_mean_gib", "Mean memory", "GiB per GPU"),
+        *([("idle_cost", "Idle cost", result.currency)] if with_cost else []),
     ]  # fmt: skip
     rows = tuple(
         (_job_cell(row), name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), _NAME_LENGTH)), _gpus_cell(row),
-         _life_cell(row, strips), *(cell(row, m) for m, _ in measures))
+         _life_cell(row, strips), *(cell(row, m) for m, _, _ in measures))
         for row in frame.iter_rows(named=True)
     )  # fmt: skip
-    columns = (Column("Job"), Column("User, account"), Column("GPUs"), Column("From start to end", "picture"))
+    columns = (Column("Job", unit="name"), Column("User", unit="account"), Column("GPUs", unit="model"), _LIFE)
     return Table(
         "worst-jobs",
         "Job runs with most idle GPU-hours",
-        (*columns, *(column(m, label) for m, label in measures)),
+        (*columns, *(column(*measure) for measure in measures)),
         rows,
     )
 
@@ -144,14 +146,24 @@ def _job_cell(row: Row) -> Cell:
 
 def _gpus_cell(row: Row) -> Cell:
     gpus = "?" if row["gpus"] is None else fmt.count(row["gpus"])
-    model = "" if row["gpu_model"] is None else fmt.clip(fmt.visible(row["gpu_model"]), _NAME_LENGTH)
-    return Cell(gpus, "text", sort=str(row["gpus"] or 0), sub=model)
+    model = "" if row["gpu_model"] is None else fmt.clip(short_model(row["gpu_model"]), _NAME_LENGTH)
+    return Cell(gpus, "short", sort=str(row["gpus"] or 0), sub=model)
+
+
+def short_model(model: str) -> str:
+    """The model without the maker that all of them share."""
+    return fmt.visible(model.removeprefix("NVIDIA "))
+
+
+def _start_cell(row: Row) -> Cell:
+    start: datetime | None = row["start"]
+    sort = None if start is None else str(int(start.timestamp()))
+    return Cell(fmt.moment(start), "short", sort=sort, sub=fmt.name(row["state"]))
 
 
 _ALL_MEASURES = (
-    ("gpu_hours_allocated", "Allocated, GPU-h"), ("gpu_hours_idle", "Idle, GPU-h"), ("idle_fraction", "Idle share"),
-    ("gpu_hours_busy", "Busy, GPU-h"), ("gpu_hours_unknown", "Unknown, GPU-h"), ("util_mean_pct", "Mean util."),
-    ("fb_peak_gib", "Peak memory, GiB"),
+    _ALLOCATED, _IDLE, _IDLE_SHARE, ("gpu_hours_busy", "Busy", "GPU-h"), _UNKNOWN,
+    ("util_mean_pct", "Mean utilization", ""), ("fb_peak_gib", "Peak memory", "GiB"),
 )  # fmt: skip
 
 
@@ -160,8 +172,8 @@ def all_jobs(result: WasteResult, limit: int, csv_name: str | None) -> Table | N
     if result.jobs.height == 0:
         return None
     columns = (
-        Column("Job"), Column("User, account"), Column("Partition, QOS"), Column("State"), Column("Start"),
-        Column("GPUs"), *(column(m, label) for m, label in _ALL_MEASURES),
+        Column("Job", unit="name"), Column("User", unit="account"), Column("Partition", unit="QOS"),
+        Column("GPUs", unit="model"), Column("Start (UTC)", unit="state"), *(column(*m) for m in _ALL_MEASURES),
     )  # fmt: skip
     rows = tuple(_all_rows(result.jobs.head(limit)))
     more = result.jobs.height - len(rows)
@@ -178,15 +190,13 @@ def _left_out(rows: int, more: int, csv_name: str | None) -> str:
 
 def _all_rows(frame: pl.DataFrame) -> Iterable[tuple[Cell, ...]]:
     for row in frame.iter_rows(named=True):
-        start: datetime | None = row["start"]
         yield (
             _job_cell(row),
             name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), _NAME_LENGTH)),
             name_cell(
                 row["partition"], sub="" if row["qos"] is None else fmt.clip(fmt.visible(row["qos"]), _NAME_LENGTH)
             ),
-            Cell(fmt.name(row["state"]), "text state"),
-            Cell(fmt.moment(start), "short", sort=None if start is None else start.isoformat()),
             _gpus_cell(row),
-            *(cell(row, measure) for measure, _ in _ALL_MEASURES),
+            _start_cell(row),
+            *(cell(row, measure) for measure, _, _ in _ALL_MEASURES),
         )

@@ -1,0 +1,137 @@
+"""From the store and the GPU history to an analysis and a report: the sequence that commands share.
+
+``analyse_stored`` reads and analyses; ``build_report`` does that and writes ``report.html``, ``summary.json`` and CSV.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars as pl
+
+from slurm_affinode.analysis import prices, waste
+from slurm_affinode.analysis.result import Thresholds, WasteQuery, WasteResult
+from slurm_affinode.config import Config
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.history.store import SampleStore
+from slurm_affinode.report import build
+from slurm_affinode.report import format as fmt
+from slurm_affinode.report.build import WrittenReport
+from slurm_affinode.store.repository import Repository
+
+Step = Callable[[str], None]
+"""Told what begins, e.g. to a progress display."""
+
+
+class NoAccountingError(AffinodeError):
+    """No job ran in the asked interval, or the filters leave none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """How a report looks."""
+
+    title: str = build.DEFAULT_TITLE
+    top: int = build.DEFAULT_TOP
+    """Rows of the tables of users, accounts, ... and of the most wasteful jobs."""
+    csv: bool = False
+
+
+def thresholds(config: Config, *, idle_pct: float | None = None, low_pct: float | None = None) -> Thresholds:
+    """The thresholds of the configuration, overridden; ``AffinodeError`` unless 0 <= idle <= low <= 100.
+
+    A low threshold that was not asked for is raised to an idle threshold above it.
+    """
+    idle = config.idle.idle_pct if idle_pct is None else idle_pct
+    low = max(config.idle.low_pct, idle) if low_pct is None else low_pct
+    if not 0 <= idle <= low <= 100:
+        raise AffinodeError(
+            f"thresholds: idle {idle:g} %, low {low:g} %: needs 0 <= idle <= low <= 100",
+            hint="choose --idle-pct at most as large as --low-pct",
+        )
+    return Thresholds(idle, low, config.idle.max_gap_steps)
+
+
+def build_report(
+    config: Config,
+    query: WasteQuery,
+    out: Path,
+    *,
+    options: ReportOptions = ReportOptions(),
+    now: datetime | None = None,
+    step: Step | None = None,
+) -> WrittenReport:
+    """Analyse what is stored for ``query`` and write its report into ``out``. Raises ``AffinodeError``."""
+    build.check_directory(out)
+    result = analyse_stored(config, query, now=now, step=step)
+    if step:
+        step("rendering the report")
+    return build.write_report(result, out, title=options.title, top=options.top, csv=options.csv)
+
+
+def analyse_stored(
+    config: Config, query: WasteQuery, *, now: datetime | None = None, step: Step | None = None
+) -> WasteResult:
+    """Analyse what is stored for ``query``. Raises ``NoAccountingError`` where no run overlaps the interval."""
+    say = step or (lambda _: None)
+    moment = now or datetime.now(UTC)
+    if query.until <= query.since:
+        raise AffinodeError(
+            f"the interval ends ({fmt.moment(query.until)} UTC) before it begins ({fmt.moment(query.since)} UTC)",
+            hint="choose --since before --until",
+        )
+    table = prices.load(config.price.table, currency=config.price.currency)
+    with Repository.open(config.db_url) as store:
+        say("reading accounting")
+        # All runs, also those that the filters leave out: they tell which GPUs were whose.
+        jobs = store.jobs(query.since, query.until)
+        if jobs.height == 0:
+            raise _no_accounting(store, query)
+        _check_filters(jobs, query)
+        gpus = store.allocation_gpus(query.since, query.until)
+        ingests = store.ingests()
+    say("joining with the GPU history")
+    history = SampleStore(config.history_dir)
+    try:
+        return waste.analyse(query, jobs, gpus, history, table, ingests, now=moment)
+    finally:
+        history.close()
+
+
+def _check_filters(jobs: pl.DataFrame, query: WasteQuery) -> None:
+    """Refuse a name that no run of the interval has: a typing mistake must not read as "no waste"."""
+    asked = {
+        "cluster": query.clusters,
+        "partition": query.partitions,
+        "account": query.accounts,
+        "user": query.users,
+    }
+    for column, names in asked.items():
+        there = set(jobs[column].drop_nulls().unique())
+        for name in names:
+            if name not in there:
+                close = difflib.get_close_matches(name, there, n=3) or sorted(there)[:5]
+                hint = f"there is: {', '.join(fmt.visible(n) for n in close)}" if close else None
+                raise NoAccountingError(f"no job of {column} {fmt.visible(name)} ran {_interval(query)}", hint=hint)
+
+
+def _interval(query: WasteQuery) -> str:
+    return f"from {fmt.moment(query.since)} to {fmt.moment(query.until)} UTC"
+
+
+def _no_accounting(store: Repository, query: WasteQuery) -> NoAccountingError:
+    counts = store.counts()
+    if counts.jobs == 0:
+        return NoAccountingError(
+            f"there is no accounting in {store.where}",
+            hint="take some in first: slurm-affinode ingest sacct --since 7d, or ingest sacct FILE",
+        )
+    return NoAccountingError(
+        f"no job ran {_interval(query)}",
+        hint=f"the store has {fmt.count(counts.jobs)} job runs from {fmt.moment(counts.first)} to "
+        f"{fmt.moment(counts.last)} UTC: choose --since and --until in there, or ingest more",
+    )

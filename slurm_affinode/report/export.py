@@ -1,0 +1,49 @@
+"""CSV files of a report, safe to open in a spreadsheet.
+
+UTF-8 with a header line, RFC 4180 quoting, times in ISO 8601 with ``Z``, unknown as an empty field. A text that a
+spreadsheet would take for a formula (it begins with ``= + - @``, their full-width forms, a tab or a carriage return)
+gets an apostrophe in front. Numbers are left as they are.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+
+import polars as pl
+
+from slurm_affinode.analysis.result import WasteResult
+
+_FORMULA = r"^[=+\-@\t\r＝＋－＠]"
+_NAMES = {
+    "user": "users.csv",
+    "account": "accounts.csv",
+    "partition": "partitions.csv",
+    "qos": "qos.csv",
+    "node": "nodes.csv",
+    "gpu_model": "gpu_models.csv",
+    "cluster": "clusters.csv",
+}
+JOBS = "jobs.csv"
+
+
+def csv_files(result: WasteResult) -> Mapping[str, bytes]:
+    """File name -> content: all job runs, every grouping, and the time series."""
+    files = {JOBS: to_csv(result.jobs), "over_time.csv": to_csv(result.over_time)}
+    for word, frame in result.groups.items():
+        files[_NAMES.get(word, f"{word}.csv")] = to_csv(frame)
+    return files
+
+
+def to_csv(frame: pl.DataFrame) -> bytes:
+    """``frame`` as CSV bytes."""
+    safe = frame.with_columns(
+        pl.when(pl.col(pl.String).str.contains(_FORMULA))
+        .then(pl.concat_str(pl.lit("'"), pl.col(pl.String)))
+        .otherwise(pl.col(pl.String))
+        .str.replace_all("\0", "\N{SYMBOL FOR NULL}", literal=True)
+        .name.keep()
+    )
+    buffer = io.BytesIO()
+    safe.write_csv(buffer, datetime_format="%Y-%m-%dT%H:%M:%SZ", null_value="", line_terminator="\r\n")
+    return buffer.getvalue()

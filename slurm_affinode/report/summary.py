@@ -1,0 +1,107 @@
+"""``summary.json``: the report for machines. Described by ``docs/summary.schema.json``.
+
+Unknown is ``null``, never 0. Times are ISO 8601 with ``Z``. Keys and units are those of ``docs/metrics.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import polars as pl
+
+from slurm_affinode import __version__
+from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.report import format as fmt
+from slurm_affinode.report.measures import STATES, known
+
+SCHEMA_VERSION = 1
+Summary = dict[str, Any]
+
+
+def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: int = 15) -> Summary:
+    """The summary as plain values for JSON. ``top``: how many of the most wasteful runs are listed."""
+    query = result.query
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "generator": {"name": "slurm-affinode", "version": __version__},
+        "title": title,
+        "generated": _plain(result.generated),
+        "query": {
+            "since": _plain(query.since),
+            "until": _plain(query.until),
+            "clusters": list(query.clusters),
+            "partitions": list(query.partitions),
+            "accounts": list(query.accounts),
+            "users": list(query.users),
+            "idle_pct": query.thresholds.idle_pct,
+            "low_pct": query.thresholds.low_pct,
+            "max_gap_steps": query.thresholds.max_gap_steps,
+        },
+        "currency": result.currency,
+        "total": {key: _plain(value) for key, value in result.total.items()},
+        "groups": {word: _rows(frame) for word, frame in result.groups.items()},
+        "over_time": {"bucket_s": result.bucket_s, "buckets": _rows(result.over_time)},
+        "idle_fraction_histogram": _rows(result.idle_fraction_histogram),
+        "window_histogram": _rows(result.window_histogram),
+        "worst_jobs": _rows(result.jobs.head(top)),
+        "prices": {fmt.name(model): _plain(price) for model, price in result.prices.items()},
+        "quality": _quality(result),
+    }
+
+
+def _quality(result: WasteResult) -> Summary:
+    quality = result.quality
+    return {
+        "samples": quality.samples,
+        "devices": quality.devices,
+        "nodes": quality.nodes,
+        "job_runs": quality.job_runs,
+        "gpu_job_runs": quality.gpu_job_runs,
+        "sample_steps": [{"step_s": step, "devices": n} for step, n in sorted(quality.steps_s.items())],
+        "mapped_runs": dict(quality.mapped_runs),
+        "gap_gpu_hours": _plain(quality.gap_gpu_hours),
+        "issues": [
+            {
+                "code": issue.code,
+                "title": issue.title,
+                "detail": issue.detail,
+                "count": issue.count,
+                "gpu_hours": _plain(issue.gpu_hours),
+                "examples": list(issue.examples),
+            }
+            for issue in quality.issues
+        ],
+    }
+
+
+def _rows(frame: pl.DataFrame) -> list[Summary]:
+    return [{key: _plain(value) for key, value in row.items()} for row in frame.iter_rows(named=True)]
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON can hold; what is not a number (NaN) is unknown."""
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return value
+
+
+def to_json(summary: Summary) -> str:
+    """The text of ``summary.json``."""
+    return json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def headline_rows(result: WasteResult) -> list[tuple[str, str, str]]:
+    """The headline as a table for a terminal: what, GPU-hours, share of the allocated."""
+    total = result.total
+    allocated = known(total, "gpu_hours_allocated")
+    rows = [("allocated", fmt.number(allocated), "")]
+    for state, label in STATES:
+        hours = known(total, f"gpu_hours_{state}")
+        share = fmt.percent(hours / allocated) if hours is not None and allocated else ""
+        rows.append((label.lower(), fmt.number(hours), share))
+    return [(a, b, c.replace(fmt.NBSP, " ")) for a, b, c in rows]
