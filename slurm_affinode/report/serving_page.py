@@ -13,6 +13,7 @@ from slurm_affinode.analysis.claims import Claim
 from slurm_affinode.analysis.serving import ServingResult, ServingSummary
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import render, serving_charts
+from slurm_affinode.report.context import Card
 
 TITLE = "GenTD26: a fleet of image-generation pods"
 _PAIRED = ("fleet", "popularity")
@@ -22,18 +23,6 @@ VERDICTS = {
     published.NOT_BORNE_OUT: "✗ Not borne out",
     published.UNKNOWN: "? Unknown",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """One figure of the headline, as the macro ``cards`` takes it."""
-
-    label: str
-    value: str
-    sub: str | None = None
-    help: str | None = None
-    kind: str | None = None
-    unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +143,8 @@ def _lead(s: ServingSummary) -> str:
     )
 
 
-def _card(
-    label: str, text: str, sub: str | None = None, *, known: bool, kind: str | None = None, more: str | None = None
-) -> Card:
-    return Card(label, text, sub if known else None, more, kind, unknown=not known)
+def _card(label: str, text: str, sub: str = "", *, known: bool, kind: str = "", more: str | None = None) -> Card:
+    return Card(label=label, value=text, sub=sub if known else "", help=more, kind=kind, unknown=not known)
 
 
 def _cards(s: ServingSummary) -> tuple[Card, ...]:
@@ -295,7 +282,7 @@ def _host(s: ServingSummary) -> list[str]:
         f"fractions up to {fmt.number(s.host_memory_max_fraction, digits=2)}, although the trace calls them percent.",
         f"Mean queue: {fmt.number(s.queue_length_mean, digits=2)} requests, {unit(stage.get('queue_time'), 's', 2)} of "
         f"waiting. Mean time of inference alone {unit(stage.get('predict'), 's')}, end to end "
-        f"{unit(stage.get('pipeline_inference'), 's')}; the two come from different tables and pods.",
+        f"{unit(stage.get('pipeline_inference'), 's')}; the two are different tables.",
     ]
 
 
