@@ -47,6 +47,7 @@ Examples:
 @json_option
 @config_options
 def report(
+    *,
     config: Config,
     since: datetime,
     until: datetime,
@@ -81,10 +82,8 @@ def report(
 def _print_headline(written: WrittenReport) -> None:
     print_table(("", "GPU-hours", "share"), written.headline, right=("GPU-hours", "share"))
     if not written.result.total.get("gpu_hours_measured"):
-        warn(
-            "Nothing was measured: no GPU history covers these jobs. Take some in with: slurm-affinode ingest gpu PATH"
-        )
-    rows = [("report", written.report), ("summary", written.summary_path)]
+        warn("Nothing was measured: no GPU history covers these jobs. To take some in: slurm-affinode ingest gpu PATH")
+    rows = [("report", str(written.report)), ("summary", str(written.summary_path))]
     if written.csv:
         rows.append(("tables", f"{written.csv[0].parent}/*.csv ({len(written.csv)} files)"))
     click.echo("")

@@ -60,7 +60,7 @@ _BELOW = 26
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One row of ``stacked_bars``: a label, a short text at the right end, and one value per series."""
+    """One row of ``stacked_bars``: a label, a short text at the right end, and one value per series (None: unknown)."""
 
     label: str
     note: str
@@ -96,7 +96,7 @@ def stacked_time(
     dense = Markup('<g class="{}">{}</g>').format("sparse" if gap else "dense", Markup("").join(bars))
     body = [horizontal_grid(axis, _PLOT, _TOP, unit), dense]
     for tick in time_ticks(first, last):
-        x = 100 * (tick.at - first).total_seconds() / span
+        x = 100 * (tick.at - first).total_seconds() / span + (width / 2 if gap else 0.0)
         kind = "start" if x < 3 else "end" if x > 97 else ""
         body.append(text(x, _TOP + _PLOT + 18, tick.label, f"{kind} {'' if tick.major else 'wide'}".strip()))
     numbers = Numbers(
@@ -134,25 +134,19 @@ def stacked_bars(
     """
     if not bars:
         return empty(words, "Nothing to show here.")
-    largest = max(sum(v or 0.0 for v in bar.values) for bar in bars) or 1.0
-    body = []
-    for i, bar in enumerate(bars):
-        y = i * 46
-        body.append(text(0, y + 14, fmt.clip(bar.label, 42), "start name"))
-        body.append(text(100, y + 14, bar.note, "end value"))
-        done, cells = 0.0, []
-        for amount, s in zip(bar.values, series, strict=True):
-            size = 100 * max(0.0, amount or 0.0) / largest
-            cells.append(rect(done, y + 21, size, 15, s.fill))
-            done += size
-        tip = f"{bar.label}: " + ", ".join(f"{s.label} {value(v)}" for s, v in zip(series, bar.values, strict=True))
-        body.append(Markup("<g><title>{}</title>{}</g>").format(tip, Markup("").join(cells)))
+    largest = max(sum(v or 0.0 for v in bar.values) for bar in bars)
+    rows = []
+    for bar in bars:
+        said = ", ".join(f"{s.label} {value(v)}" for s, v in zip(series, bar.values, strict=True) if v is not None)
+        parts = [(max(0.0, v or 0.0), s.fill) for s, v in zip(series, bar.values, strict=True)]
+        row = Markup("<li><bdi>{}</bdi> <span>{}</span>{}</li>")
+        rows.append(row.format(fmt.clip(bar.label, 60), bar.note, meter(f"{bar.label}: {said}", parts, largest)))
     numbers = Numbers(
         ["", *(s.label for s in series)],
         [[bar.label, *(value(v) for v in bar.values)] for bar in bars],
         f"{words.title} ({unit})",
     )
-    picture = svg(words, 46 * len(bars), body, axes=False)
+    picture = Markup('<p class="sr">{}</p><ul class="bars">{}</ul>').format(words.summary, Markup("").join(rows))
     return figure(words, picture, legend=() if plain else series, numbers=None if plain else numbers, note=note)
 
 

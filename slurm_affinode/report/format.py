@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 
 UNKNOWN = "unknown"
 NBSP = "\N{NO-BREAK SPACE}"
-_CONTROL_PICTURES = 0x2400
-_DELETE_PICTURE = "\N{SYMBOL FOR DELETE}"
+_ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
 
 
@@ -122,7 +121,7 @@ def moment(value: datetime | None, *, seconds: bool = False) -> str:
 def visible(text: object) -> str:
     """``text`` with control, bidirectional, zero-width and separator characters replaced by something visible.
 
-    Controls become their pictures (U+2400 block), others ``[U+202E]``; joiners of scripts and emoji stay.
+    Controls become ``\\n``, ``\\x1b``, others ``[U+202E]``; joiners of scripts and emoji stay.
     """
     source = str(text)
     if source.isascii() and source.isprintable():
@@ -134,13 +133,12 @@ def _shown(char: str) -> str:
     if char.isprintable() or char in _JOINERS:
         return char
     code = ord(char)
-    if code < 0x20:
-        return chr(_CONTROL_PICTURES + code)
-    if code == 0x7F:
-        return _DELETE_PICTURE
-    if unicodedata.category(char) in ("Zs", "Co", "Cn"):
-        return " " if unicodedata.category(char) == "Zs" else char
-    return f"[U+{code:04X}]"
+    if code < 0x20 or 0x7F <= code < 0xA0:
+        return _ESCAPES.get(char, f"\\x{code:02x}")
+    kind = unicodedata.category(char)
+    if kind == "Zs":
+        return " "
+    return char if kind in ("Co", "Cn") else f"[U+{code:04X}]"
 
 
 def name(value: object | None) -> str:

@@ -91,11 +91,14 @@ def _context(entries: Sequence[IndexEntry], title: str, currency: str) -> IndexC
     parts = tuple(_part(kind, [e for e in ordered if e.kind == kind], currency) for kind in kinds)
     newest = max((e.until for e in ordered), default=None)
     lead = "There is no report yet." if newest is None else f"The newest reaches to {fmt.moment(newest)} UTC."
+    trend = _trend([e for e in ordered if e.kind == "day"])
     return IndexContext(
         title=fmt.visible(title),
         lead=lead,
-        trend=_trend([e for e in ordered if e.kind == "day"]),
-        legend=legend_list([Series(label, [], state) for state, label in STATES]),
+        trend=trend,
+        legend=Markup("")
+        if trend or not ordered
+        else legend_list([Series(label, [], state) for state, label in STATES]),
         parts=parts,
         with_cost=any(known(e.total, "idle_cost") is not None for e in ordered),
     )

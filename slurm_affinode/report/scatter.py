@@ -73,7 +73,7 @@ def scatter(
         svg(words, _TOP + _PLOT + 48, body),
         legend=legend,
         numbers=_coarse(points, across, up, f"{y_label} \\ {x_label}", f"{words.title}: number of {thing}"),
-        note=note or (f"Stronger colour: more {thing} at that place." if dense else None),
+        note=" ".join(filter(None, [note, f"The stronger the colour, the more {thing} are there." if dense else None])),
     )
 
 

@@ -162,7 +162,7 @@ def _start_cell(row: Row) -> Cell:
 
 
 _ALL_MEASURES = (
-    _ALLOCATED, _IDLE, _IDLE_SHARE, ("gpu_hours_busy", "Busy", "GPU-h"), _UNKNOWN,
+    _IDLE, _IDLE_SHARE, _ALLOCATED, ("gpu_hours_busy", "Busy", "GPU-h"), _UNKNOWN,
     ("util_mean_pct", "Mean utilization", ""), ("fb_peak_gib", "Peak memory", "GiB"),
 )  # fmt: skip
 
@@ -172,8 +172,8 @@ def all_jobs(result: WasteResult, limit: int, csv_name: str | None) -> Table | N
     if result.jobs.height == 0:
         return None
     columns = (
-        Column("Job", unit="name"), Column("User", unit="account"), Column("Partition", unit="QOS"),
-        Column("GPUs", unit="model"), Column("Start (UTC)", unit="state"), *(column(*m) for m in _ALL_MEASURES),
+        Column("Job", unit="name"), Column("User", unit="account"), *(column(*m) for m in _ALL_MEASURES),
+        Column("GPUs", unit="model"), Column("Partition", unit="QOS"), Column("Start (UTC)", unit="state"),
     )  # fmt: skip
     rows = tuple(_all_rows(result.jobs.head(limit)))
     more = result.jobs.height - len(rows)
@@ -193,10 +193,10 @@ def _all_rows(frame: pl.DataFrame) -> Iterable[tuple[Cell, ...]]:
         yield (
             _job_cell(row),
             name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), _NAME_LENGTH)),
+            *(cell(row, measure) for measure, _, _ in _ALL_MEASURES),
+            _gpus_cell(row),
             name_cell(
                 row["partition"], sub="" if row["qos"] is None else fmt.clip(fmt.visible(row["qos"]), _NAME_LENGTH)
             ),
-            _gpus_cell(row),
             _start_cell(row),
-            *(cell(row, measure) for measure, _, _ in _ALL_MEASURES),
         )
