@@ -204,7 +204,12 @@ class Writer:
 
 
 def prepared(frame: pl.DataFrame) -> pl.DataFrame:
-    """``frame`` with the column ``device``, without rows that say nothing; columns ``device``, ``SAMPLES``."""
+    """``frame`` with the column ``device``, without rows that say nothing; columns ``device``, ``SAMPLES``.
+
+    A frame that has ``device`` was prepared before.
+    """
+    if "device" in frame.columns:
+        return frame
     full = frame.select(
         (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
         for name, dtype in SAMPLES.items()

@@ -1,0 +1,159 @@
+"""CSV with a header: delimiter found out, columns by alias table and configuration; and nvidia-smi query logs.
+
+``nvidia-smi --query-gpu=... --format=csv[,noheader][,nounits]`` is CSV with units in the header, values with units, a
+header again after each restart of the logger, and a last line that may be half written.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import polars as pl
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.history.aliases import folded
+from slurm_affinode.history.lines import Block
+from slurm_affinode.history.reading import Notes, ReadOptions
+from slurm_affinode.history.tabular import TableReader
+
+DELIMITERS = (",", "\t", ";", "|")
+_SMI_COLUMN = re.compile(
+    r"(?:utilization|memory|power|pci|temperature|clocks|pstate|fan|ecc|mig|gpu|clocks_event_reasons|enforced)"
+    r"[._][\w.]+(?:\s*\[.+\])?|timestamp|name|uuid|index|count|serial|pstate|driver_version|vbios_version"
+)
+_SMI_MARK = re.compile(r"(?:utilization\.|memory\.|power\.draw|pci\.bus_id)")
+
+
+def delimiter_of(line: str) -> str:
+    """The delimiter that a header line uses: the one that splits it into most columns."""
+    return max(DELIMITERS, key=lambda mark: len(next(csv.reader([line], delimiter=mark), [])))
+
+
+def is_smi_header(line: str) -> bool:
+    """Whether a line is the header of an nvidia-smi query."""
+    cells = [cell.strip() for cell in line.split(",")]
+    return _SMI_MARK.search(line) is not None and all(_SMI_COLUMN.fullmatch(cell) for cell in cells)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a kind of table differs."""
+
+    log: bool
+    """A log may end in the middle of its last line, and repeats its header."""
+
+
+class Reader:
+    """Read one table of text."""
+
+    def __init__(self, notes: Notes, options: ReadOptions, fallback_node: str | None, dialect: Dialect) -> None:
+        self._notes = notes
+        self._options = options
+        self._node = fallback_node
+        self._dialect = dialect
+        self._table: TableReader | None = None
+        self._delimiter = ","
+        self._header: list[str] = []
+
+    def read(self, blocks: Iterator[Block]) -> Iterator[pl.DataFrame]:
+        """Yield samples."""
+        rest = ""
+        number = 1
+        for block in blocks:
+            text = rest + "\n".join(block.lines["line"]) + "\n"
+            text, rest = _whole_records(text) if block.open_line is None else (text, "")
+            rows, number = self._records(text, number)
+            yield from self._samples(rows, block.open_line)
+        if rest:
+            rows, _ = self._records(rest, number)
+            yield from self._samples(rows, None)
+        if self._table is None:
+            raise InputError("has a header and nothing else" if self._header else "is empty", where=self._notes.name)
+        yield from self._table.rest()
+
+    def _records(self, text: str, first: int) -> tuple[list[tuple[int, list[str]]], int]:
+        """Records with the number of their first line, and the number of the line that follows."""
+        if not self._header:
+            self._delimiter = "," if self._dialect.log else delimiter_of(_first_line(text))
+        reader = csv.reader(io.StringIO(text), delimiter=self._delimiter, skipinitialspace=True)
+        rows: list[tuple[int, list[str]]] = []
+        before = 0
+        try:
+            for cells in reader:
+                if cells and any(cell.strip() for cell in cells):
+                    rows.append((first + before, cells))
+                before = reader.line_num
+        except csv.Error as error:
+            raise InputError(f"cannot be read as CSV: {error}", where=f"{self._notes.name}:{first + before}") from error
+        return rows, first + text.count("\n")
+
+    def _samples(self, rows: list[tuple[int, list[str]]], open_line: int | None) -> Iterator[pl.DataFrame]:
+        if not rows:
+            return
+        if not self._header:
+            rows = self._with_header(rows)
+        good = []
+        repeated = [folded(name) for name in self._header]
+        for number, cells in rows:
+            if len(cells) == len(self._header):
+                if cells[0].strip() == self._header[0] and [folded(cell) for cell in cells] == repeated:
+                    continue
+                good.append((number, cells))
+            else:
+                self._misfit(number, cells, last=number == open_line)
+        if not good:
+            return
+        if self._table is None:
+            self._table = TableReader(self._header, self._notes, self._options, self._node)
+        columns = {f"c{at}": list(column) for at, column in enumerate(zip(*(cells for _, cells in good), strict=True))}
+        frame = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String()))
+        yield from self._table.rows(frame.with_columns(pl.Series("number", [number for number, _ in good], pl.Int64)))
+
+    def _with_header(self, rows: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
+        """Take the header off; with ``--fields`` a line that is none is the first row."""
+        first = [cell.strip() for cell in rows[0][1]]
+        if self._options.fields:
+            self._header = [name.strip() for name in self._options.fields]
+            same = [folded(cell) for cell in first] == [folded(name) for name in self._header]
+            rows = rows[1:] if same else rows
+            if rows and len(rows[0][1]) != len(self._header):
+                raise InputError(
+                    f"has {len(rows[0][1])} columns, --fields names {len(self._header)}", where=self._notes.name
+                )
+            return rows
+        if self._dialect.log and not is_smi_header(",".join(first)):
+            raise InputError(
+                "has no header line",
+                where=self._notes.name,
+                hint="give --fields with the list that --query-gpu was given, e.g. timestamp,uuid,utilization.gpu",
+            )
+        self._header = first
+        return rows[1:]
+
+    def _misfit(self, number: int, cells: list[str], *, last: bool) -> None:
+        reason = f"has {len(cells)} columns, the header has {len(self._header)}"
+        if last and len(cells) < len(self._header):
+            if not self._dialect.log:
+                raise InputError(
+                    "is cut off in its last line",
+                    where=f"{self._notes.name}:{number}",
+                    hint="copy the file again; nothing of it was taken in",
+                )
+            reason = "the last line is unfinished (still being written, or cut off)"
+        self._notes.problem(number, reason, strict=self._options.strict)
+
+
+def _first_line(text: str) -> str:
+    return next((line for line in text.split("\n") if line.strip()), "")
+
+
+def _whole_records(text: str) -> tuple[str, str]:
+    """Split before a record whose quotes are still open; a lone quote further than 64 KiB back is none."""
+    if text.count('"') % 2 == 0:
+        return text, ""
+    at = text.rfind("\n", 0, text.rfind('"')) + 1
+    return (text[:at], text[at:]) if len(text) - at < 64 * 1024 else (text, "")

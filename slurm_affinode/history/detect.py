@@ -1,0 +1,76 @@
+"""Which format a file has, told by its content."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.history.aliases import VALUES, Aliases
+from slurm_affinode.history.csvfile import DELIMITERS, delimiter_of, is_smi_header
+from slurm_affinode.history.dmon import HEADER
+from slurm_affinode.history.lines import head
+
+FORMATS = ("prometheus", "openmetrics", "prometheus-json", "csv", "nvidia-smi", "dmon", "parquet")
+"""What can be read. ``prometheus`` is exposition text."""
+
+_SAMPLE = re.compile(r"^[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{.*\})?\s+[^\s{}]+(?:\s+[^\s{}]+)?(?:\s+#.*)?\s*$")
+_COMMENT = re.compile(r"^#\s*(?:HELP|TYPE|UNIT|EOF)\b")
+_SMI_ROW = re.compile(r"GPU-[0-9a-f]{8}-|\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}\s*,|,\s*\d+ (?:%|MiB)\s*(?:,|$)")
+
+
+def detect(path: Path, name: str, aliases: Aliases) -> str:
+    """The format of ``path``, one of ``FORMATS``. Raises ``InputError`` saying in one line what the file is instead."""
+    start = head(path)
+    if not start.strip():
+        raise InputError("is empty", where=name)
+    if start.startswith(b"PAR1"):
+        return "parquet"
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InputError("is UTF-16 text", where=name, hint="convert it first: iconv -f UTF-16 -t UTF-8")
+    if b"\0" in start:
+        raise InputError("is a binary file of no known format", where=name, hint=_known())
+    text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    lines = [line for line in text.split("\n") if line.strip()]
+    if text.lstrip()[:1] in "{[" and _is_json(text):
+        return "prometheus-json"
+    if any(HEADER.match(line) for line in lines[:50]):
+        return "dmon"
+    if _COMMENT.match(lines[0]) or _is_exposition(lines):
+        return "openmetrics" if any(re.match(r"#\s*(?:EOF|UNIT)\b", line) for line in lines) else "prometheus"
+    if is_smi_header(lines[0].strip()) or (_SMI_ROW.search(lines[0]) and not _is_table(lines[0], aliases)):
+        return "nvidia-smi"
+    if _is_table(lines[0], aliases):
+        return "csv"
+    raise InputError(f"has no known format; it begins with {lines[0].strip()[:60]!r}", where=name, hint=_known())
+
+
+def _known() -> str:
+    return f"formats: {', '.join(FORMATS)}; force one with --format"
+
+
+def _is_json(text: str) -> bool:
+    """Whether the text is JSON or the beginning of it, and no exposition text (``{`` never begins a metric name)."""
+    try:
+        json.JSONDecoder().raw_decode(text.lstrip())
+    except json.JSONDecodeError:
+        return re.match(r'\s*[\[{]\s*(?:"|\{|\[)', text) is not None
+    return True
+
+
+def _is_exposition(lines: list[str]) -> bool:
+    """Whether most of the first lines are samples or comments; the last may be cut by the size of the sample."""
+    seen = lines[: min(50, max(1, len(lines) - 1))]
+    hits = sum(bool(_SAMPLE.match(line) or line.startswith("#")) for line in seen)
+    metrics = any("{" in line for line in seen) or any(not line.startswith("#") for line in seen)
+    return metrics and 2 * hits > len(seen) and not any(mark in seen[0].split("{")[0] for mark in (",", ";", "\t"))
+
+
+def _is_table(line: str, aliases: Aliases) -> bool:
+    """Whether a line is the header of a table: at least two names that the alias table knows."""
+    if not any(mark in line for mark in DELIMITERS):
+        return False
+    cells = [cell.strip().strip('"') for cell in line.split(delimiter_of(line))]
+    known = [alias for cell in cells if (alias := aliases.column(cell)) is not None]
+    return len(known) >= 2 or any(alias.field in VALUES for alias in known)

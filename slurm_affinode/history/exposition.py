@@ -1,0 +1,237 @@
+"""Prometheus exposition text and OpenMetrics, as dcgm-exporter and other exporters give them; many scrapes in a file.
+
+Timestamps are milliseconds in the text format and seconds in OpenMetrics; which of the two is told by their size (a
+millisecond timestamp below 1e11 would lie before 1973). The bulk of the lines is taken apart by Polars; label sets are
+parsed once each. Formats: prometheus.io "Exposition formats", OpenMetrics 1.0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.history.lines import Block
+from slurm_affinode.history.longform import ENTRIES, FIELD_CODES, LongForm
+from slurm_affinode.history.reading import Identifier, Notes, ReadOptions, measured
+from slurm_affinode.history.schema import TIME
+
+_NAME = r"^\s*([a-zA-Z_:][a-zA-Z0-9_:.]*)\s*"
+_BODY = r"^(?:\{(.*)\})?\s*([^\s{}#]+)(?:\s+([^\s{}#]+))?\s*$"
+_EXEMPLAR = r'^((?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?\s*[^\s{}#]+(?:\s+[^\s{}#]+)?)\s+# \{.*$'
+_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,|$)', re.DOTALL)
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_SECONDS_BELOW = 1e11
+_NUMBERS = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|infinity)|nan", re.IGNORECASE)
+_SHOWN = 60
+
+
+def parse_labels(text: str) -> dict[str, str]:
+    r"""The labels in ``a="b",c="d"``; ``\\``, ``\"`` and ``\n`` are escapes.
+
+    Raises ``ValueError`` saying what is wrong.
+    """
+    labels: dict[str, str] = {}
+    at = 0
+    while text[at:].strip():
+        match = _LABEL.match(text, at)
+        if match is None:
+            raise ValueError(f"labels cannot be read from {text[at : at + _SHOWN]!r}")
+        labels[match.group(1)] = _ESCAPE.sub(_unescaped, match.group(2))
+        at = match.end()
+        if match.group(3) != "," and text[at:].strip():
+            raise ValueError(f"labels cannot be read from {text[at : at + _SHOWN]!r}")
+    return labels
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return {"n": "\n", "\\": "\\", '"': '"'}.get(match.group(1), match.group(0))
+
+
+@dataclass(slots=True)
+class _State:
+    """What is carried from block to block."""
+
+    percent: set[str]
+    """Metrics in percent or ratio that have shown a value above 1."""
+    ended: bool = False
+    """Whether ``# EOF`` was the last thing."""
+    eofs: int = 0
+    scrapes: int = 0
+    first_comment: str | None = None
+
+
+class Reader:
+    """Read one file of exposition text."""
+
+    def __init__(
+        self, notes: Notes, options: ReadOptions, fallback_node: str | None, *, openmetrics: bool = False
+    ) -> None:
+        """``openmetrics``: the file has to end in ``# EOF``; without it only a file that has one somewhere."""
+        self._strict_end = openmetrics
+        self._notes = notes
+        self._options = options
+        self._identifier = Identifier(options, fallback_node)
+        self._long = LongForm()
+        self._series: dict[str, int | str] = {}
+        self._state = _State(percent=set())
+
+    def read(self, blocks: Iterator[Block]) -> Iterator[pl.DataFrame]:
+        """Yield samples. Raises ``InputError`` for a file that is cut off or has no time."""
+        for block in blocks:
+            yield from self._long.add(self._entries(block))
+        if (self._state.eofs or self._strict_end) and not self._state.ended:
+            raise InputError(
+                "is cut off: the last scrape does not end in '# EOF'",
+                where=self._notes.name,
+                hint="copy the file again; nothing of it was taken in",
+            )
+        yield from self._long.rest()
+
+    def _entries(self, block: Block) -> pl.DataFrame:
+        lines = block.lines.select("line", "number")
+        self._ends(lines)
+        frame = lines.with_columns(pl.col("line").str.extract(_NAME, 1).alias("name"))
+        frame = self._scraped(frame)
+        odd = frame.filter(pl.col("name").is_null() & ~pl.col("line").str.contains(r"^\s*(?:#|$)"))
+        self._reject(odd, block, "is no sample: a metric name is needed at its start")
+        return self._known(frame.filter(pl.col("name").is_not_null()), block)
+
+    def _ends(self, lines: pl.DataFrame) -> None:
+        eof = lines["line"].str.contains(r"^#\s*EOF\s*$")
+        self._state.eofs += int(eof.sum())
+        content = lines["line"].str.strip_chars() != ""
+        if content.any():
+            self._state.ended = bool(eof.filter(content)[-1])
+
+    def _scraped(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Add the number of the scrape: it goes up where the first comment of the file comes again."""
+        if self._options.start is None:
+            return frame.with_columns(pl.lit(0).alias("scrape"))
+        comment = frame["line"].str.contains(r"^#\s*(?:HELP|TYPE)\s")
+        if self._state.first_comment is None and comment.any():
+            self._state.first_comment = str(frame["line"].filter(comment)[0])
+        starts = (frame["line"] == self._state.first_comment) if self._state.first_comment else comment
+        numbers = starts.cast(pl.Int64).cum_sum() + self._state.scrapes
+        self._state.scrapes = int(numbers[-1]) if len(numbers) else self._state.scrapes
+        return frame.with_columns((numbers - 1).clip(0).alias("scrape"))
+
+    def _known(self, frame: pl.DataFrame, block: Block) -> pl.DataFrame:
+        """Entries of the lines whose metric the alias table knows."""
+        counts = frame["name"].value_counts()
+        found = {}
+        for name, count in counts.iter_rows():
+            alias = self._options.aliases.metric(name)
+            if alias is None:
+                self._notes.unknown[name] += count
+            else:
+                found[name] = alias
+        if not found:
+            return pl.DataFrame(schema=ENTRIES)
+        known = frame.filter(pl.col("name").is_in(list(found)))
+        body = pl.col("line").str.replace(_NAME, "")
+        known = known.with_columns(
+            pl.when(body.str.contains("# {", literal=True)).then(body.str.replace(_EXEMPLAR, "$1")).otherwise(body)
+            .str.extract_groups(_BODY)
+            .struct.rename_fields(["labels", "raw", "stamp"]).alias("parts")
+        ).unnest("parts")  # fmt: skip
+        self._reject(known.filter(pl.col("raw").is_null()), block, "cannot be read as labels, value and time")
+        known = known.filter(pl.col("raw").is_not_null())
+        known = self._timed(self._numbered(known, block), block)
+        known = self._identified(known, block)
+        return self._scaled(known, {name: FIELD_CODES[alias.field] for name, alias in found.items()})
+
+    def _numbered(self, known: pl.DataFrame, block: Block) -> pl.DataFrame:
+        value = pl.col("raw").cast(pl.Float64, strict=False)
+        known = known.with_columns(value.alias("value"))
+        unread = known.filter(pl.col("value").is_null())
+        odd = [raw for raw in unread["raw"].unique() if not _NUMBERS.fullmatch(raw) and raw.upper() != "N/A"]
+        if odd:
+            bad = pl.col("value").is_null() & pl.col("raw").is_in(odd)
+            self._reject(known.filter(bad), block, "has a value that is no number")
+            known = known.filter(~bad)
+        return known
+
+    def _timed(self, known: pl.DataFrame, block: Block) -> pl.DataFrame:
+        stamp = pl.col("stamp").cast(pl.Float64, strict=False)
+        known = known.with_columns(
+            pl.when(stamp.abs() < _SECONDS_BELOW).then((stamp * 1000).round()).otherwise(stamp).alias("ms")
+        )
+        bad = pl.col("stamp").is_not_null() & (pl.col("ms").is_null() | ~pl.col("ms").is_between(0, 4e12))
+        self._reject(known.filter(bad), block, "has a timestamp that is no time")
+        known = known.filter(~bad)
+        if not known["ms"].has_nulls():
+            return known.with_columns(pl.col("ms").cast(pl.Int64).cast(TIME).alias("time"))
+        start, interval = self._options.start, self._options.interval_s
+        if start is None:
+            line = int(known.filter(pl.col("ms").is_null())["number"][0])
+            raise InputError(
+                "the sample has no timestamp",
+                where=f"{self._notes.name}:{line}",
+                hint="give --start TIME of the first scrape, and --interval where the file has several",
+            )
+        if self._state.scrapes > 1 and interval is None:
+            raise InputError(
+                f"has {self._state.scrapes} scrapes without timestamps",
+                where=self._notes.name,
+                hint="give --interval, the time between two scrapes, e.g. 30s",
+            )
+        given = pl.lit(round(start.timestamp() * 1000)) + (pl.col("scrape") * round((interval or 0) * 1000))
+        return known.with_columns(pl.col("ms").cast(pl.Int64).fill_null(given).cast(TIME).alias("time"))
+
+    def _identified(self, known: pl.DataFrame, block: Block) -> pl.DataFrame:
+        texts = known["labels"].fill_null("").unique(maintain_order=True)
+        for text in texts:
+            if text not in self._series:
+                self._series[text] = self._number(text)
+        found = [(text, self._series[text]) for text in texts]
+        good = [(text, what) for text, what in found if isinstance(what, int)]
+        reasons = {text: what for text, what in found if isinstance(what, str)}
+        known = known.with_columns(pl.col("labels").fill_null(""))
+        if reasons:
+            rejected = known.filter(pl.col("labels").is_in(list(reasons)))
+            for (text,), lines in rejected.group_by("labels", maintain_order=True):
+                self._reject(lines, block, reasons[str(text)])
+        numbers = pl.DataFrame(good, schema={"labels": pl.String(), "series": pl.UInt32()}, orient="row")
+        return known.join(numbers, on="labels", how="inner", maintain_order="left")
+
+    def _number(self, text: str) -> int | str:
+        try:
+            labels = parse_labels(text)
+        except ValueError as error:
+            return str(error)
+        identity = self._identifier.from_labels(labels)
+        if isinstance(identity, str):
+            return identity
+        return self._long.series(identity, self._identifier.job_of(labels))
+
+    def _scaled(self, known: pl.DataFrame, codes: Mapping[str, int]) -> pl.DataFrame:
+        factors = {}
+        for name in codes:
+            alias = self._options.aliases.metric(name)
+            assert alias is not None  # noqa: S101 - looked up before
+            factors[name] = alias.factor
+            if alias.unit == "percent_or_ratio":
+                high = known.filter(pl.col("name") == name)["value"].max()
+                if isinstance(high, float) and 1 < high <= 100:
+                    self._state.percent.add(name)
+                factors[name] = 1.0 if name in self._state.percent else 100.0
+        value = measured(pl.col("value"))
+        if any(factor != 1.0 for factor in factors.values()):
+            value *= pl.col("name").replace_strict(list(factors), list(factors.values()), return_dtype=pl.Float64)
+        field = pl.col("name").replace_strict(list(codes), list(codes.values()), return_dtype=pl.UInt8)
+        return known.select("series", field.alias("field"), value.alias("value"), "time")
+
+    def _reject(self, lines: pl.DataFrame, block: Block, reason: str) -> None:
+        for number, line in lines.select("number", "line").head(1000).iter_rows():
+            block.cut_off(number, self._notes.name)
+            self._notes.problem(number, f"{reason}: {_shortened(line)}", strict=self._options.strict)
+        self._notes.problem_count += max(0, len(lines) - 1000)
+
+
+def _shortened(line: str) -> str:
+    clean = line.strip()
+    return clean if len(clean) <= _SHOWN else clean[:_SHOWN] + "..."

@@ -1,0 +1,348 @@
+"""Taking files in: find them, tell their formats, read them, store them; one bad file does not stop the others."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+
+from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
+from slurm_affinode.history import csvfile, detect, dmon, exposition, parquetfile, promjson
+from slurm_affinode.history.lines import blocks, reading
+from slurm_affinode.history.reading import Notes, Problem, ReadOptions, node_from_path
+from slurm_affinode.history.store import SampleStore
+from slurm_affinode.history.writer import Source, Taken, Totals, prepared
+
+READER_VERSION = 1
+"""Part of the fingerprints: raised when readers give other samples for the same file."""
+_IGNORED_SUFFIXES = (".md", ".rst", ".tmp", ".part", ".swp", ".py", ".sh", "~")
+_IGNORED_NAMES = ("readme", "license", "makefile")
+
+
+@dataclass(frozen=True, slots=True)
+class FileOutcome:
+    """What became of one file."""
+
+    path: str
+    status: str
+    """``taken``; ``known``: was taken in before and has not changed; ``failed``: nothing of it was stored."""
+    format: str | None = None
+    samples: int = 0
+    first: datetime | None = None
+    last: datetime | None = None
+    problems: tuple[Problem, ...] = ()
+    """The first of the lines that were left out."""
+    problem_count: int = 0
+    unknown: tuple[tuple[str, int], ...] = ()
+    """Metric names and columns that are not kept, with how often they came."""
+    decisions: tuple[tuple[str, int], ...] = ()
+    """What was decided while reading, e.g. on local times that exist twice, with how often."""
+    error: str | None = None
+    """Why it failed, one line that names the file."""
+    hint: str | None = None
+    fingerprint: str | None = None
+    started: datetime | None = None
+    finished: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IngestSummary:
+    """What became of all files."""
+
+    files: tuple[FileOutcome, ...]
+    samples: int
+    new: int
+    """Samples (device and time) that the history did not have before; 0 in a dry run."""
+    duplicates: int
+    devices: int
+    """Devices in the files that were read."""
+    nodes: int
+    first: datetime | None
+    last: datetime | None
+    steps_s: tuple[tuple[float, int], ...]
+    """Sampling step in seconds, number of devices that have it; most devices first. Empty in a dry run."""
+    dry_run: bool = False
+
+    @property
+    def failed(self) -> tuple[FileOutcome, ...]:
+        """Files of which nothing was stored."""
+        return tuple(one for one in self.files if one.status == "failed")
+
+    @property
+    def problem_count(self) -> int:
+        """Lines that were left out."""
+        return sum(one.problem_count for one in self.files)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What goes by while files are read."""
+
+    devices: set[int] = field(default_factory=set)
+    nodes: set[tuple[str, str]] = field(default_factory=set)
+
+    def watch(self, frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+        for frame in frames:
+            ready = prepared(frame)
+            known = ready.select("device", "cluster", "node").unique()
+            self.devices.update(known["device"])
+            self.nodes.update((cluster, node) for _, cluster, node in known.iter_rows())
+            yield ready
+
+
+def expand(paths: Sequence[str | Path]) -> tuple[list[Path], list[FileOutcome]]:
+    """The files that ``paths`` (files, directories, globs) name, in order, each once; and what names nothing.
+
+    Of directories all files below are taken, except hidden ones and those that are plainly no data (``*.md``,
+    ``README``, ``*.tmp``).
+    """
+    found: dict[Path, None] = {}
+    missing: list[FileOutcome] = []
+    for given in paths:
+        path = Path(given)
+        if path.is_dir():
+            inside = sorted(one for one in path.rglob("*") if _wanted(one, path))
+            if not inside:
+                missing.append(FileOutcome(str(given), "failed", error=f"{given}: the directory has no files"))
+            found.update(dict.fromkeys(inside))
+        elif path.exists():
+            found[path] = None
+        elif matches := sorted(glob.glob(str(given), recursive=True)) if glob.has_magic(str(given)) else []:  # noqa: PTH207 - keeps absolute and relative patterns as they are
+            inner, _ = expand(matches)
+            found.update(dict.fromkeys(inner))
+        else:
+            what = "no file matches" if glob.has_magic(str(given)) else "no such file or directory"
+            missing.append(FileOutcome(str(given), "failed", error=f"{given}: {what}"))
+    return list(found), missing
+
+
+def _wanted(path: Path, root: Path) -> bool:
+    relative = path.relative_to(root)
+    if any(part.startswith(".") for part in relative.parts) or not path.is_file():
+        return False
+    name = path.name.lower()
+    return not name.endswith(_IGNORED_SUFFIXES) and name.split(".")[0] not in _IGNORED_NAMES
+
+
+def read_file(
+    path: Path, options: ReadOptions, notes: Notes, format: str | None = None
+) -> tuple[str, Iterator[pl.DataFrame]]:
+    """The format of a file and its samples (frames of ``SAMPLES``). Raises ``InputError``, also while frames come."""
+    name = notes.name
+    node = options.node or node_from_path(str(path.absolute()))
+    kind = format or detect.detect(path, name, options.aliases)
+    if kind == "parquet":
+        return kind, parquetfile.read(path, notes, options, node)
+    if kind == "prometheus-json":
+        return kind, promjson.read(path, notes, options, options.node)
+    lines = blocks(path, name)
+    if kind in ("prometheus", "openmetrics"):
+        # Series name their node; the file name is no substitute, one file has many nodes.
+        reader = exposition.Reader(notes, options, options.node, openmetrics=format == "openmetrics")
+        return kind, reader.read(lines)
+    if kind == "dmon":
+        return kind, dmon.Reader(notes, options, node).read(lines)
+    if kind in ("csv", "nvidia-smi"):
+        dialect = csvfile.Dialect(log=kind == "nvidia-smi")
+        return kind, csvfile.Reader(notes, options, node, dialect).read(lines)
+    raise InputError(f"{kind!r} is no format", hint=f"formats: {', '.join(detect.FORMATS)}")
+
+
+def fingerprint(path: Path, name: str, options: ReadOptions, format: str | None) -> str:
+    """Digest of a file's content and of everything that decides how it is read."""
+    with reading(name), path.open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+    how = (READER_VERSION, format, options.cluster, options.default_cluster, options.node, str(options.zone),
+           options.start, options.interval_s, options.fields, sorted(options.aliases.metrics.items(), key=str),
+           sorted(options.aliases.labels.items()), sorted(options.aliases.columns.items(), key=str),
+           None if options.node else node_from_path(str(path.absolute())))  # fmt: skip
+    digest.update(repr(how).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def ingest_files(
+    store: SampleStore,
+    paths: Sequence[str | Path],
+    options: ReadOptions,
+    *,
+    format: str | None = None,
+    again: bool = False,
+    dry_run: bool = False,
+    on_file: Callable[[Path, int], None] = lambda path, size: None,
+    on_landed: Callable[[Sequence[FileOutcome]], None] = lambda outcomes: None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> IngestSummary:
+    """Take ``paths`` in. Files fail one by one; what cannot be written ends it (``UnreachableError``).
+
+    Files that were taken in before and have not changed are passed over, unless ``again``. ``on_file`` hears of each
+    file and its size when it is done; ``on_landed`` hears of files once their samples are durable.
+    """
+    files, missing = expand(paths)
+    known = frozenset[str]() if again or dry_run else store.sources()
+    run = _Run(options, format, known, now, on_file)
+    if dry_run or not files:
+        for path in files:
+            run.take(path, _count)
+        return run.summary(missing, None, ())
+    with store.writer(on_landed=run.landed) as writer:
+        for path in files:
+            run.take(path, writer.add)
+            run.tell(on_landed)
+    run.tell(on_landed)
+    assert writer.totals is not None  # noqa: S101 - left without an error
+    return run.summary(missing, writer.totals, run.steps(store))
+
+
+def _count(frames: Iterator[pl.DataFrame], source: Source) -> Taken:
+    """Stand in for ``Writer.add`` where nothing is to be stored."""
+    rows, times = 0, set[int]()
+    for frame in frames:
+        rows += len(frame)
+        times.update(int(time) for time in frame["time"].dt.epoch("ms").unique())
+        times = {min(times), max(times)} if times else times
+    return Taken(source, rows, min(times, default=None), max(times, default=None))
+
+
+class _Run:
+    """One ingest under way."""
+
+    def __init__(
+        self, options: ReadOptions, format: str | None, known: frozenset[str], now: Callable[[], datetime],
+        on_file: Callable[[Path, int], None],
+    ) -> None:  # fmt: skip
+        self._options = options
+        self._format = format
+        self._known = known
+        self._now = now
+        self._on_file = on_file
+        self._seen = _Seen()
+        self._outcomes: dict[str, FileOutcome] = {}
+        self._durable: list[str] = []
+
+    def take(self, path: Path, add: Callable[[Iterator[pl.DataFrame], Source], Taken]) -> None:
+        """Read one file into the store."""
+        name, started, notes = str(path), self._now(), Notes(str(path))
+        try:
+            digest = fingerprint(path, name, self._options, self._format)
+            if digest in self._known:
+                self._outcomes[name] = FileOutcome(name, "known", fingerprint=digest)
+                return
+            kind, frames = read_file(path, self._options, notes, self._format)
+            seen = _Seen()
+            taken = add(_not_empty(seen.watch(frames), notes), Source(name, digest))
+            done = _outcome(notes, taken, started, self._now())
+            self._outcomes[name] = replace(done, format=kind)
+            self._seen.devices |= seen.devices
+            self._seen.nodes |= seen.nodes
+        except UnreachableError:
+            raise
+        except AffinodeError as error:
+            self._outcomes[name] = _failure(name, notes, error, started, self._now())
+        finally:
+            self._on_file(path, _size(path))
+
+    def landed(self, taken: Sequence[Taken]) -> None:
+        """Remember that files are durable; they may be so before ``take`` is done with the last of them."""
+        self._durable += [one.source.name for one in taken]
+
+    def tell(self, on_landed: Callable[[Sequence[FileOutcome]], None]) -> None:
+        """Pass on which files are durable."""
+        ready = [self._outcomes[name] for name in self._durable if name in self._outcomes]
+        self._durable = []
+        if ready:
+            on_landed(ready)
+
+    def summary(
+        self, missing: Sequence[FileOutcome], totals: Totals | None, steps: tuple[tuple[float, int], ...]
+    ) -> IngestSummary:
+        """Everything together."""
+        files = (*missing, *self._outcomes.values())
+        first, last = self._span()
+        return IngestSummary(
+            files=files,
+            samples=sum(one.samples for one in files),
+            new=totals.new if totals else 0,
+            duplicates=totals.duplicates if totals else 0,
+            devices=len(self._seen.devices),
+            nodes=len(self._seen.nodes),
+            first=first,
+            last=last,
+            steps_s=steps,
+            dry_run=totals is None,
+        )
+
+    def _span(self) -> tuple[datetime | None, datetime | None]:
+        times = [time for one in self._outcomes.values() for time in (one.first, one.last) if time is not None]
+        return min(times, default=None), max(times, default=None)
+
+    def steps(self, store: SampleStore) -> tuple[tuple[float, int], ...]:
+        """Sampling step in seconds, number of devices with it, of the devices and days that were read."""
+        first, last = self._span()
+        if first is None or last is None:
+            return ()
+        devices = store.devices(first, last + timedelta(milliseconds=1))
+        mine = devices.filter(pl.col("device").is_in(list(self._seen.devices)))
+        counts = Counter(round(step / 1000, 1) for step in mine["step_ms"].drop_nulls())
+        return tuple(counts.most_common())
+
+
+def _not_empty(frames: Iterator[pl.DataFrame], notes: Notes) -> Iterator[pl.DataFrame]:
+    """Pass frames on; raise ``InputError`` where a file had nothing of use."""
+    rows = 0
+    for frame in frames:
+        rows += len(frame)
+        yield frame
+    if rows:
+        return
+    if notes.problem_count:
+        first = notes.problems[0]
+        where = notes.name if first.line is None else f"{notes.name}:{first.line}"
+        raise InputError(f"none of its {notes.problem_count} samples can be used: {first.reason}", where=where)
+    found = ", ".join(name for name, _ in notes.unknown.most_common(5))
+    raise InputError(
+        f"has no GPU metric that is known{f' (it has {found})' if found else ''}",
+        where=notes.name,
+        hint="name further metrics in a file and give it as gpu_history.aliases",
+    )
+
+
+def _outcome(notes: Notes, taken: Taken, started: datetime, finished: datetime) -> FileOutcome:
+    return FileOutcome(
+        notes.name,
+        "taken",
+        samples=taken.samples,
+        first=_moment(taken.first_ms),
+        last=_moment(taken.last_ms),
+        problems=tuple(notes.problems),
+        problem_count=notes.problem_count,
+        unknown=tuple(notes.unknown.most_common()),
+        decisions=tuple(notes.decisions.items()),
+        fingerprint=taken.source.fingerprint,
+        started=started,
+        finished=finished,
+    )
+
+
+def _failure(name: str, notes: Notes, error: AffinodeError, started: datetime, finished: datetime) -> FileOutcome:
+    text = str(error) if name in str(error) else f"{name}: {error}"
+    return FileOutcome(
+        name, "failed", problems=tuple(notes.problems), problem_count=notes.problem_count, error=text, hint=error.hint,
+        started=started, finished=finished,
+    )  # fmt: skip
+
+
+def _moment(epoch_ms: int | None) -> datetime | None:
+    return None if epoch_ms is None else datetime.fromtimestamp(epoch_ms / 1000, UTC)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

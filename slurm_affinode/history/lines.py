@@ -1,0 +1,116 @@
+"""Text files as blocks of lines: decompressed, decoded, numbered; and what is wrong with a file as a whole."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import polars as pl
+import pyarrow as pa
+
+from slurm_affinode.errors import InputError
+
+CHUNK = 16 * 2**20
+_COMPRESSIONS: tuple[tuple[bytes, str], ...] = (
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"BZh", "bzip2"),
+    (b"\xfd7zXZ\x00", "xz"),
+)
+_AGAIN = "copy the file again; nothing of it was taken in"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some lines of a file."""
+
+    lines: pl.DataFrame
+    """``line`` (without its end) and ``number`` (from 1)."""
+    open_line: int | None
+    """Number of the last line of the file, in its last block, where that line has no end; else None."""
+
+    def cut_off(self, number: int, name: str) -> None:
+        """Raise ``InputError`` if the line, which cannot be read, is the unfinished last one: the file is cut off."""
+        if number == self.open_line:
+            raise InputError("is cut off in its last line", where=f"{name}:{number}", hint=_AGAIN)
+
+
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn what can go wrong while a file is read into one line that names it."""
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise InputError(f"is cut off or damaged ({error})", where=name, hint=_AGAIN) from error
+    except IsADirectoryError:
+        raise InputError("is a directory", where=name) from None
+    except FileNotFoundError:
+        raise InputError("no such file", where=name) from None
+    except PermissionError:
+        raise InputError("cannot be read: permission denied", where=name) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", where=name) from error
+
+
+def compression_of(path: Path) -> str | None:
+    """How the file is compressed, told by its first bytes."""
+    with path.open("rb") as file:
+        magic = file.read(8)
+    return next((name for mark, name in _COMPRESSIONS if magic.startswith(mark)), None)
+
+
+def open_binary(path: Path) -> BinaryIO:
+    """Open a file, decompressing gzip, zstd, bzip2 and xz."""
+    openers: dict[str | None, Callable[[], object]] = {
+        None: lambda: path.open("rb"),
+        "gzip": lambda: gzip.open(path, "rb"),  # noqa: SIM115 - the caller closes it
+        "bzip2": lambda: bz2.open(path, "rb"),  # noqa: SIM115
+        "xz": lambda: lzma.open(path, "rb"),  # noqa: SIM115
+        "zstd": lambda: pa.CompressedInputStream(pa.OSFile(str(path), "rb"), "zstd"),
+    }
+    return cast("BinaryIO", openers[compression_of(path)]())
+
+
+def head(path: Path, size: int = 64 * 1024) -> bytes:
+    """The first bytes of a file, decompressed."""
+    with reading(str(path)), open_binary(path) as file:
+        return file.read(size)
+
+
+def decoded(data: bytes, name: str) -> str:
+    """``data`` as text; bytes that are not UTF-8 become the replacement character. Raises for binary data."""
+    if b"\0" in data:
+        raise InputError("is a binary file, not text", where=name, hint="see --format for what can be read")
+    return data.decode("utf-8", "replace")
+
+
+def blocks(path: Path, name: str, *, chunk: int = CHUNK) -> Iterator[Block]:
+    """The lines of a file, some megabytes at a time. Raises ``InputError`` for what is no text or cannot be read."""
+    number = 1
+    tail = b""
+    with reading(name), open_binary(path) as file:
+        first = True
+        while data := file.read(chunk):
+            if first:
+                data, first = data.removeprefix(b"\xef\xbb\xbf"), False
+            data = tail + data
+            end = data.rfind(b"\n") + 1
+            whole, tail = data[:end], data[end:]
+            if whole:
+                lines = _lines(decoded(whole[:-1], name), number)
+                number += len(lines)
+                yield Block(lines, None)
+    if tail:
+        yield Block(_lines(decoded(tail, name), number), number)
+
+
+def _lines(text: str, first: int) -> pl.DataFrame:
+    lines = pl.Series("line", [text]).str.split("\n").explode(empty_as_null=False).str.strip_suffix("\r")
+    return pl.DataFrame({"line": lines, "number": pl.int_range(first, first + len(lines), eager=True)})

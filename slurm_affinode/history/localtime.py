@@ -1,0 +1,128 @@
+"""Times as files write them, to UTC: epoch numbers of any unit, ISO 8601 and ``2026/11/01 08:00:00.123``."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, timedelta, tzinfo
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import polars as pl
+
+from slurm_affinode.history.schema import TIME
+
+_NUMBER = r"^[+-]?\d+(?:\.\d*)?(?:[eE][+]?\d+)?$"
+_OFFSET = r"\s*(Z|z|UTC|GMT|[+-]\d{2}:?\d{2}|[+-]\d{2})$"
+_CLOCK = r"^(\d{4})[-/](\d{1,2})[-/](\d{1,2})(?:[T ]\s*(\d{1,2}):(\d{2})(?::(\d{2}))?(?:[.,](\d{1,9}))?)?$"
+TWICE = "local times that exist twice were told apart by their order (the first is summer time)"
+NEVER = "local times that do not exist (clocks went forward) were read with the offset from before"
+_BACK_LEAST, _BACK_MOST = timedelta(minutes=10), timedelta(hours=2)
+
+
+def epoch_ms(value: pl.Expr) -> pl.Expr:
+    """Epoch numbers of seconds, milli-, micro- or nanoseconds, told by their size, as milliseconds.
+
+    Seconds below 1e11 reach to the year 5138; milliseconds above it start in 1973.
+    """
+    size = value.abs()
+    scaled = (
+        pl.when(size < 1e11).then(value * 1000).when(size < 1e14).then(value).when(size < 1e17).then(value / 1e3)
+    ).otherwise(value / 1e6)
+    return scaled.round().cast(pl.Int64, strict=False)
+
+
+def parse(texts: pl.Series, zone: tzinfo | None, device: pl.Series | None = None) -> tuple[pl.Series, dict[str, int]]:
+    """UTC times of ``texts`` (null where a text is no time) and what was decided, with how often.
+
+    Times without a zone are in ``zone`` (None: the local zone of this process). A local time that exists twice is the
+    earlier one until the clock of its ``device`` has been seen to go back; one that does not exist is read with the
+    offset that was valid before.
+    """
+    frame = pl.DataFrame({"text": texts.str.strip_chars()})
+    frame = frame.with_columns(
+        pl.col("text").str.extract(_OFFSET, 1).alias("offset"),
+        pl.col("text").str.replace(_OFFSET, "").alias("clock"),
+        pl.when(pl.col("text").str.contains(_NUMBER))
+        .then(pl.col("text"))
+        .cast(pl.Float64, strict=False)
+        .alias("number"),
+    ).with_columns(_naive(pl.col("clock")).alias("naive"))
+    local = frame["number"].is_null() & frame["offset"].is_null() & frame["naive"].is_not_null()
+    result = frame.select(
+        pl.when(pl.col("number").is_not_null())
+        .then(epoch_ms(pl.col("number")).cast(pl.Datetime("ms")))
+        .otherwise(pl.col("naive") - _offset(pl.col("offset")))
+        .dt.replace_time_zone("UTC")
+        .alias("time")
+    )["time"]
+    if not local.any():
+        return result, {}
+    times, decisions = localise(frame["naive"], zone, device)
+    return frame.select(pl.when(local).then(times).otherwise(result).alias("time"))["time"], decisions
+
+
+def _naive(clock: pl.Expr) -> pl.Expr:
+    part = clock.str.extract_groups(_CLOCK)
+
+    def number(at: int) -> pl.Expr:
+        return part.struct.field(str(at)).cast(pl.Int32, strict=False)
+
+    fraction = ("0." + part.struct.field("7")).cast(pl.Float64, strict=False).fill_null(0.0)
+    # pl.datetime raises on impossible dates: build from text, which gives null.
+    day = pl.concat_str(
+        part.struct.field("1"), pl.lit("-"), part.struct.field("2").str.zfill(2), pl.lit("-"),
+        part.struct.field("3").str.zfill(2),
+    ).str.to_date("%Y-%m-%d", strict=False)  # fmt: skip
+    hour, minute, second = number(4).fill_null(0), number(5).fill_null(0), number(6).fill_null(0)
+    valid = (hour < 24) & (minute < 60) & (second <= 60)
+    ms = (hour.cast(pl.Int64) * 3600 + minute * 60 + second) * 1000 + (fraction * 1000).round().cast(pl.Int64)
+    return pl.when(valid).then(day.cast(pl.Datetime("ms")) + pl.duration(milliseconds=ms, time_unit="ms"))
+
+
+def _offset(text: pl.Expr) -> pl.Expr:
+    digits = text.str.replace_all(r"[^0-9]", "")
+    minutes = digits.str.slice(0, 2).cast(pl.Int64, strict=False).fill_null(0) * 60 + digits.str.slice(2, 2).cast(
+        pl.Int64, strict=False
+    ).fill_null(0)
+    signed = pl.when(text.str.starts_with("-")).then(-minutes).otherwise(minutes)
+    return pl.duration(minutes=signed, time_unit="ms").fill_null(pl.duration(minutes=0, time_unit="ms"))
+
+
+def localise(
+    naive: pl.Series, zone: tzinfo | None, device: pl.Series | None = None
+) -> tuple[pl.Series, dict[str, int]]:
+    """``naive`` local times of ``zone`` as UTC times, and what was decided (see ``parse``)."""
+    zone = zone or local_zone()
+    if not isinstance(zone, ZoneInfo):
+        moments = [None if one is None else one.replace(tzinfo=zone).astimezone(UTC) for one in naive]
+        return pl.Series("time", moments, TIME), {}
+    name = zone.key
+    early = naive.dt.replace_time_zone(name, ambiguous="earliest", non_existent="null")
+    late = naive.dt.replace_time_zone(name, ambiguous="latest", non_existent="null")
+    hour = timedelta(hours=1)
+    before = (naive - hour).dt.replace_time_zone(name, ambiguous="earliest", non_existent="null") + hour
+    frame = pl.DataFrame({"naive": naive, "early": early, "late": late, "before": before}).with_columns(
+        (pl.col("early") != pl.col("late")).fill_null(value=False).alias("twice"),
+        device.alias("device") if device is not None else pl.lit(0).alias("device"),
+    )
+    # The clock goes back once, by one hour less a step, among the times that exist twice.
+    step = pl.col("naive").diff().over("device")
+    jump = pl.col("twice") & step.is_between(-_BACK_MOST, -_BACK_LEAST)
+    back = jump.fill_null(value=False).cast(pl.Int64).cum_sum().over("device", pl.col("naive").dt.date()) > 0
+    times = frame.select(
+        pl.when(pl.col("twice") & back).then(pl.col("late")).otherwise(pl.col("early"))
+        .fill_null(pl.col("before")).dt.convert_time_zone("UTC").alias("time")
+    )["time"]  # fmt: skip
+    counts = {TWICE: int(frame["twice"].sum()), NEVER: int((early.is_null() & naive.is_not_null()).sum())}
+    return times, {what: count for what, count in counts.items() if count}
+
+
+def local_zone(localtime: Path = Path("/etc/localtime")) -> tzinfo | None:
+    """The zone of this process with its name, where the system tells it; else None, which Python takes for local."""
+    name = os.environ.get("TZ", "").lstrip(":")
+    if not name:
+        _, _, name = str(localtime.resolve()).partition("zoneinfo/")
+    try:
+        return ZoneInfo(name) if name else None
+    except (ValueError, OSError):
+        return None

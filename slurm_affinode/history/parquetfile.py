@@ -1,0 +1,60 @@
+"""Parquet with GPU samples: columns of the sample schema, or names that the alias table or the configuration knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.history.lines import reading
+from slurm_affinode.history.reading import Notes, ReadOptions
+from slurm_affinode.history.tabular import TableReader, layout
+
+ROWS_AT_ONCE = 500_000
+
+
+def read(path: Path, notes: Notes, options: ReadOptions, fallback_node: str | None) -> Iterator[pl.DataFrame]:
+    """Yield the samples of one file. Raises ``InputError`` for what is no Parquet or has no metric."""
+    try:
+        with reading(notes.name), pq.ParquetFile(path) as file:
+            header = file.schema_arrow.names
+            found = layout(header, notes, options)
+            wanted = sorted({*(at for at, _ in found.values.values()), *found.parts.values()}
+                            | {at for at in (found.time, found.metric, found.value) if at is not None})  # fmt: skip
+            quiet = Notes(notes.name, notes.problems, notes.problem_count, decisions=notes.decisions)
+            table = TableReader([header[at] for at in wanted], quiet, options, fallback_node)
+            first = 1
+            for batch in file.iter_batches(ROWS_AT_ONCE, columns=[header[at] for at in wanted]):
+                rows = pl.DataFrame(pl.from_arrow(batch))
+                yield from table.rows(_as_text(rows, first))
+                first += len(rows)
+            yield from table.rest()
+            notes.problem_count = quiet.problem_count
+            notes.unknown.update(quiet.unknown)
+    except pa.ArrowException as error:
+        raise InputError(f"is damaged or no Parquet file: {_one_line(error)}", where=notes.name) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _as_text(rows: pl.DataFrame, first: int) -> pl.DataFrame:
+    """The columns as the text that the readers of tables take; times with a zone as ISO 8601."""
+    columns = []
+    for at, name in enumerate(rows.columns):
+        dtype = rows.schema[name]
+        column = pl.col(name)
+        if isinstance(dtype, pl.Datetime):
+            if dtype.time_zone is not None:
+                column = column.dt.convert_time_zone("UTC").dt.to_string("%Y-%m-%dT%H:%M:%S%.6fZ")
+            else:
+                column = column.dt.to_string("%Y-%m-%dT%H:%M:%S%.6f")
+        elif isinstance(dtype, pl.List):
+            column = column.cast(pl.List(pl.String)).list.join(",")
+        columns.append(column.cast(pl.String, strict=False).alias(f"c{at}"))
+    return rows.select(columns).with_columns(pl.int_range(first, first + len(rows)).alias("number"))

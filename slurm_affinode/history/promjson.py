@@ -1,0 +1,110 @@
+"""Answers of the Prometheus HTTP API saved to a file: ``query_range`` (matrix) and ``query`` (vector) as JSON.
+
+Format: prometheus.io "HTTP API", "Expression query result formats": times are seconds, values are strings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.history.lines import open_binary, reading
+from slurm_affinode.history.longform import FIELD_CODES, LongForm
+from slurm_affinode.history.reading import Identifier, Notes, ReadOptions, measured
+from slurm_affinode.history.schema import TIME
+
+
+def read(path: Path, notes: Notes, options: ReadOptions, fallback_node: str | None) -> Iterator[pl.DataFrame]:
+    """Yield the samples of one answer, or of several, one per line or in a list. Raises ``InputError``."""
+    identifier = Identifier(options, fallback_node)
+    long = LongForm()
+    for number, result in _series(path, notes):
+        labels = {str(name): str(value) for name, value in (result.get("metric") or {}).items()}
+        name = labels.pop("__name__", None)
+        alias = options.aliases.metric(name) if name else None
+        points = result.get("values") or ([result["value"]] if "value" in result else [])
+        if alias is None:
+            notes.unknown[name or "(a series without a name)"] += len(points)
+            continue
+        identity = identifier.from_labels(labels)
+        if isinstance(identity, str):
+            notes.problem(None, f"series {number}: {identity}", strict=options.strict)
+            continue
+        series = long.series(identity, identifier.job_of(labels))
+        frame = _points(points, notes, options, number)
+        high = frame["value"].max()
+        ratio = alias.unit == "percent_or_ratio" and isinstance(high, float) and high <= 1
+        entries = frame.select(
+            pl.lit(series, pl.UInt32).alias("series"),
+            pl.lit(FIELD_CODES[alias.field], pl.UInt8).alias("field"),
+            (measured(pl.col("value")) * (100.0 if ratio else alias.factor)).alias("value"),
+            "time",
+        )
+        yield from long.add(entries)
+    yield from long.rest()
+
+
+def _points(points: list[Any], notes: Notes, options: ReadOptions, number: int) -> pl.DataFrame:
+    try:
+        times = [round(float(time) * 1000) for time, _ in points]
+        values = [str(value) for _, value in points]
+    except (TypeError, ValueError):
+        notes.problem(None, f"series {number}: its points are no pairs of time and value", strict=options.strict)
+        times, values = [], []
+    frame = pl.DataFrame({"ms": times, "raw": values}, schema={"ms": pl.Int64(), "raw": pl.String()})
+    frame = frame.with_columns(
+        pl.col("raw").cast(pl.Float64, strict=False).alias("value"), pl.col("ms").cast(TIME).alias("time")
+    )
+    bad = frame.filter(pl.col("value").is_null() & ~pl.col("raw").str.contains(r"(?i)^[+-]?(nan|inf)"))
+    for raw in bad["raw"]:
+        notes.problem(None, f"series {number}: {raw[:60]!r} is no number", strict=options.strict)
+    return frame
+
+
+def _series(path: Path, notes: Notes) -> Iterator[tuple[int, dict[str, Any]]]:
+    number = 0
+    for document in _documents(path, notes.name):
+        if not isinstance(document, dict):
+            raise _unusable(notes.name)
+        if document.get("status") == "error":
+            raise InputError(f"is an error of Prometheus: {document.get('error', '')}", where=notes.name)
+        data = document.get("data", document)
+        results = data.get("result") if isinstance(data, dict) else None
+        if not isinstance(results, list) or not all(isinstance(one, dict) for one in results):
+            raise _unusable(notes.name)
+        for result in results:
+            number += 1
+            yield number, result
+
+
+def _documents(path: Path, name: str) -> list[Any]:
+    with reading(name), open_binary(path) as file:
+        text = file.read().decode("utf-8", "replace")
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError as error:
+        lines = [line for line in text.splitlines() if line.strip()]
+        try:
+            return [json.loads(line) for line in lines] if len(lines) > 1 else _raise(error)
+        except json.JSONDecodeError:
+            raise InputError(
+                f"is cut off or no JSON: {error.msg}", where=f"{name}:{error.lineno}", hint="save the answer again"
+            ) from error
+    return whole if isinstance(whole, list) else [whole]
+
+
+def _raise(error: json.JSONDecodeError) -> list[Any]:
+    raise error
+
+
+def _unusable(name: str) -> InputError:
+    return InputError(
+        "is JSON, but no answer of the Prometheus API",
+        where=name,
+        hint="save what /api/v1/query_range gives: {status, data: {resultType, result}}",
+    )
