@@ -1,0 +1,197 @@
+"""From sums per cell to measures per run, user, account, partition, QOS, node and GPU model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from slurm_affinode.analysis.join import SUMS
+from slurm_affinode.analysis.prices import PriceTable
+from slurm_affinode.analysis.result import MEASURES
+from slurm_affinode.analysis.segments import Allocations, Cells, Floats, Ints, ranges
+from slurm_affinode.analysis.totals import Totals
+
+MS_PER_HOUR = 3_600_000.0
+MIB_PER_GIB = 1024.0
+
+SHARES = ("run", "at", "mapping", "held_ms", *SUMS, "fb_peak", "windows", "longest_ms", "measured")
+"""Columns of ``per_allocation``."""
+
+_ADDED = ("allocated_ms", *SUMS, "windows")
+
+
+def owner_pairs(cells: Cells) -> tuple[Ints, Ints, Floats]:
+    """Cell, allocation and share (1 / sharers) of each pair of a cell and an allocation that holds it."""
+    cell = np.repeat(np.arange(len(cells), dtype=np.int64), cells.sharers)
+    return cell, cells.owners, 1.0 / cells.sharers[cell]
+
+
+def partly_pairs(totals: Totals, cells: Cells, allocations: Allocations) -> tuple[Ints, Ints, Floats]:
+    """Row of ``totals.partly_*``, allocation and share of each pair of such a row and a sharer that gets of it."""
+    count = cells.sharers[totals.partly_cell]
+    row = np.repeat(np.arange(len(count), dtype=np.int64), count)
+    owner = cells.owners[ranges(cells.owner_offset[totals.partly_cell], count)]
+    gets = allocations.start[owner] <= totals.partly_time[row]
+    return row[gets], owner[gets], 1.0 / count[row[gets]]
+
+
+def per_allocation(totals: Totals, cells: Cells, allocations: Allocations) -> pl.DataFrame:
+    """One row per allocation, in their order: ``run``, ``at``, ``held_ms`` (its share of the device's time) and the
+    allocation's share of ``SUMS``; ``fb_peak`` (MiB, None: unknown), ``windows``, ``longest_ms``."""
+    count = len(allocations)
+    cell, owner, share = owner_pairs(cells)
+    row, partly_owner, partly_share = partly_pairs(totals, cells, allocations)
+    columns: dict[str, object] = {"run": allocations.run, "at": allocations.device}
+    length = (cells.end - cells.start)[cell]
+    columns["held_ms"] = np.bincount(owner, weights=length * share, minlength=count)
+    for position, name in enumerate(SUMS):
+        own = np.bincount(owner, weights=totals.sums[cell, position] * share, minlength=count)
+        if len(row):
+            extra = totals.partly_sums[row, position] * partly_share
+            own += np.bincount(partly_owner, weights=extra, minlength=count)
+        columns[name] = own
+    peak = np.full(count, np.nan)
+    np.fmax.at(peak, owner, totals.fb_peak[cell])
+    columns |= {"fb_peak": peak, "windows": totals.windows, "longest_ms": totals.longest_ms}
+    return pl.DataFrame(columns).with_columns(pl.col("fb_peak").fill_nan(None))
+
+
+def breakdown(
+    shares: pl.DataFrame, runs: pl.DataFrame, nodes: pl.DataFrame, devices: pl.DataFrame, prices: PriceTable
+) -> pl.DataFrame:
+    """One row per run, node and GPU model, and one for what of a run's GPUs is not found on a node.
+
+    ``shares``: ``per_allocation``; ``runs``: ``runs.prepare``, those that the report is about.
+    """
+    where = devices.with_row_index("at").select(pl.col("at").cast(pl.Int64), "node", _model().alias("gpu_model"))
+    about = runs.select("run", "gpus", "gpu_type", (pl.col("end_ms") - pl.col("start_ms")).alias("run_ms"))
+    whole = pl.col("gpus").fill_null(0) > 0
+    found = (
+        shares.join(about, on="run", how="inner", maintain_order="left")
+        .join(where, on="at", how="left", maintain_order="left")
+        .with_columns(
+            pl.when(whole).then(pl.col("run_ms").cast(pl.Float64)).otherwise(pl.col("held_ms")).alias("allocated_ms"),
+            pl.coalesce("gpu_model", "gpu_type").alias("gpu_model"),
+        )
+    )
+    grouped = found.group_by("run", "node", "gpu_model", maintain_order=True).agg(
+        pl.len().cast(pl.Int64).alias("devices"),
+        *(pl.col(name).sum() for name in _ADDED),
+        pl.col("fb_peak").max(),
+        pl.col("longest_ms").max(),
+    )
+    every = pl.concat([grouped, _not_found(grouped, about, nodes)], how="diagonal")
+    every = every.with_columns(pl.col(name).fill_null(0) for name in _ADDED)
+    return _priced(every, prices)
+
+
+def _model() -> pl.Expr:
+    """The model as reports name it: a MIG instance is not the GPU that it is a slice of."""
+    instance = pl.concat_str(pl.col("model"), pl.lit(" MIG "), pl.col("mig_profile"))
+    return pl.when(pl.col("mig").is_not_null()).then(pl.coalesce(instance, "model")).otherwise(pl.col("model"))
+
+
+def _not_found(found: pl.DataFrame, about: pl.DataFrame, nodes: pl.DataFrame) -> pl.DataFrame:
+    """The GPUs of runs that are mapped to no device, spread over the run's nodes.
+
+    A node gets what it lacks of an equal share of the run's GPUs; what the nodes lack together is scaled to what the
+    run lacks.
+    """
+    have = found.group_by("run").agg(pl.col("devices").sum(), _joined_models())
+    lacking = (
+        about.filter(pl.col("gpus").fill_null(0) > 0)
+        .join(have, on="run", how="left", maintain_order="left")
+        .with_columns((pl.col("gpus") - pl.col("devices").fill_null(0)).alias("lacking"))
+        .filter(pl.col("lacking") > 0)
+    )
+    on_node = found.group_by("run", "node").agg(pl.col("devices").sum().alias("here"))
+    spread = (
+        lacking.join(nodes, on="run", how="left", maintain_order="left")
+        .join(on_node, on=["run", "node"], how="left", maintain_order="left")
+        .with_columns((pl.col("gpus") / pl.len().over("run")).alias("quota"))
+        .with_columns((pl.col("quota") - pl.col("here").fill_null(0)).clip(lower_bound=0).alias("short"))
+        .filter(pl.col("short") > 0)
+        .with_columns((pl.col("lacking") * pl.col("short") / pl.col("short").sum().over("run")).alias("gpus_here"))
+    )
+    return spread.select(
+        "run",
+        "node",
+        pl.coalesce("gpu_type", "models").alias("gpu_model"),
+        (pl.col("gpus_here") * pl.col("run_ms")).alias("allocated_ms"),
+    )
+
+
+def _joined_models(alias: str = "models") -> pl.Expr:
+    names = pl.col("gpu_model").drop_nulls().unique().sort()
+    return pl.when(names.len() > 0).then(names.str.join("+")).otherwise(None).alias(alias)
+
+
+def _priced(every: pl.DataFrame, prices: PriceTable) -> pl.DataFrame:
+    models = every["gpu_model"].unique()
+    table = pl.DataFrame(
+        {"gpu_model": models, "price": [prices.of(model) for model in models]},
+        schema={"gpu_model": pl.String(), "price": pl.Float64()},
+    )
+    return every.join(table, on="gpu_model", how="left", nulls_equal=True, maintain_order="left").with_columns(
+        (pl.col("price") * pl.col("allocated_ms") / MS_PER_HOUR).alias("cost"),
+        (pl.col("price") * pl.col("idle") / MS_PER_HOUR).alias("idle_cost"),
+    )
+
+
+def aggregate(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
+    """``by``, ``jobs`` (runs) and ``MEASURES`` of rows of ``breakdown``; most idle hours first."""
+    sums = [
+        pl.col("run").n_unique().cast(pl.Int64).alias("jobs"),
+        *(pl.col(name).sum() for name in _ADDED),
+        pl.col("fb_peak").max(),
+        pl.col("longest_ms").max(),
+        # A sum of nothing but nulls is null: there is no price.
+        *(pl.when(pl.col(n).count() > 0).then(pl.col(n).sum()).otherwise(None).alias(n) for n in ("cost", "idle_cost")),
+    ]
+    grouped = frame.group_by(by, maintain_order=True).agg(sums) if by else frame.select(sums)
+    return (
+        grouped.with_columns((pl.col("busy") + pl.col("low") + pl.col("idle")).alias("measured_ms"))
+        .select(*by, "jobs", *(expr.cast(MEASURES[name]).alias(name) for name, expr in _measures().items()))
+        .sort("gpu_hours_idle", "gpu_hours_allocated", *by, descending=[True, True, *(False for _ in by)])
+    )
+
+
+def _measures() -> Mapping[str, pl.Expr]:
+    col = pl.col
+    measured = col("measured_ms")
+
+    def hours(ms: pl.Expr) -> pl.Expr:
+        return ms / MS_PER_HOUR
+
+    def where(known: pl.Expr, value: pl.Expr) -> pl.Expr:
+        return pl.when(known > 0).then(value).otherwise(None)
+
+    return {
+        "gpu_hours_allocated": hours(pl.max_horizontal("allocated_ms", measured)),
+        "gpu_hours_measured": hours(measured),
+        "gpu_hours_unknown": hours((col("allocated_ms") - measured).clip(lower_bound=0)),
+        "gpu_hours_idle": hours(col("idle")),
+        "gpu_hours_low": hours(col("low")),
+        "gpu_hours_busy": hours(col("busy")),
+        "idle_fraction": where(measured, col("idle") / measured),
+        "util_mean_pct": where(col("util_known"), col("util") / col("util_known")),
+        "mem_gib_h": where(col("fb_known"), col("fb") / MIB_PER_GIB / MS_PER_HOUR),
+        "idle_mem_gib_h": where(col("fb_known"), col("fb_idle") / MIB_PER_GIB / MS_PER_HOUR),
+        "fb_mean_gib": where(col("fb_known"), col("fb") / col("fb_known") / MIB_PER_GIB),
+        "fb_peak_gib": col("fb_peak") / MIB_PER_GIB,
+        "energy_kwh": where(col("power_known"), col("power") / MS_PER_HOUR / 1000),
+        "idle_energy_kwh": where(col("power_known"), col("power_idle") / MS_PER_HOUR / 1000),
+        "idle_windows": where(measured, col("windows")),
+        "longest_idle_s": where(measured, col("longest_ms") / 1000),
+        "cost": col("cost"),
+        "idle_cost": where(measured, col("idle_cost")),
+    }
+
+
+def per_run(frame: pl.DataFrame) -> pl.DataFrame:
+    """``run``, ``gpu_model`` and ``MEASURES`` of each run."""
+    return aggregate(frame, ["run"]).join(
+        frame.group_by("run").agg(_joined_models("gpu_model")), on="run", how="left", maintain_order="left"
+    )

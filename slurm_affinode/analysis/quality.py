@@ -1,0 +1,367 @@
+"""How far the figures rest on data, and what to do about what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import polars as pl
+
+from slurm_affinode.analysis.join import SUMS, TIME_SUMS
+from slurm_affinode.analysis.mapping import Mapped
+from slurm_affinode.analysis.measures import MS_PER_HOUR
+from slurm_affinode.analysis.prices import PriceTable
+from slurm_affinode.analysis.result import MAPPINGS, DataQuality, QualityIssue
+from slurm_affinode.analysis.samples import Index
+from slurm_affinode.analysis.segments import Allocations, Cells, Floats
+from slurm_affinode.analysis.totals import Totals
+
+EXAMPLES = 5
+SKEW_S = 5.0
+"""Labels that begin this much before their run, or end this much after it, in the median, hint at a wrong clock."""
+LEAST_PAIRS = 3
+
+
+class Problem(Protocol):
+    """What the analysis reads of a record that could not be used."""
+
+    @property
+    def reason(self) -> str:
+        """Why."""
+        ...
+
+    @property
+    def line(self) -> int | None:
+        """Where."""
+        ...
+
+
+class Ingest(Protocol):
+    """What the analysis reads of an entry of the ingest journal."""
+
+    @property
+    def kind(self) -> str:
+        """``sacct``, ``gpu``, ``allocations``."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Path or command."""
+        ...
+
+    @property
+    def bad(self) -> int:
+        """Records that could not be used."""
+        ...
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """The first of them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What there is to judge."""
+
+    runs: pl.DataFrame
+    """All runs that the report is about, with and without GPUs."""
+    about: pl.DataFrame
+    """Those with GPUs."""
+    rows: pl.DataFrame
+    """Those with their measures."""
+    nodes: pl.DataFrame
+    devices: pl.DataFrame
+    index: Index
+    mapped: Mapped
+    allocations: Allocations
+    cells: Cells
+    totals: Totals
+    shares: pl.DataFrame
+    prices: PriceTable
+    ingests: tuple[Ingest, ...]
+
+
+def describe(evidence: Evidence) -> DataQuality:
+    """Counts, and the issues that were found."""
+    parents = evidence.mapped.left_out.to_list()
+    seen = evidence.devices.with_row_index("at").filter(~pl.col("at").is_in(parents))
+    steps = seen.filter(pl.col("step_ms") > 0)["step_ms"].value_counts().sort("step_ms")
+    mapped = dict(evidence.about["mapping"].value_counts().iter_rows())
+    return DataQuality(
+        samples=evidence.totals.samples,
+        devices=len(seen),
+        nodes=seen.select("cluster", "node").n_unique() if len(seen) else 0,
+        job_runs=len(evidence.runs),
+        gpu_job_runs=len(evidence.about),
+        steps_s={step / 1000: count for step, count in steps.iter_rows()},
+        mapped_runs={word: mapped.get(word, 0) for word in MAPPINGS},
+        gap_gpu_hours=evidence.totals.gap_ms / MS_PER_HOUR,
+        issues=tuple(issue for issue in _issues(evidence) if issue is not None),
+    )
+
+
+def _issues(evidence: Evidence) -> Iterable[QualityIssue | None]:
+    yield _no_history(evidence)
+    yield _unmapped(evidence)
+    yield _partly_mapped(evidence)
+    yield _no_samples(evidence)
+    yield _gaps(evidence)
+    yield _no_activity(evidence)
+    yield _label_mismatch(evidence)
+    yield _clock_skew(evidence)
+    yield _counted_twice(evidence)
+    yield _idle_devices(evidence)
+    yield _no_gpu_tres(evidence)
+    yield _bad_records(evidence)
+    yield _no_price(evidence)
+
+
+def _names(runs: pl.DataFrame) -> tuple[str, ...]:
+    return tuple(
+        f"job {row['job_id']} of {row['user'] or 'unknown'} on {row['node_list'] or 'unknown nodes'}"
+        for row in runs.head(EXAMPLES).iter_rows(named=True)
+    )
+
+
+def _hours(runs: pl.DataFrame, column: str) -> float:
+    return float(runs[column].sum())
+
+
+def _no_history(evidence: Evidence) -> QualityIssue | None:
+    if evidence.index.rows or evidence.about.is_empty():
+        return None
+    return QualityIssue(
+        code="no-history",
+        title="No GPU history in this interval",
+        detail="Without samples all allocated time is unknown. Take history in with: slurm-affinode ingest gpu PATH",
+        count=len(evidence.about),
+        gpu_hours=_hours(evidence.rows, "gpu_hours_allocated"),
+    )
+
+
+def _unmapped(evidence: Evidence) -> QualityIssue | None:
+    runs = evidence.rows.filter(pl.col("mapping") == "unknown")
+    if runs.is_empty() or not evidence.index.rows:
+        return None
+    known_nodes = evidence.devices["node"].drop_nulls().unique()
+    watched = evidence.nodes.filter(pl.col("node").is_in(known_nodes.implode()))["run"].unique()
+    blind = runs.filter(~pl.col("run").is_in(watched.implode()))
+    detail = (
+        "Which GPUs these runs had is not known: the history has no job labels for them, no GPU ids were recorded and "
+        "no node was theirs alone. Turn on dcgm-exporter's job mapping, or record GPU ids in a prolog and take them in "
+        "with: slurm-affinode ingest allocations FILE."
+    )
+    if len(blind):
+        detail += f" {len(blind):,} of them ran on nodes that the history does not have at all."
+    hours = _hours(runs, "gpu_hours_allocated")
+    return QualityIssue("unmapped-gpus", "Runs whose GPUs are not known", detail, len(runs), hours, _names(runs))
+
+
+def _partly_mapped(evidence: Evidence) -> QualityIssue | None:
+    runs = evidence.rows.filter((pl.col("devices") > 0) & (pl.col("devices") < pl.col("gpus")))
+    if runs.is_empty():
+        return None
+    span_h = (pl.col("end_ms") - pl.col("start_ms")) / MS_PER_HOUR
+    hours = runs.select(((pl.col("gpus") - pl.col("devices")) * span_h).sum()).item()
+    return QualityIssue(
+        code="partly-mapped",
+        title="Runs of which only some GPUs are known",
+        detail="The history names fewer GPUs for these runs than accounting gave them; the rest of their time is "
+        "unknown. Often an exporter is missing on one of several nodes.",
+        count=len(runs),
+        gpu_hours=float(hours),
+        examples=_names(runs),
+    )
+
+
+def _no_samples(evidence: Evidence) -> QualityIssue | None:
+    runs = evidence.rows.filter((pl.col("devices") > 0) & (pl.col("gpu_hours_measured") == 0))
+    if runs.is_empty():
+        return None
+    return QualityIssue(
+        code="no-samples",
+        title="Runs on known GPUs without a sample",
+        detail="Runs shorter than the sampling step are common here; longer ones fell into a gap of the history.",
+        count=len(runs),
+        gpu_hours=_hours(runs, "gpu_hours_allocated"),
+        examples=_names(runs),
+    )
+
+
+def _gaps(evidence: Evidence) -> QualityIssue | None:
+    if not evidence.totals.gaps:
+        return None
+    return QualityIssue(
+        code="gaps",
+        title="Gaps in the history",
+        detail="Samples of a GPU were more than the allowed number of steps apart while a job held it. The time "
+        "between is unknown, not idle. Look for an exporter or a scrape that stopped.",
+        count=evidence.totals.gaps,
+        gpu_hours=evidence.totals.gap_ms / MS_PER_HOUR,
+    )
+
+
+def _no_activity(evidence: Evidence) -> QualityIssue | None:
+    held = evidence.cells.held
+    ms = float(evidence.totals.sums[held, SUMS.index("unknown")].sum())
+    if ms <= 0:
+        return None
+    devices = np.unique(evidence.cells.device[held & (evidence.totals.sums[:, SUMS.index("unknown")] > 0)])
+    names = evidence.devices[devices[:EXAMPLES].tolist()]
+    return QualityIssue(
+        code="no-activity-signal",
+        title="Samples without any activity signal",
+        detail="These samples have neither utilization nor a profiling field, so what the GPU did is unknown. MIG "
+        "instances have no utilization: enable DCGM_FI_PROF_GR_ENGINE_ACTIVE.",
+        count=len(devices),
+        gpu_hours=ms / MS_PER_HOUR,
+        examples=_device_names(names),
+    )
+
+
+def _label_mismatch(evidence: Evidence) -> QualityIssue | None:
+    wrong = evidence.mapped.mismatches
+    if wrong.is_empty():
+        return None
+    grouped = (
+        wrong.group_by("job", "node")
+        .agg(pl.col("rows").sum())
+        .sort("rows", "job", "node", descending=[True, False, False])
+    )
+    return QualityIssue(
+        code="label-mismatch",
+        title="Job labels that accounting contradicts",
+        detail="The history labels samples with jobs that accounting does not know, or not on that node at that time, "
+        "or with more GPUs than it gave them. Such labels are not used. Accounting of that time may not have been "
+        "taken in, or a prolog left an old mapping file behind.",
+        count=len(grouped),
+        examples=tuple(
+            f"job {job} on {node or 'an unknown node'}: {rows:,} samples"
+            for job, node, rows in grouped.head(EXAMPLES).iter_rows()
+        ),
+    )  # fmt: skip
+
+
+def _clock_skew(evidence: Evidence) -> QualityIssue | None:
+    spans = evidence.mapped.spans.join(
+        evidence.runs.select("run", "begin_ms", "finish_ms", "start_ms", "end_ms"), on="run"
+    ).join(evidence.devices.with_row_index("at").select(pl.col("at").cast(pl.Int64), "node", "step_ms"), on="at")
+    # A run that is cut by the interval tells nothing about its beginning or end.
+    begun = spans.filter(pl.col("begin_ms") == pl.col("start_ms"))
+    ended = spans.filter(pl.col("finish_ms") == pl.col("end_ms"))
+    early = (begun["begin_ms"] - begun["first_ms"]).median()
+    late = (ended["last_ms"] - ended["finish_ms"]).median()
+    found: list[str] = []
+    if isinstance(early, float) and len(begun) >= LEAST_PAIRS and early > SKEW_S * 1000:
+        found.append(f"labels begin {early / 1000:.0f} s before their runs start, in the median")
+    if isinstance(late, float) and len(ended) >= LEAST_PAIRS and late > SKEW_S * 1000:
+        found.append(f"labels end {late / 1000:.0f} s after their runs end, in the median")
+    if not found:
+        return None
+    return QualityIssue(
+        code="clock-skew",
+        title="Clocks of history and accounting seem to differ",
+        detail="; ".join(found) + ". Check the time synchronization of nodes and controller, and the time zone that "
+        "accounting was taken in with.",
+        count=len(spans),
+    )
+
+
+def _counted_twice(evidence: Evidence) -> QualityIssue | None:
+    cells = evidence.cells
+    shared = cells.held & (cells.sharers > 1)
+    if not shared.any():
+        return None
+    ms = ((cells.sharers - 1) * (cells.end - cells.start))[shared].sum()
+    owners = cells.owners[np.repeat(shared, cells.sharers)]
+    runs = evidence.about.filter(pl.col("run").is_in(np.unique(evidence.allocations.run[owners]).tolist()))
+    whole = int((runs["gpus"].fill_null(0) > 0).sum())
+    if whole < 2:
+        return None
+    return QualityIssue(
+        code="shared-gpus",
+        title="GPUs that several runs held at the same time",
+        detail="What such a GPU did is divided equally among its runs. Accounting counts its time once for each of "
+        "them; what exceeds the GPU's own time is part of the unknown hours.",
+        count=len(runs),
+        gpu_hours=float(ms) / MS_PER_HOUR,
+        examples=_names(runs),
+    )
+
+
+def _idle_devices(evidence: Evidence) -> QualityIssue | None:
+    cells = evidence.cells
+    inside = np.bincount(cells.device, weights=cells.inside, minlength=len(evidence.devices)) > 0
+    given = np.bincount(cells.device, weights=cells.sharers, minlength=len(evidence.devices)) > 0
+    never = np.flatnonzero(inside & ~given)
+    if not len(never):
+        return None
+    seen: Floats = evidence.totals.sums[np.isin(cells.device, never), :TIME_SUMS]
+    return QualityIssue(
+        code="devices-without-runs",
+        title="GPUs that no run is known to have held",
+        detail="Either they were free, or the runs that held them could not be mapped to them.",
+        count=len(never),
+        gpu_hours=float(seen.sum()) / MS_PER_HOUR,
+        examples=_device_names(evidence.devices[never[:EXAMPLES].tolist()]),
+    )
+
+
+def _device_names(devices: pl.DataFrame) -> tuple[str, ...]:
+    return tuple(
+        f"{row['node'] or 'unknown node'} {row['uuid'] or row['pci'] or row['index']}"
+        + (f" MIG {row['mig']}" if row["mig"] else "")
+        for row in devices.iter_rows(named=True)
+    )
+
+
+def _no_gpu_tres(evidence: Evidence) -> QualityIssue | None:
+    untracked = evidence.runs.filter(pl.col("gpus").is_null())
+    if untracked.is_empty():
+        return None
+    return QualityIssue(
+        code="no-gpu-tres",
+        title="Runs whose accounting does not track GPUs",
+        detail="Set AccountingStorageTRES=gres/gpu in slurm.conf. Until then a run counts only if labels or records "
+        "place it on a GPU, with its share of that GPU's time.",
+        count=len(untracked),
+        examples=_names(untracked),
+    )
+
+
+def _bad_records(evidence: Evidence) -> QualityIssue | None:
+    bad = [ingest for ingest in evidence.ingests if ingest.bad]
+    if not bad:
+        return None
+    examples = [
+        f"{ingest.source}{f', record {problem.line}' if problem.line is not None else ''}: {problem.reason}"
+        for ingest in bad
+        for problem in ingest.problems
+    ]
+    return QualityIssue(
+        code="bad-records",
+        title="Records that could not be used",
+        detail="They were reported when they were taken in, and left out. What they would have said is missing here.",
+        count=sum(ingest.bad for ingest in bad),
+        examples=tuple(examples[:EXAMPLES]),
+    )
+
+
+def _no_price(evidence: Evidence) -> QualityIssue | None:
+    if not evidence.prices.prices and evidence.prices.default is None:
+        return None
+    runs = evidence.rows.filter(pl.col("cost").is_null() & (pl.col("gpu_hours_allocated") > 0))
+    if runs.is_empty():
+        return None
+    models = runs["gpu_model"].fill_null("unknown model").unique().sort().to_list()
+    return QualityIssue(
+        code="no-price",
+        title="GPU models without a price",
+        detail="The price table has no row for them, so amounts leave them out.",
+        count=len(models),
+        gpu_hours=_hours(runs, "gpu_hours_allocated"),
+        examples=tuple(models[:EXAMPLES]),
+    )

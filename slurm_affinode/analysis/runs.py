@@ -1,0 +1,78 @@
+"""The job runs of an interval, and the nodes that they ran on."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import polars as pl
+
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.slurm import hostlist
+from slurm_affinode.slurm.schema import JOB_KEY, JOBS, conform
+
+FAR_FUTURE_MS = 1 << 60
+
+
+def prepare(jobs: pl.DataFrame, query: WasteQuery, now: datetime) -> pl.DataFrame:
+    """The runs that overlap the asked interval, numbered by ``run``.
+
+    ``begin_ms``, ``finish_ms``: the whole run, as far as it is known (a running job has no finish before ``now``).
+    ``start_ms``, ``end_ms``: clipped to the interval, half-open, not empty. ``wanted``: passes the filters.
+    """
+    since, until = epoch_ms(query.since), epoch_ms(query.until)
+    frame = conform(jobs, JOBS).filter(pl.col("start").is_not_null()).unique(JOB_KEY, keep="last", maintain_order=True)
+    begin = pl.col("start").dt.epoch("ms")
+    finish = pl.col("end").dt.epoch("ms").fill_null(max(epoch_ms(now), 0))
+    return (
+        frame.with_columns(
+            begin.alias("begin_ms"),
+            pl.col("end").dt.epoch("ms").fill_null(FAR_FUTURE_MS).alias("finish_ms"),
+            begin.clip(lower_bound=since).alias("start_ms"),
+            finish.clip(upper_bound=until).alias("end_ms"),
+            _wanted(query).alias("wanted"),
+        )
+        .filter(pl.col("start_ms") < pl.col("end_ms"))
+        .sort("cluster", "start", "job_id", "submit", nulls_last=True)
+        .with_row_index("run")
+        .with_columns(pl.col("run").cast(pl.Int64))
+    )
+
+
+def epoch_ms(moment: datetime) -> int:
+    """UTC epoch milliseconds, rounded down."""
+    seconds = moment.timestamp()
+    return int(seconds // 1) * 1000 + moment.microsecond // 1000
+
+
+def _wanted(query: WasteQuery) -> pl.Expr:
+    asked = {
+        "cluster": query.clusters,
+        "partition": query.partitions,
+        "account": query.accounts,
+        "user": query.users,
+    }
+    conditions = [pl.col(name).is_in(list(values)).fill_null(value=False) for name, values in asked.items() if values]
+    return pl.all_horizontal(conditions) if conditions else pl.lit(value=True)
+
+
+def nodes_of(runs: pl.DataFrame) -> pl.DataFrame:
+    """``run``, ``node``: one row per node of each run; runs whose node list is unknown or unusable have none."""
+    lists = runs["node_list"].drop_nulls().unique()
+    names = pl.DataFrame(
+        {"node_list": lists, "node": [_expand(text) for text in lists]},
+        schema={"node_list": pl.String(), "node": pl.List(pl.String())},
+    )
+    return (
+        runs.select("run", "node_list")
+        .join(names, on="node_list", how="inner", maintain_order="left")
+        .explode("node", empty_as_null=False)
+        .select("run", "node")
+    )
+
+
+def _expand(text: str) -> list[str]:
+    try:
+        # The history knows nodes by short name.
+        return [name.split(".", 1)[0] for name in hostlist.expand(text)]
+    except ValueError:
+        return []

@@ -1,0 +1,263 @@
+"""The samples of an interval as a stream of blocks, and the index that says which rows are whose.
+
+The rows of all parts are numbered through, in the order of the parts. Of a day with one part the index comes from
+the table beside it and nothing is searched; a day with several parts is merged first, which is slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+
+from slurm_affinode.analysis.join import COLUMNS, Block, Column, Pieces
+from slurm_affinode.analysis.segments import FAR, Ints
+from slurm_affinode.errors import UnreachableError
+from slurm_affinode.history.parts import DEVICES, JOBS
+from slurm_affinode.history.schema import IDENTITY
+from slurm_affinode.history.store import SampleStore
+
+BLOCK_ROWS = 128 * 1024
+"""Rows worked on at once: what the caches of a core hold."""
+FEW_ROWS = 10
+"""A day with fewer samples of a device does not tell its sampling step."""
+FEW_SAMPLES = 3
+_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rows that are read together: the only part of a day, or a day whose parts are merged on reading."""
+
+    day: date
+    path: Path | None
+    row: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What the tables beside the parts say about an interval."""
+
+    store: SampleStore
+    sources: tuple[Source, ...]
+    devices: pl.DataFrame
+    """``DEVICES``, one row per device; ``rows``, ``first``, ``last`` over the parts; ``step_ms`` never None."""
+    pieces: Pieces
+    labels: pl.DataFrame
+    """``JOBS``: job labels, with the row of the device table as ``at``."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of all sources."""
+        return self.sources[-1].row + self.sources[-1].rows if self.sources else 0
+
+
+def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_steps: float) -> Index:
+    """The index of the parts that touch the half-open interval. Raises ``UnreachableError`` for a damaged part."""
+    parts = store.parts(since, until + _DAY)
+    sources: list[Source] = []
+    tables: list[pl.DataFrame] = []
+    labels: list[pl.DataFrame] = []
+    later: list[pl.DataFrame] = []
+    row = 0
+    for day, group in groupby(parts, key=lambda part: part.day):
+        of_day = list(group)
+        table = of_day[0].devices() if of_day[0].single else _merged_devices(store, day)
+        if min(part.first for part in of_day) >= until:
+            later.append(table)
+            continue
+        rows = int(table["rows"].sum())
+        sources.append(Source(day, of_day[0].path if of_day[0].single else None, row, rows))
+        tables.append(table.with_columns(pl.lit(row, dtype=pl.Int64).alias("base")))
+        labels += [part.jobs() for part in of_day]
+        row += rows
+    table = pl.concat(tables) if tables else pl.DataFrame(schema={**DEVICES, "base": pl.Int64()})
+    devices = _devices(table)
+    pieces = _pieces(table, devices, pl.concat(later) if later else None, max_gap_steps)
+    said = pl.concat(labels) if labels else pl.DataFrame(schema=JOBS)
+    at = devices.select("device").with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
+    return Index(store, tuple(sources), devices, pieces, said.join(at, on="device", how="left", maintain_order="left"))
+
+
+def _merged_devices(store: SampleStore, day: date) -> pl.DataFrame:
+    gap = pl.col("time").diff().dt.total_milliseconds().median().round().cast(pl.Int64)
+    table = (
+        _merged(store, day)
+        .group_by("device", maintain_order=True)
+        .agg(
+            *(pl.col(name).drop_nulls().last() for name in IDENTITY),
+            pl.len().cast(pl.Int64).alias("rows"),
+            pl.col("time").first().alias("first"),
+            pl.col("time").last().alias("last"),
+            gap.alias("step_ms"),
+        )
+    )
+    return table.select(pl.col(name).cast(dtype) for name, dtype in DEVICES.items()).collect()
+
+
+def _merged(store: SampleStore, day: date) -> pl.LazyFrame:
+    start = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    return store.scan(start, start + _DAY).sort("device", "time")
+
+
+def _devices(table: pl.DataFrame) -> pl.DataFrame:
+    """One row per device. Its step is the median of its days; where that rests on nothing, that of the fleet; else 0:
+    then a sample that none follows counts for no time."""
+    telling = pl.col("step_ms").filter(pl.col("rows") >= FEW_ROWS).median()
+    devices = (
+        table.group_by("device", maintain_order=True)
+        .agg(
+            *(pl.col(name).drop_nulls().last() for name in IDENTITY),
+            pl.col("rows").sum(),
+            pl.col("first").min(),
+            pl.col("last").max(),
+            pl.coalesce(telling, pl.col("step_ms").median()).alias("step_ms"),
+        )
+        .sort("cluster", "node", "index", "pci", "uuid", "mig", "device", nulls_last=True)
+    )
+    own = pl.when(pl.col("rows") >= FEW_SAMPLES).then(pl.col("step_ms"))
+    return devices.with_columns(
+        pl.coalesce(own, own.median(), pl.col("step_ms"), pl.lit(0)).round().cast(pl.Int64).alias("step_ms")
+    ).select(*DEVICES)
+
+
+def _pieces(table: pl.DataFrame, devices: pl.DataFrame, later: pl.DataFrame | None, max_gap_steps: float) -> Pieces:
+    at = devices.select("device", pl.col("step_ms").alias("usual")).with_row_index("at")
+    rows = table.join(at, on="device", how="left", maintain_order="left")
+    own = pl.when(pl.col("rows") >= FEW_ROWS).then(pl.col("step_ms"))
+    following = pl.col("first").shift(-1).over("device", order_by="base")
+    rows = rows.with_columns(pl.coalesce(own, pl.col("usual")).alias("step"), following.alias("next"))
+    if later is not None:
+        first = later.group_by("device").agg(pl.col("first").min().alias("later"))
+        rows = rows.join(first, on="device", how="left", maintain_order="left").with_columns(
+            pl.coalesce("next", "later")
+        )
+    end = rows["rows"].cum_sum().to_numpy().astype(np.int64)
+    step = rows["step"].to_numpy().astype(np.int64)
+    limit = (step * max_gap_steps).astype(np.float64)
+    return Pieces(
+        device=rows["at"].to_numpy().astype(np.int64),
+        row=end - rows["rows"].to_numpy(),
+        end=end,
+        step=step,
+        limit=limit,
+        next_time=rows["next"].dt.epoch("ms").fill_null(FAR).to_numpy().astype(np.int64),
+        first_time=rows["first"].dt.epoch("ms").to_numpy().astype(np.int64),
+        reach=rows["last"].dt.epoch("ms").to_numpy() + np.ceil(limit).astype(np.int64) + 1,
+    )
+
+
+def blocks(index: Index, *, block_rows: int = BLOCK_ROWS) -> Iterator[Block]:
+    """All rows, in order."""
+    row = 0
+    before: tuple[int, pl.DataFrame] | None = None
+    for frame in _frames(index, block_rows):
+        if before is not None:
+            yield _block(*before, next_time=_first_time(frame))
+        before = (row, frame)
+        row += len(frame)
+    if before is not None:
+        yield _block(*before, next_time=FAR)
+
+
+def blocks_of(index: Index, wanted: Ints, *, block_rows: int = BLOCK_ROWS) -> Iterator[Block]:
+    """The rows of the pieces ``wanted`` (ascending numbers) and, where little lies between them, of their neighbours.
+
+    Every block begins and ends with a piece.
+    """
+    pieces = index.pieces
+    for source in index.sources:
+        low, high = np.searchsorted(wanted, np.searchsorted(pieces.row, (source.row, source.row + source.rows)))
+        mine = wanted[low:high]
+        if not len(mine):
+            continue
+        frames = None if source.path else _merged(index.store, source.day).select(COLUMNS).collect()
+        for start, stop in _joined(pieces.row[mine], pieces.end[mine], block_rows):
+            if source.path is not None:
+                lazy = pl.scan_parquet(source.path).select(COLUMNS)
+                frame = _collect(lazy.slice(start - source.row, stop - start), source.path)
+            else:
+                assert frames is not None  # noqa: S101 - read above
+                frame = frames[start - source.row : stop - source.row]
+            yield _block(start, frame, next_time=FAR)
+
+
+def _joined(start: Ints, end: Ints, most: int) -> Iterator[tuple[int, int]]:
+    """Unite neighbouring ranges, up to ``most`` rows (or one range)."""
+    low, high = int(start[0]), int(end[0])
+    for s, e in zip(start[1:].tolist(), end[1:].tolist(), strict=True):
+        if e - low > most:
+            yield low, high
+            low = s
+        high = e
+    yield low, high
+
+
+def _frames(index: Index, block_rows: int) -> Iterator[pl.DataFrame]:
+    for merged, group in groupby(index.sources, key=lambda source: source.path is None):
+        sources = list(group)
+        if merged:
+            for source in sources:
+                yield from _merged(index.store, source.day).select(COLUMNS).collect().iter_slices(block_rows)
+            continue
+        paths = [source.path for source in sources if source.path is not None]
+        lazy = pl.scan_parquet(paths).select(_columns(paths))
+        try:
+            yield from lazy.collect_batches(chunk_size=block_rows, maintain_order=True)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise _damaged(paths[0].parents[1], error) from error
+
+
+def _collect(lazy: pl.LazyFrame, path: Path) -> pl.DataFrame:
+    try:
+        return lazy.collect()
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(where: Path, error: Exception) -> UnreachableError:
+    return UnreachableError(
+        f"{where}: the GPU history cannot be read: {error}",
+        hint="remove the directory of the damaged day and take its files in again",
+    )
+
+
+def _columns(paths: Sequence[Path]) -> list[str]:
+    """The columns that have a value somewhere, by the statistics of the files."""
+    there: set[str] = {"time"}
+    for path in paths:
+        if len(there) == len(COLUMNS):
+            break
+        try:
+            meta = pq.read_metadata(path)
+        except OSError as error:
+            raise _damaged(path, error) from error
+        for number in range(meta.num_row_groups):
+            group = meta.row_group(number)
+            for position in range(group.num_columns):
+                column = group.column(position)
+                if column.path_in_schema not in there:
+                    known = column.statistics is not None and column.statistics.has_null_count
+                    if not known or column.statistics.null_count < group.num_rows:
+                        there.add(column.path_in_schema)
+    return [name for name in COLUMNS if name in there]
+
+
+def _first_time(frame: pl.DataFrame) -> int:
+    return int(frame["time"].to_physical()[0])
+
+
+def _block(row: int, frame: pl.DataFrame, *, next_time: int) -> Block:
+    columns: dict[str, Column] = {}
+    for series in frame.iter_columns():
+        if series.name == "time" or (missing := series.null_count()) == len(series):
+            continue
+        columns[series.name] = Column(series.rechunk().to_numpy(), missing == 0)
+    return Block(row, frame["time"].rechunk().to_physical().to_numpy(), columns, next_time)

@@ -1,0 +1,220 @@
+"""The timeline of every device, cut into disjoint cells: who held it when, and how many held it together.
+
+All times are UTC epoch milliseconds. The cells of a device cover all time: one before the asked interval, one behind
+it, and between them one for each stretch in which the set of holders does not change, cut further where asked
+(report buckets, slots of a timeline).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Number = TypeVar("Number", np.int64, np.float64)
+
+FAR = 1 << 60
+"""Beyond every time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """Job runs x devices, as columns. Intervals are half-open, not empty, inside the asked interval; those of one
+    run on one device do not overlap."""
+
+    device: Ints
+    """Row of the device table."""
+    run: Ints
+    """Row of the table of runs."""
+    start: Ints
+    end: Ints
+    counted: Flags
+    """Whether the report is about the run. The others only share devices with those that it is about."""
+
+    def __len__(self) -> int:
+        return len(self.device)
+
+    @classmethod
+    def of(
+        cls,
+        device: npt.ArrayLike,
+        run: npt.ArrayLike,
+        start: npt.ArrayLike,
+        end: npt.ArrayLike,
+        counted: npt.ArrayLike | None = None,
+    ) -> Allocations:
+        """From anything that numpy takes for integers (and truth values); by default every run counts."""
+        of, by, begin, until = (np.asarray(values, dtype=np.int64) for values in (device, run, start, end))
+        flags = np.ones(len(of), np.bool_) if counted is None else np.asarray(counted, dtype=np.bool_)
+        return cls(of, by, begin, until, flags)
+
+    def take(self, which: Ints | Flags) -> Allocations:
+        """Some of them."""
+        return Allocations(self.device[which], self.run[which], self.start[which], self.end[which], self.counted[which])
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Sorted by (device, start). The first cell of a device starts at ``-FAR``, the last ends at ``FAR``."""
+
+    since: int
+    until: int
+    device: Ints
+    start: Ints
+    end: Ints
+    key: Ints
+    """Monotone over all devices; see ``locate``."""
+    inside: Flags
+    """Whether the cell lies in the asked interval (of a device that takes part)."""
+    sharers: Ints
+    """Number of allocations that hold the cell; 0: nobody."""
+    owner_offset: Ints
+    """``owners[owner_offset[c]:owner_offset[c + 1]]`` are the allocations that hold cell ``c``."""
+    owners: Ints
+    earliest_start: Ints
+    """Start of the first of its allocations to start; of a cell that nobody holds, ``since``; ``FAR`` outside."""
+    latest_start: Ints
+    share_clock: Floats
+    """Time that one sharer was given on this device before the cell: the sum of length / sharers."""
+    held: Flags
+    """Whether a run that counts holds the cell."""
+    held_clock: Ints
+    """Time for which a run that counts held this device before the cell."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def span(self) -> int:
+        """Distance of the keys of two devices."""
+        return self.until - self.since + 3
+
+    def keys(self, device: Ints, time: Ints) -> Ints:
+        """The place of (device, time) in the order of ``key``."""
+        return device * self.span + (np.clip(time, self.since - 1, self.until + 1) - (self.since - 1))
+
+    def locate(self, device: Ints, time: Ints) -> Ints:
+        """The cell in which each time lies."""
+        return np.searchsorted(self.key, self.keys(device, time), side="right") - 1
+
+    def held_between(self, device: Ints, start: Ints, end: Ints) -> Ints:
+        """Of each interval, the time for which a run that counts held the device."""
+        return self._held(device, end) - self._held(device, start)
+
+    def _held(self, device: Ints, time: Ints) -> Ints:
+        cell = self.locate(device, time)
+        since_start = np.clip(time, self.since, self.until) - np.maximum(self.start[cell], self.since)
+        return self.held_clock[cell] + np.where(self.held[cell], np.maximum(since_start, 0), 0)
+
+    def shared_time(self, device: Ints, start: Ints, end: Ints) -> Floats:
+        """For each interval, the time that one of its sharers is given: the integral of 1 / sharers."""
+        return self._share(device, end) - self._share(device, start)
+
+    def _share(self, device: Ints, time: Ints) -> Floats:
+        # The cell that ends at ``time`` does as well as the one that starts there.
+        cell = self.locate(device, time)
+        into = np.clip(time, self.since, self.until) - np.maximum(self.start[cell], self.since)
+        return self.share_clock[cell] + np.maximum(into, 0) / np.maximum(self.sharers[cell], 1)
+
+
+def build(
+    allocations: Allocations,
+    *,
+    taking_part: Flags,
+    since: int,
+    until: int,
+    cut_device: Ints | None = None,
+    cut_time: Ints | None = None,
+) -> Cells:
+    """Cut the timelines of ``len(taking_part)`` devices.
+
+    Devices that take no part have one cell that belongs to nobody and lies outside. ``cut_device`` and ``cut_time``
+    are further places to cut.
+    """
+    devices = np.arange(len(taking_part), dtype=np.int64)
+    active = devices[taking_part]
+    times = [
+        (devices, np.full(len(devices), since - 1)),
+        (active, np.full(len(active), since)),
+        (active, np.full(len(active), until)),
+        (allocations.device, allocations.start),
+        (allocations.device, allocations.end),
+    ]
+    if cut_device is not None and cut_time is not None:
+        wanted = (cut_time > since) & (cut_time < until) & taking_part[cut_device]
+        times.append((cut_device[wanted], cut_time[wanted]))
+    span = until - since + 3
+    key = np.unique(np.concatenate([d * span + (t - (since - 1)) for d, t in times]).astype(np.int64))
+    device, offset = np.divmod(key, span)
+    start = offset + (since - 1)
+    first = offset == 0
+    start[first] = -FAR
+    end = np.append(start[1:], -FAR)
+    end[end == -FAR] = FAR
+    inside = ~first & (start < until) & taking_part[device]
+    owner_offset, owners = _owners(allocations, key, span, since)
+    sharers = np.diff(owner_offset)
+    earliest, latest = _owner_starts(allocations, owner_offset, owners, inside, since)
+    length = np.where(inside, end - start, 0)
+    held = np.zeros(len(key), np.bool_)
+    held[np.repeat(np.arange(len(key)), sharers)[allocations.counted[owners]]] = True
+    return Cells(
+        since=since,
+        until=until,
+        device=device,
+        start=start,
+        end=end,
+        key=key,
+        inside=inside,
+        sharers=sharers,
+        owner_offset=owner_offset,
+        owners=owners,
+        earliest_start=earliest,
+        latest_start=latest,
+        held=held,
+        share_clock=_before(length / np.maximum(sharers, 1)),
+        held_clock=_before(np.where(held, length, 0)),
+    )
+
+
+def _before(lengths: npt.NDArray[Number]) -> npt.NDArray[Number]:
+    """Running sum up to, not including, each element: over all devices, since only differences are asked for."""
+    running = np.zeros(len(lengths), lengths.dtype)
+    np.cumsum(lengths[:-1], out=running[1:])
+    return running
+
+
+def ranges(first: Ints, count: Ints) -> Ints:
+    """``first[0], first[0]+1, ...`` (``count[0]`` of them), then those of the next, in one array."""
+    total = int(count.sum())
+    skipped = np.cumsum(count) - count
+    numbers: Ints = np.arange(total, dtype=np.int64) + np.repeat(first - skipped, count)
+    return numbers
+
+
+def _owners(allocations: Allocations, key: Ints, span: int, since: int) -> tuple[Ints, Ints]:
+    base = allocations.device * span - (since - 1)
+    first = np.searchsorted(key, base + allocations.start)
+    count = np.searchsorted(key, base + allocations.end) - first
+    cell = ranges(first, count)
+    owner = np.repeat(np.arange(len(allocations), dtype=np.int64), count)
+    order = np.argsort(cell, kind="stable")
+    offset = np.zeros(len(key) + 1, np.int64)
+    np.cumsum(np.bincount(cell, minlength=len(key)), out=offset[1:])
+    return offset, owner[order]
+
+
+def _owner_starts(allocations: Allocations, offset: Ints, owners: Ints, inside: Flags, since: int) -> tuple[Ints, Ints]:
+    earliest = np.where(inside, since, FAR)
+    latest = earliest.copy()
+    held = np.flatnonzero(np.diff(offset))
+    if len(held):
+        starts = allocations.start[owners]
+        earliest[held] = np.minimum.reduceat(starts, offset[held])
+        latest[held] = np.maximum.reduceat(starts, offset[held])
+    return earliest, latest

@@ -1,0 +1,161 @@
+"""Sums over all blocks: two threads fold blocks, their results are added up here."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from slurm_affinode.analysis.join import SUMS, WINDOW_BOUNDS_S, Block, Folded, Pieces, Windows, fold, window_bins
+from slurm_affinode.analysis.result import Thresholds
+from slurm_affinode.analysis.segments import Allocations, Cells, Floats, Ints
+
+WORKERS = 2
+_AHEAD = 2 * WORKERS
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the samples of an interval say about cells and allocations."""
+
+    sums: Floats
+    """One row per cell, the columns of ``SUMS``, for all its sharers together."""
+    fb_peak: Floats
+    """Per cell; NaN where there is none."""
+    partly_cell: Ints
+    """Cells with time that only those of their sharers get who held the device at ``partly_time``; one may occur
+    several times. It is not in ``sums``. Each of these sharers gets 1 / (all sharers) of it."""
+    partly_sums: Floats
+    partly_time: Ints
+    windows: Ints
+    """Per allocation: number of idle windows."""
+    longest_ms: Ints
+    """Per allocation: the longest of them."""
+    window_counts: Ints
+    """Per bin of ``WINDOW_BOUNDS_S`` (one more than bounds); of runs that count."""
+    window_share_ms: Floats
+    """Per bin: the time of the windows, shared time divided among its sharers."""
+    gap_ms: int
+    gaps: int
+    samples: int
+
+
+class _Sink:
+    """Adds up what blocks gave; safe for several threads."""
+
+    def __init__(self, allocations: Allocations, cells: int) -> None:
+        self._counted = allocations.counted
+        self._lock = threading.Lock()
+        self._sums = np.zeros((cells, len(SUMS)))
+        self._peak = np.full(cells, np.nan)
+        self._partly: list[Folded] = []
+        self._open: list[Windows] = []
+        self._open_rows = 0
+        self._windows = np.zeros(len(allocations), np.int64)
+        self._longest = np.zeros(len(allocations), np.int64)
+        self._counts = np.zeros(len(WINDOW_BOUNDS_S) + 1, np.int64)
+        self._share = np.zeros(len(WINDOW_BOUNDS_S) + 1)
+        self._gap_ms = 0
+        self._gaps = 0
+        self._samples = 0
+
+    def add(self, folded: Folded) -> None:
+        with self._lock:
+            np.add.at(self._sums, folded.cell, folded.sums)
+            np.fmax.at(self._peak, folded.cell, folded.fb_peak)
+            if len(folded.shared_cell):
+                self._partly.append(folded)
+            self._close(folded.windows)
+            if len(folded.open_windows.allocation):
+                self._open.append(folded.open_windows)
+                self._open_rows += len(folded.open_windows.allocation)
+            self._gap_ms += folded.gap_ms
+            self._gaps += folded.gaps
+            self._samples += folded.samples
+
+    def _close(self, windows: Windows) -> None:
+        if not len(windows.allocation):
+            return
+        length = windows.end - windows.start
+        np.add.at(self._windows, windows.allocation, 1)
+        np.maximum.at(self._longest, windows.allocation, length)
+        counted = self._counted[windows.allocation]
+        bins = window_bins(length[counted])
+        size = len(self._counts)
+        self._counts += np.bincount(bins, minlength=size)
+        self._share += np.bincount(bins, weights=windows.share[counted], minlength=size)
+
+    def finish(self) -> Totals:
+        self._close(stitch(self._open))
+        partly = self._partly
+        return Totals(
+            sums=self._sums,
+            fb_peak=self._peak,
+            partly_cell=np.concatenate([np.empty(0, np.int64), *(f.shared_cell for f in partly)]),
+            partly_sums=np.concatenate([np.empty((0, len(SUMS))), *(f.shared_sums for f in partly)]),
+            partly_time=np.concatenate([np.empty(0, np.int64), *(f.shared_time for f in partly)]),
+            windows=self._windows,
+            longest_ms=self._longest,
+            window_counts=self._counts,
+            window_share_ms=self._share,
+            gap_ms=self._gap_ms,
+            gaps=self._gaps,
+            samples=self._samples,
+        )
+
+
+def stitch(windows: Iterable[Windows]) -> Windows:
+    """Join windows of one allocation of which one begins where the other ends."""
+    listed = list(windows)
+    if not listed:
+        nothing = np.empty(0, np.int64)
+        return Windows(nothing, nothing, nothing, np.empty(0))
+    allocation = np.concatenate([w.allocation for w in listed])
+    start = np.concatenate([w.start for w in listed])
+    end = np.concatenate([w.end for w in listed])
+    share = np.concatenate([w.share for w in listed])
+    order = np.lexsort((start, allocation))
+    allocation, start, end, share = allocation[order], start[order], end[order], share[order]
+    fresh = np.append(True, (allocation[1:] != allocation[:-1]) | (start[1:] != end[:-1]))
+    head = np.flatnonzero(fresh)
+    tail = np.append(head[1:], len(start)) - 1
+    return Windows(allocation[head], start[head], end[tail], np.add.reduceat(share, head))
+
+
+def run(
+    blocks: Iterable[Block],
+    pieces: Pieces,
+    allocations: Allocations,
+    cells: Cells,
+    thresholds: Thresholds,
+    *,
+    workers: int = WORKERS,
+    advance: Callable[[int], None] | None = None,
+) -> Totals:
+    """Fold every block and add up. ``advance`` is told the number of rows of each block that is done."""
+    sink = _Sink(allocations, len(cells))
+
+    def work(block: Block) -> int:
+        sink.add(fold(block, pieces, allocations, cells, thresholds))
+        return len(block.time)
+
+    waiting: deque[Future[int]] = deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="join") as pool:
+        for block in blocks:
+            waiting.append(pool.submit(work, block))
+            # Bounded, so that memory is that of a few blocks however long the history is.
+            if len(waiting) > _AHEAD:
+                _done(waiting.popleft(), advance)
+        while waiting:
+            _done(waiting.popleft(), advance)
+    return sink.finish()
+
+
+def _done(future: Future[int], advance: Callable[[int], None] | None) -> None:
+    rows = future.result()
+    if advance is not None:
+        advance(rows)

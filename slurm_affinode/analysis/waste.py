@@ -1,0 +1,179 @@
+"""The analysis: job runs, GPU history and prices of an interval become a ``WasteResult``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+import polars as pl
+
+from slurm_affinode.analysis import allocations as allocating
+from slurm_affinode.analysis import mapping, measures, overtime, quality, samples, segments, totals
+from slurm_affinode.analysis import runs as job_runs
+from slurm_affinode.analysis.join import TIME_SUMS
+from slurm_affinode.analysis.prices import NO_PRICES, PriceTable
+from slurm_affinode.analysis.quality import Ingest
+from slurm_affinode.analysis.result import GROUPINGS, JOB_COLUMNS, MEASURES, WasteQuery, WasteResult
+from slurm_affinode.history.store import SampleStore
+from slurm_affinode.slurm.schema import ALLOCATION_GPUS, conform
+
+TOP_RUNS = 25
+"""Runs that get a timeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """Everything between the inputs and the result."""
+
+    runs: pl.DataFrame
+    """All runs that overlap the interval, of whatever user."""
+    nodes: pl.DataFrame
+    index: samples.Index
+    mapped: mapping.Mapped
+    gpu_runs: pl.DataFrame
+    allocations: segments.Allocations
+    buckets: overtime.Buckets
+    cells: segments.Cells
+    totals: totals.Totals
+
+
+def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
+    query: WasteQuery,
+    jobs: pl.DataFrame,
+    allocation_gpus: pl.DataFrame,
+    history: SampleStore,
+    prices: PriceTable = NO_PRICES,
+    ingests: Sequence[Ingest] = (),
+    *,
+    now: datetime,
+    top_runs: int = TOP_RUNS,
+    advance: Callable[[int, int], None] | None = None,
+) -> WasteResult:
+    """Say where the GPU-hours of ``query``'s interval went.
+
+    ``jobs`` (schema ``JOBS``): every run that overlaps the interval, **not** only those that pass the query's filters,
+    which are applied here: a GPU that a run shares with another user's is shared also in the report of one user.
+    ``allocation_gpus`` (schema ``ALLOCATION_GPUS``): recorded GPU ids. ``ingests``: the journal, for data quality.
+    ``now``: where the time of running jobs ends. ``advance`` is told samples done and samples in all.
+
+    The rules are those of ``docs/metrics.md``. Raises ``UnreachableError`` where the history cannot be read.
+    """
+    joined = _join(query, jobs, allocation_gpus, history, now, advance)
+    about = joined.gpu_runs.filter(pl.col("wanted"))
+    shares = measures.per_allocation(joined.totals, joined.cells, joined.allocations)
+    parts = measures.breakdown(shares, about, joined.nodes, joined.index.devices, prices)
+    rows = _jobs(about, parts)
+    chosen = _most_idle(about, rows, top_runs)
+    return WasteResult(
+        query=query,
+        generated=now,
+        currency=prices.currency,
+        total=_total(query, joined, about, parts),
+        jobs=rows.select(*JOB_COLUMNS, *MEASURES),
+        groups=_groups(about, parts),
+        over_time=overtime.over_time(joined.buckets, joined.totals, joined.cells, joined.allocations, about),
+        bucket_s=joined.buckets.width_ms // 1000,
+        idle_fraction_histogram=overtime.idle_fraction_histogram(rows),
+        window_histogram=overtime.window_histogram(joined.totals),
+        timelines=_timelines(query, joined, chosen),
+        quality=quality.describe(
+            quality.Evidence(
+                runs=joined.runs.filter(pl.col("wanted")),
+                about=about,
+                rows=rows,
+                nodes=joined.nodes,
+                devices=joined.index.devices,
+                index=joined.index,
+                mapped=joined.mapped,
+                allocations=joined.allocations,
+                cells=joined.cells,
+                totals=joined.totals,
+                shares=shares,
+                prices=prices,
+                ingests=tuple(ingests),
+            )
+        ),
+        prices={model: prices.of(model) for model in sorted(parts["gpu_model"].drop_nulls().unique().to_list())},
+    )
+
+
+def _join(  # noqa: PLR0917
+    query: WasteQuery,
+    jobs: pl.DataFrame,
+    allocation_gpus: pl.DataFrame,
+    history: SampleStore,
+    now: datetime,
+    advance: Callable[[int, int], None] | None,
+) -> _Joined:
+    index = samples.read_index(history, query.since, query.until, max_gap_steps=query.thresholds.max_gap_steps)
+    runs = job_runs.prepare(jobs, query, now)
+    nodes = job_runs.nodes_of(runs)
+    devices = mapping.one_cluster(index.devices, runs)
+    mapped = mapping.find(runs, nodes, devices, index.labels, conform(allocation_gpus, ALLOCATION_GPUS))
+    allocations = allocating.intervals(runs, mapped)
+    part = allocating.taking_part(devices, mapped, allocations, query.clusters)
+    buckets = overtime.Buckets.of(query.since, query.until)
+    active = np.flatnonzero(part)
+    cells = segments.build(
+        allocations,
+        taking_part=part,
+        since=job_runs.epoch_ms(query.since),
+        until=job_runs.epoch_ms(query.until),
+        cut_device=np.repeat(active, buckets.count),
+        cut_time=np.tile(buckets.starts, len(active)),
+    )
+    done = 0
+
+    def report(rows: int) -> None:
+        nonlocal done
+        done += rows
+        if advance is not None:
+            advance(done, index.rows)
+
+    summed = totals.run(samples.blocks(index), index.pieces, allocations, cells, query.thresholds, advance=report)
+    gpu_runs = allocating.gpu_runs(runs, mapped)
+    return _Joined(runs, nodes, index, mapped, gpu_runs, allocations, buckets, cells, summed)
+
+
+def _jobs(about: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
+    found = measures.per_run(parts)
+    rows = found.join(about.drop("gpu_type"), on="run", how="inner", maintain_order="left")
+    return rows.sort(
+        "gpu_hours_idle", "gpu_hours_allocated", "cluster", "job_id", "submit",
+        descending=[True, True, False, False, False], nulls_last=True,
+    )  # fmt: skip
+
+
+def _groups(about: pl.DataFrame, parts: pl.DataFrame) -> Mapping[str, pl.DataFrame]:
+    of_runs = ("user", "account", "partition", "qos", "cluster")
+    known = parts.join(about.select("run", *of_runs), on="run", how="left", maintain_order="left")
+    return {by: measures.aggregate(known, [by]).rename({by: "name"}) for by in GROUPINGS}
+
+
+def _total(
+    query: WasteQuery, joined: _Joined, about: pl.DataFrame, parts: pl.DataFrame
+) -> Mapping[str, float | int | None]:
+    total: dict[str, float | int | None] = measures.aggregate(parts).row(0, named=True)
+    total["users"] = about["user"].drop_nulls().n_unique()
+    # Of the time that nobody is known to hold, no user or partition has a part.
+    partial = bool(query.partitions or query.accounts or query.users)
+    free = joined.cells.inside & (joined.cells.sharers == 0)
+    seen = joined.totals.sums[free, :TIME_SUMS].sum() / measures.MS_PER_HOUR
+    total["unallocated_gpu_hours"] = None if partial or not joined.index.rows else float(seen)
+    return total
+
+
+def _most_idle(about: pl.DataFrame, rows: pl.DataFrame, count: int) -> pl.DataFrame:
+    idle = rows.filter((pl.col("gpu_hours_idle") > 0) & (pl.col("gpu_hours_measured") > 0)).head(count)
+    return idle.select("run").join(about, on="run", how="inner", maintain_order="left")
+
+
+def _timelines(query: WasteQuery, joined: _Joined, chosen: pl.DataFrame) -> pl.DataFrame:
+    if chosen.is_empty():
+        return pl.DataFrame(schema=overtime.TIMELINE)
+    pieces = joined.index.pieces
+    slots = overtime.slots_of(chosen, joined.allocations, joined.cells, pieces, len(joined.index.devices))
+    blocks = samples.blocks_of(joined.index, slots.pieces)
+    return overtime.timelines(slots, blocks, pieces, query.thresholds, chosen)
