@@ -124,7 +124,7 @@ def _read_text(stream: BinaryIO, name: str, options: Reading, advance: Callable[
         frames.append(converter.convert())
         found = sorted([*block.problems, *converter.problems], key=lambda problem: problem.line or 0)
         unfinished = block.unfinished
-        if unfinished is not None and any((problem.line or 0) >= unfinished for problem in found):
+        if unfinished is not None and (_cut_name(block) or any((p.line or 0) >= unfinished for p in found)):
             raise InputError(
                 "the file ends within a record: it was cut",
                 where=f"{name}:{unfinished}",
@@ -141,6 +141,14 @@ def _read_text(stream: BinaryIO, name: str, options: Reading, advance: Callable[
     count = records.height + sum(problem.dropped for problem in problems)
     found_all = _assembled(records, problems, name, options, unit="line")
     return replace(found_all, records=count, decisions=tuple(decisions), notes=_notes(blocks, records, unfinished))
+
+
+def _cut_name(block: Block) -> bool:
+    """Whether the last line was cut within its last field: a step that Slurm names, with another name."""
+    if block.header.names[-1] != "jobname" or block.cells.is_empty():
+        return False
+    step = str(block.cells[-1, block.header.names[block.header.id_column]]).partition(".")[2]
+    return step in ("batch", "extern") and block.cells[-1, "jobname"] != step
 
 
 def _read_json(read_: tuple[pl.DataFrame, list[Problem], list[str]], name: str, options: Reading) -> Accounting:

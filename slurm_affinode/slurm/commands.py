@@ -1,0 +1,99 @@
+"""Running Slurm's own programs. The runner is passed in; every answer is bytes for the parsers of this package."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+from slurm_affinode import process
+from slurm_affinode.errors import UnreachableError
+from slurm_affinode.process import Completed
+from slurm_affinode.slurm.fields import WANTED
+
+DELIMITER = "\x1f"
+"""The unit separator: no name typed on a keyboard holds it."""
+
+SACCT_TIMEOUT_S = 3600.0
+_HELP_TIMEOUT_S = 60.0
+
+_SETTINGS = ("SACCT_FORMAT", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
+"""Variables with which a user's shell would change the output."""
+
+
+class Runner(Protocol):
+    """``process.run``, or a stand-in for it."""
+
+    def __call__(
+        self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True
+    ) -> Completed:
+        """Run ``argv``."""
+        ...
+
+
+def sacct_fields(run: Runner = process.run, *, env: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Those of ``fields.WANTED`` that this sacct has, in that order. Raises ``UnreachableError``."""
+    done = _sacct(run, ["--helpformat"], _HELP_TIMEOUT_S, env)
+    there = {word.lower() for word in done.stdout.decode("utf-8", "replace").split()}
+    found = tuple(name for name in WANTED if name.lower() in there)
+    if not {"jobid", "jobidraw"} & {name.lower() for name in found}:
+        raise UnreachableError("sacct --helpformat lists no JobID: this is not Slurm's sacct")
+    return found
+
+
+def run_sacct(
+    since: datetime,
+    until: datetime,
+    *,
+    clusters: Sequence[str] = (),
+    all_clusters: bool = False,
+    run: Runner = process.run,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = SACCT_TIMEOUT_S,
+) -> bytes:
+    """The accounting of every job that was in the system in ``[since, until)``, as text for ``sacct.read``.
+
+    Every run of requeued jobs, all users, all states; times are UTC. Raises ``UnreachableError`` where sacct is
+    missing, or the accounting database does not answer or refuses.
+    """
+    names = sacct_fields(run, env=env)
+    argv = [
+        "--allusers", "--duplicates", "--parsable2", f"--delimiter={DELIMITER}",
+        f"--starttime={_stamp(since)}", f"--endtime={_stamp(until)}", f"--format={','.join(names)}",
+    ]  # fmt: skip
+    if all_clusters:
+        argv.append("--allclusters")
+    elif clusters:
+        argv.append(f"--clusters={','.join(clusters)}")
+    return _sacct(run, argv, timeout_s, env).stdout
+
+
+def _stamp(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    kept = {name: value for name, value in (os.environ if env is None else env).items() if name not in _SETTINGS}
+    # SLURM_BITSTR_LEN=0: the tasks of a pending array are not cut after 64 characters.
+    return {**kept, "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
+
+
+def _sacct(run: Runner, arguments: Sequence[str], timeout_s: float, env: Mapping[str, str] | None) -> Completed:
+    done = run(["sacct", *arguments], timeout_s=timeout_s, env=_environment(env), check=False)
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode == 0 and done.stdout.strip():
+        return done
+    lowered = done.stderr.lower()
+    last = said[-1].removeprefix("sacct: ").removeprefix("error: ") if said else "it said nothing"
+    if "accounting storage is disabled" in lowered:
+        raise UnreachableError(
+            "this cluster keeps no accounting (Slurm accounting storage is disabled)",
+            hint="set AccountingStorageType=accounting_storage/slurmdbd in slurm.conf and run slurmdbd",
+        )
+    if any(word in lowered for word in ("talking to the database", "connection refused", "slurmdbd", "persist")):
+        raise UnreachableError(
+            f"sacct cannot reach the accounting database: {last}",
+            hint="is slurmdbd running, and may this user ask it? try: sacctmgr show cluster",
+        )
+    raise UnreachableError(f"sacct ended with status {done.returncode}: {last}", hint="try the same sacct by hand")
