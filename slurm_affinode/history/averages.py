@@ -12,9 +12,9 @@ import polars as pl
 
 from slurm_affinode.history.schema import IDENTITY, METRICS, SAMPLES, TIME
 
-STEP_S = 600
-"""Distance of the samples of a run. All of a run are equal, so it only has to be short against gaps between runs."""
-MIN_STEP_S = 10
+STEPS_S = (600, 300, 120, 60, 30, 20, 10)
+"""Distances of the samples of a run: the largest that fits between two starts on the GPU. All samples of a run are
+equal, so it only has to be short against gaps between runs."""
 
 NOTE = (
     "The history has one average per run, not samples. A run counts as idle only where its average is exactly 0: then "
@@ -38,9 +38,8 @@ _VALUES = tuple(name for name in METRICS if name != "xid")
 def samples(averages: pl.DataFrame) -> pl.DataFrame:
     """``SAMPLES`` that carry the averages over each run, and close each run with a sample without values.
 
-    The distance is the same for all runs of a GPU: ``STEP_S``, or less where two runs start closer to one another, so
-    that the step inferred from the samples is that distance. Runs without a length give none. Where runs overlap on a
-    GPU, the average of the one that started later counts.
+    The distance is the same for all runs of a GPU, so that the step inferred from the samples is that distance. Runs
+    without a length give none. Where runs overlap on a GPU, the average of the one that started later counts.
     """
     runs = averages.filter(pl.col("start") < pl.col("end"))
     if runs.is_empty():
@@ -73,10 +72,16 @@ def _with_next(runs: pl.DataFrame) -> pl.DataFrame:
         )
         .with_columns(gap_s.alias("gap_s"))
         .with_columns(
-            pl.col("gap_s").filter(pl.col("gap_s") > 0).min().over(_DEVICE).fill_null(STEP_S).clip(MIN_STEP_S, STEP_S)
-            .floor().alias("step_s")
+            pl.col("gap_s").filter(pl.col("gap_s") > 0).min().over(_DEVICE).alias("gap_s"),
         )
-    )  # fmt: skip
+        .with_columns(_step_s().alias("step_s"))
+    )
+
+
+def _step_s() -> pl.Expr:
+    fits = [pl.when(pl.col("gap_s") >= step).then(step) for step in STEPS_S[:-1]]
+    alone = pl.when(pl.col("gap_s").is_null()).then(STEPS_S[0])
+    return pl.coalesce(alone, *fits, pl.lit(STEPS_S[-1])).cast(pl.Float64)
 
 
 def _times() -> pl.Expr:

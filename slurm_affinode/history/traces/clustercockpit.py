@@ -228,13 +228,13 @@ def _counts(jobs: Sequence[_Job]) -> list[str]:
     rounded = sum(job.energy_kwh is None for job in jobs)
     notes = []
     if several:
-        notes.append(f"{several} jobs have several GPUs; each GPU is given the mean over the job's GPUs.")
+        notes.append(f"Jobs with several GPUs: {several}; each GPU is given the mean over the job's GPUs.")
     if unnamed:
-        notes.append(f"{unnamed} GPUs have no address in the table; they are kept apart from all others.")
+        notes.append(f"GPUs without an address in the table: {unnamed}; each is kept apart from all others.")
     if unmeasured:
-        notes.append(f"{unmeasured} GPU jobs have no average utilization; all their time is unknown.")
+        notes.append(f"GPU jobs without an average utilization: {unmeasured}; all their time is unknown.")
     if rounded:
-        notes.append(f"{rounded} GPU jobs have no GPU energy, or one that is rounded to 0 kWh; it is unknown.")
+        notes.append(f"GPU jobs without GPU energy, or with one that is rounded to 0 kWh: {rounded}; it is unknown.")
     return notes
 
 

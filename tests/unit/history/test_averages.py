@@ -10,7 +10,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_affinode.history.averages import AVERAGES, STEP_S, allocation_gpus, samples
+from slurm_affinode.history.averages import AVERAGES, STEPS_S, allocation_gpus, samples
 from slurm_affinode.history.schema import SAMPLES
 
 T0 = datetime(2026, 3, 1, tzinfo=UTC)
@@ -42,7 +42,9 @@ def test_a_run_is_sampled_to_its_end_and_closed() -> None:
 def test_runs_that_follow_closely_have_a_step_that_fits_between_them() -> None:
     """The distance is the same for all runs of the GPU, so the step that is inferred is that distance."""
     found = laid_out(run(1, 0, 30, 10.0), run(2, 40, 200, 20.0))
-    assert found == [(0, 10.0), (40, 20.0), (80, 20.0), (120, 20.0), (160, 20.0), (200, None)]
+    assert found == [
+        (0, 10.0), (30, None), (40, 20.0), (70, 20.0), (100, 20.0), (130, 20.0), (160, 20.0), (190, 20.0), (220, None),
+    ]  # fmt: skip
 
 
 def test_a_run_of_no_length_gives_nothing() -> None:
@@ -87,7 +89,7 @@ def test_every_moment_of_every_run_is_covered(gaps: list[tuple[int, int]]) -> No
         at += gap + length
     points = laid_out(*rows)
     distances = sorted(b[0] - a[0] for a, b in pairwise(points))
-    step = distances[len(distances) // 2] if distances else STEP_S
+    step = distances[len(distances) // 2] if distances else STEPS_S[0]
     for row in rows:
         start, end = ((row[key] - T0).total_seconds() for key in ("start", "end"))
         covered = 0.0

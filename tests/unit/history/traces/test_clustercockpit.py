@@ -74,7 +74,7 @@ def test_memory_is_summed_over_a_node_and_averaged_over_nodes(database: Make) ->
     found = clustercockpit.read(database({"nodes": nodes}))
     assert found.averages["fb_used_mib"].to_list() == [1024.0] * 6
     assert found.averages["power_w"].sum() == pytest.approx(500)
-    assert any("1 jobs have several GPUs" in note for note in found.notes)
+    assert any("Jobs with several GPUs: 1;" in note for note in found.notes)
 
 
 def test_memory_in_gb_is_told_from_memory_in_mib(database: Make) -> None:
@@ -96,7 +96,7 @@ def test_missing_averages_are_unknown_and_zero_is_zero(database: Make) -> None:
     assert found.averages["util_pct"].to_list() == [None, 0.0, None]
     assert found.averages["power_w"].to_list() == [None, None, None]
     assert found.zero_utilization_jobs == 1
-    assert any("2 GPU jobs have no average utilization" in note for note in found.notes)
+    assert any("without an average utilization: 2;" in note for note in found.notes)
 
 
 def test_running_jobs_have_no_end(database: Make) -> None:
@@ -118,7 +118,7 @@ def test_gpus_without_an_address_are_kept_apart(database: Make) -> None:
     assert found.averages["uuid"].to_list() == ["unnamed-1-0", "unnamed-2-0", "unnamed-2-1", None]
     assert found.averages["node"].to_list() == ["n1", "n1", "n2", "n1"]
     assert found.problems == ("job 3: has 4 GPUs by count and 1 by address; the addresses are used",)
-    assert any("3 GPUs have no address" in note for note in found.notes)
+    assert any("without an address in the table: 3;" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,89 @@
+"""From averages per run to a ``WasteResult``: the same analysis as for a real history, on samples laid out for it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+
+from slurm_affinode.analysis import waste
+from slurm_affinode.analysis.prices import PriceTable
+from slurm_affinode.analysis.result import QualityIssue, Thresholds, WasteQuery, WasteResult
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.history import averages
+from slurm_affinode.history.store import SampleStore
+
+
+def analyse_averages(
+    jobs: pl.DataFrame,
+    per_run: pl.DataFrame,
+    *,
+    prices: PriceTable,
+    thresholds: Thresholds,
+    notes: Sequence[str] = (),
+    problems: Sequence[str] = (),
+    now: datetime | None = None,
+) -> WasteResult:
+    """Analyse ``jobs`` (``JOBS``) with ``per_run`` (``averages.AVERAGES``) over the whole span of the jobs.
+
+    GPU time outside of the runs is not in such a history: ``unallocated_gpu_hours`` is unknown. The quality of the data
+    counts the averages, not the samples laid out from them, and has no sampling step. ``notes`` and
+    ``problems`` are shown with the quality of the data. Raises ``AffinodeError`` where no run has a start.
+    """
+    moment = now or datetime.now(UTC)
+    query = WasteQuery(*_span(jobs, moment), thresholds=thresholds)
+    with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as directory:
+        history = SampleStore(Path(directory))
+        try:
+            history.ingest(averages.samples(per_run), source="averages")
+            gpus = averages.allocation_gpus(per_run)
+            result = waste.analyse(query, jobs, gpus, history, prices, (), now=moment)
+        finally:
+            history.close()
+    issues = (*_issues(per_run, notes, problems), *result.quality.issues)
+    return replace(
+        result,
+        total={**result.total, "unallocated_gpu_hours": None},
+        quality=replace(result.quality, samples=per_run.height, steps_s={}, issues=issues),
+    )
+
+
+def _span(jobs: pl.DataFrame, now: datetime) -> tuple[datetime, datetime]:
+    started = jobs.drop_nulls("start")
+    first = started["start"].min()
+    if not isinstance(first, datetime):
+        raise AffinodeError(
+            "no job has a start time: there is no time to give its averages to",
+            hint="print the fields Start and End as well",
+        )
+    ends = started["end"].fill_null(now)
+    last = ends.max()
+    assert isinstance(last, datetime)  # noqa: S101 - there is at least one start
+    return first, max(last, first + timedelta(seconds=1))
+
+
+def _issues(per_run: pl.DataFrame, notes: Sequence[str], problems: Sequence[str]) -> list[QualityIssue]:
+    runs = per_run.select("cluster", "job_id", "start").n_unique()
+    found = [
+        QualityIssue(
+            "per-run-averages",
+            "Averages per run, not samples",
+            " ".join((averages.NOTE, *notes)),
+            count=runs,
+        )
+    ]
+    if problems:
+        found.append(
+            QualityIssue(
+                "bad-records",
+                "Records that could not be used as they are",
+                "Each is told with its reason.",
+                count=len(problems),
+                examples=tuple(problems[:5]),
+            )
+        )
+    return found
