@@ -21,10 +21,16 @@ from slurm_affinode.history.store import SampleStore
 from slurm_affinode.report import build
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.build import WrittenReport
+from slurm_affinode.slurm.schema import JOBS
 from slurm_affinode.store.repository import Repository
 
 Step = Callable[[str], None]
 """Told what begins, e.g. to a progress display."""
+
+
+_UNREAD = frozenset({"comment", "admin_comment", "constraints", "work_dir", "submit_line"})
+_COLUMNS = tuple(name for name in JOBS if name not in _UNREAD)
+"""Of accounting: all but the long texts, which no figure needs."""
 
 
 class NoAccountingError(AffinodeError):
@@ -67,16 +73,24 @@ def build_report(
 ) -> WrittenReport:
     """Analyse what is stored for ``query`` and write its report into ``out``. Raises ``AffinodeError``."""
     build.check_directory(out)
-    result = analyse_stored(config, query, now=now, step=step)
+    result = analyse_stored(config, query, now=now, top_runs=options.top, step=step)
     if step:
         step("rendering the report")
     return build.write_report(result, out, title=options.title, top=options.top, csv=options.csv)
 
 
 def analyse_stored(
-    config: Config, query: WasteQuery, *, now: datetime | None = None, step: Step | None = None
+    config: Config,
+    query: WasteQuery,
+    *,
+    now: datetime | None = None,
+    top_runs: int = build.DEFAULT_TOP,
+    step: Step | None = None,
 ) -> WasteResult:
-    """Analyse what is stored for ``query``. Raises ``NoAccountingError`` where no run overlaps the interval."""
+    """Analyse what is stored for ``query``; ``top_runs`` most wasteful runs get a timeline.
+
+    Raises ``NoAccountingError`` where no run overlaps the interval or has the names that are asked for.
+    """
     say = step or (lambda _: None)
     moment = now or datetime.now(UTC)
     if query.until <= query.since:
@@ -88,7 +102,7 @@ def analyse_stored(
     with Repository.open(config.db_url) as store:
         say("reading accounting")
         # All runs, also those that the filters leave out: they tell which GPUs were whose.
-        jobs = store.jobs(query.since, query.until)
+        jobs = store.jobs(query.since, query.until, columns=_COLUMNS)
         if jobs.height == 0:
             raise _no_accounting(store, query)
         _check_filters(jobs, query)
@@ -97,9 +111,19 @@ def analyse_stored(
     say("joining with the GPU history")
     history = SampleStore(config.history_dir)
     try:
-        return waste.analyse(query, jobs, gpus, history, table, ingests, now=moment)
+        return waste.analyse(
+            query, jobs, gpus, history, table, ingests, now=moment, top_runs=top_runs, advance=_advance(say)
+        )
     finally:
         history.close()
+
+
+def _advance(say: Step) -> Callable[[int, int], None]:
+    def told(done: int, whole: int) -> None:
+        share = fmt.percent(done / whole if whole else 1.0)
+        say(f"joining with the GPU history: {share} of {fmt.count(whole)} samples")
+
+    return told
 
 
 def _check_filters(jobs: pl.DataFrame, query: WasteQuery) -> None:
