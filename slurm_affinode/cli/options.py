@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
@@ -113,14 +114,19 @@ def warn(message: str) -> None:
 
 
 @contextlib.contextmanager
-def progress(description: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on standard error while a terminal is there; yield a function that advances it."""
+def progress(
+    description: str, total: int | None, *, quiet: bool = False, of_bytes: bool = False
+) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on standard error while a terminal is there; yield a function that advances it.
+
+    ``of_bytes``: what is counted are bytes, shown as kB, MB or GB.
+    """
     console = Console(stderr=True)
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        DownloadColumn() if of_bytes else MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,16 +11,10 @@ from pathlib import Path
 import polars as pl
 
 from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
-from slurm_affinode.history import csvfile, detect, dmon, exposition, parquetfile, promjson
-from slurm_affinode.history.lines import blocks, reading
-from slurm_affinode.history.reading import Notes, Problem, ReadOptions, node_from_path
+from slurm_affinode.history import inputs
+from slurm_affinode.history.reading import Notes, Problem, ReadOptions
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.history.writer import Source, Taken, Totals, prepared
-
-READER_VERSION = 1
-"""Part of the fingerprints: raised when readers give other samples for the same file."""
-_IGNORED_SUFFIXES = (".md", ".rst", ".tmp", ".part", ".swp", ".py", ".sh", "~")
-_IGNORED_NAMES = ("readme", "license", "makefile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,76 +88,6 @@ class _Seen:
             yield ready
 
 
-def expand(paths: Sequence[str | Path]) -> tuple[list[Path], list[FileOutcome]]:
-    """The files that ``paths`` (files, directories, globs) name, in order, each once; and what names nothing.
-
-    Of directories all files below are taken, except hidden ones and those that are plainly no data (``*.md``,
-    ``README``, ``*.tmp``).
-    """
-    found: dict[Path, None] = {}
-    missing: list[FileOutcome] = []
-    for given in paths:
-        path = Path(given)
-        if path.is_dir():
-            inside = sorted(one for one in path.rglob("*") if _wanted(one, path))
-            if not inside:
-                missing.append(FileOutcome(str(given), "failed", error=f"{given}: the directory has no files"))
-            found.update(dict.fromkeys(inside))
-        elif path.exists():
-            found[path] = None
-        elif matches := sorted(glob.glob(str(given), recursive=True)) if glob.has_magic(str(given)) else []:  # noqa: PTH207 - keeps absolute and relative patterns as they are
-            inner, _ = expand(matches)
-            found.update(dict.fromkeys(inner))
-        else:
-            what = "no file matches" if glob.has_magic(str(given)) else "no such file or directory"
-            missing.append(FileOutcome(str(given), "failed", error=f"{given}: {what}"))
-    return list(found), missing
-
-
-def _wanted(path: Path, root: Path) -> bool:
-    relative = path.relative_to(root)
-    if any(part.startswith(".") for part in relative.parts) or not path.is_file():
-        return False
-    name = path.name.lower()
-    return not name.endswith(_IGNORED_SUFFIXES) and name.split(".")[0] not in _IGNORED_NAMES
-
-
-def read_file(
-    path: Path, options: ReadOptions, notes: Notes, format: str | None = None
-) -> tuple[str, Iterator[pl.DataFrame]]:
-    """The format of a file and its samples (frames of ``SAMPLES``). Raises ``InputError``, also while frames come."""
-    name = notes.name
-    node = options.node or node_from_path(str(path.absolute()))
-    kind = format or detect.detect(path, name, options.aliases)
-    if kind == "parquet":
-        return kind, parquetfile.read(path, notes, options, node)
-    if kind == "prometheus-json":
-        return kind, promjson.read(path, notes, options, options.node)
-    lines = blocks(path, name)
-    if kind in ("prometheus", "openmetrics"):
-        # Series name their node; the file name is no substitute, one file has many nodes.
-        reader = exposition.Reader(notes, options, options.node, openmetrics=format == "openmetrics")
-        return kind, reader.read(lines)
-    if kind == "dmon":
-        return kind, dmon.Reader(notes, options, node).read(lines)
-    if kind in ("csv", "nvidia-smi"):
-        dialect = csvfile.Dialect(log=kind == "nvidia-smi")
-        return kind, csvfile.Reader(notes, options, node, dialect).read(lines)
-    raise InputError(f"{kind!r} is no format", hint=f"formats: {', '.join(detect.FORMATS)}")
-
-
-def fingerprint(path: Path, name: str, options: ReadOptions, format: str | None) -> str:
-    """Digest of a file's content and of everything that decides how it is read."""
-    with reading(name), path.open("rb") as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-    how = (READER_VERSION, format, options.cluster, options.default_cluster, options.node, str(options.zone),
-           options.start, options.interval_s, options.fields, sorted(options.aliases.metrics.items(), key=str),
-           sorted(options.aliases.labels.items()), sorted(options.aliases.columns.items(), key=str),
-           None if options.node else node_from_path(str(path.absolute())))  # fmt: skip
-    digest.update(repr(how).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
-
-
 def ingest_files(
     store: SampleStore,
     paths: Sequence[str | Path],
@@ -174,18 +96,19 @@ def ingest_files(
     format: str | None = None,
     again: bool = False,
     dry_run: bool = False,
-    on_file: Callable[[Path, int], None] = lambda path, size: None,
+    advance: Callable[[int], None] = lambda count: None,
     on_landed: Callable[[Sequence[FileOutcome]], None] = lambda outcomes: None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> IngestSummary:
     """Take ``paths`` in. Files fail one by one; what cannot be written ends it (``UnreachableError``).
 
-    Files that were taken in before and have not changed are passed over, unless ``again``. ``on_file`` hears of each
-    file and its size when it is done; ``on_landed`` hears of files once their samples are durable.
+    Files that were taken in before and have not changed are passed over, unless ``again``. ``advance`` hears
+    how many bytes were done; ``on_landed`` hears of files once their samples are durable.
     """
-    files, missing = expand(paths)
+    files, nothing = inputs.expand(paths)
+    missing = [FileOutcome(given, "failed", error=f"{given}: {why}") for given, why in nothing]
     known = frozenset[str]() if again or dry_run else store.sources()
-    run = _Run(options, format, known, now, on_file)
+    run = _Run(options, format, known, now, advance)
     if dry_run or not files:
         for path in files:
             run.take(path, _count)
@@ -214,13 +137,13 @@ class _Run:
 
     def __init__(
         self, options: ReadOptions, format: str | None, known: frozenset[str], now: Callable[[], datetime],
-        on_file: Callable[[Path, int], None],
+        advance: Callable[[int], None],
     ) -> None:  # fmt: skip
         self._options = options
         self._format = format
         self._known = known
         self._now = now
-        self._on_file = on_file
+        self._advance = advance
         self._seen = _Seen()
         self._outcomes: dict[str, FileOutcome] = {}
         self._durable: list[str] = []
@@ -228,16 +151,22 @@ class _Run:
     def take(self, path: Path, add: Callable[[Iterator[pl.DataFrame], Source], Taken]) -> None:
         """Read one file into the store."""
         name, started, notes = str(path), self._now(), Notes(str(path))
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            self._advance(count)
+
         try:
-            digest = fingerprint(path, name, self._options, self._format)
+            digest = inputs.fingerprint(path, name, self._options, self._format)
             if digest in self._known:
                 self._outcomes[name] = FileOutcome(name, "known", fingerprint=digest)
                 return
-            kind, frames = read_file(path, self._options, notes, self._format)
+            kind, frames = inputs.read_file(path, self._options, notes, self._format, advance)
             seen = _Seen()
             taken = add(_not_empty(seen.watch(frames), notes), Source(name, digest))
-            done = _outcome(notes, taken, started, self._now())
-            self._outcomes[name] = replace(done, format=kind)
+            self._outcomes[name] = replace(_outcome(notes, taken, started, self._now()), format=kind)
             self._seen.devices |= seen.devices
             self._seen.nodes |= seen.nodes
         except UnreachableError:
@@ -245,7 +174,7 @@ class _Run:
         except AffinodeError as error:
             self._outcomes[name] = _failure(name, notes, error, started, self._now())
         finally:
-            self._on_file(path, _size(path))
+            self._advance(inputs.size(path) - done)
 
     def landed(self, taken: Sequence[Taken]) -> None:
         """Remember that files are durable; they may be so before ``take`` is done with the last of them."""
@@ -339,10 +268,3 @@ def _failure(name: str, notes: Notes, error: AffinodeError, started: datetime, f
 
 def _moment(epoch_ms: int | None) -> datetime | None:
     return None if epoch_ms is None else datetime.fromtimestamp(epoch_ms / 1000, UTC)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

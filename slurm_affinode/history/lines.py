@@ -91,8 +91,13 @@ def decoded(data: bytes, name: str) -> str:
     return data.decode("utf-8", "replace")
 
 
-def blocks(path: Path, name: str, *, chunk: int = CHUNK) -> Iterator[Block]:
-    """The lines of a file, some megabytes at a time. Raises ``InputError`` for what is no text or cannot be read."""
+def blocks(
+    path: Path, name: str, *, chunk: int = CHUNK, advance: Callable[[int], None] = lambda count: None
+) -> Iterator[Block]:
+    """The lines of a file, some megabytes at a time; ``advance`` hears how many bytes of text were used.
+
+    Raises ``InputError`` for what is no text or cannot be read.
+    """
     number = 1
     tail = b""
     with reading(name), open_binary(path) as file:
@@ -107,6 +112,7 @@ def blocks(path: Path, name: str, *, chunk: int = CHUNK) -> Iterator[Block]:
                 lines = _lines(decoded(whole[:-1], name), number)
                 number += len(lines)
                 yield Block(lines, None)
+                advance(len(whole))
     if tail:
         yield Block(_lines(decoded(tail, name), number), number)
 

@@ -1,0 +1,227 @@
+"""``slurm-affinode ingest gpu``: GPU history from the files that exporters and tools leave."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_affinode import gpu_intake
+from slurm_affinode.cli.options import When, config_options, json_option, print_json, print_table, progress, warn
+from slurm_affinode.config import Config
+from slurm_affinode.history import inputs
+from slurm_affinode.history.detect import FORMATS
+from slurm_affinode.history.ingest import FileOutcome, IngestSummary
+from slurm_affinode.store.repository import Repository
+from slurm_affinode.timespec import parse_span_s
+
+_EPILOG = """\b
+Examples:
+  slurm-affinode ingest gpu history/                        everything below a directory
+  slurm-affinode ingest gpu '/var/log/gpu/*/2026-11-*.csv.gz'
+  slurm-affinode ingest gpu --cluster alpha metrics.prom    exposition text of dcgm-exporter, federated or saved
+  slurm-affinode ingest gpu range.json                      an answer of Prometheus' /api/v1/query_range
+  slurm-affinode ingest gpu --node gpu01 --start 2026-11-01T08:00 --interval 30s dmon.txt
+  slurm-affinode ingest gpu --timezone Europe/Oslo gpu01/nvidia-smi.csv
+  curl -s http://gpu01:9400/metrics | slurm-affinode ingest gpu --start now -
+
+\b
+Formats:
+  prometheus       exposition text with timestamps in ms (many scrapes in a file are fine)
+  openmetrics      the same with timestamps in seconds and '# EOF' at the end
+  prometheus-json  answers of the Prometheus API, query_range or query
+  csv              with a header; name unknown columns in gpu_history.columns of the configuration
+  nvidia-smi       nvidia-smi --query-gpu=... --format=csv; without a header give --fields
+  dmon             dcgmi dmon; needs --start and --interval
+  parquet          columns as in csv
+Compressed text (gzip, zstd, bzip2, xz) is read as it is.
+"""
+
+
+class Span(click.ParamType[float]):
+    """A span of time as people type it; the value is in seconds."""
+
+    name = "span"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse ``value``; a plain number is seconds."""
+        text = str(value)
+        seconds = float(text) if text.replace(".", "", 1).isdigit() else parse_span_s(text)
+        if seconds <= 0:
+            self.fail(f"{text} is not above 0", param, ctx)
+        return seconds
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--format", "format_", type=click.Choice(FORMATS), help="Read every file as this. [default: by content]")
+@click.option("--cluster", metavar="NAME", help="Cluster of every sample. [default: the file, else the configuration]")
+@click.option("--node", metavar="NAME", help="Node of samples that name none. [default: the file or directory name]")
+@click.option("--timezone", metavar="ZONE", help="IANA zone of times without one. [default: configuration, local]")
+@click.option("--start", type=When(), metavar="TIME", help="Time of the first sample, for files without times.")
+@click.option("--interval", type=Span(), metavar="SPAN", help="Time between samples, for files without times: 30s.")
+@click.option("--fields", metavar="LIST", help="Column names of a table without a header: the list of --query-gpu.")
+@click.option("--strict", is_flag=True, help="A bad line rejects its whole file.")
+@click.option("--again", is_flag=True, help="Read also files that were taken in before and have not changed.")
+@click.option("--dry-run", is_flag=True, help="Read and report, store nothing.")
+@click.option(
+    "--problems", "shown", type=click.IntRange(0), default=10, show_default=True, metavar="N",
+    help="How many bad lines of a file to print.",
+)  # fmt: skip
+@json_option
+@config_options
+def ingest_gpu(
+    *,
+    paths: tuple[str, ...],
+    format_: str | None,
+    cluster: str | None,
+    node: str | None,
+    timezone: str | None,
+    start: datetime | None,
+    interval: float | None,
+    fields: str | None,
+    strict: bool,
+    again: bool,
+    dry_run: bool,
+    shown: int,
+    as_json: bool,
+    config: Config,
+) -> int:
+    """Take in GPU history: files, directories, globs, or - for standard input.
+
+    The same input twice changes nothing; overlapping files and files in any order are fine. A file that cannot be
+    used is reported in one line, nothing of it is stored, and the others are taken in; the exit status is then 2.
+    """
+    options = gpu_intake.read_options(
+        config, cluster=cluster, node=node, zone=timezone, start=start, interval_s=interval,
+        fields=[name for name in (fields or "").split(",") if name.strip()], strict=strict,
+    )  # fmt: skip
+    repository = None if dry_run else Repository.open(config.db_url)
+    try:
+        with _with_stdin(paths) as given:
+            total = sum(inputs.size(path) for path in inputs.expand(given)[0])
+            with progress("reading", total=total, quiet=as_json, of_bytes=True) as advance:
+                summary = gpu_intake.take_in(
+                    config, repository, given, options, format=format_, again=again, dry_run=dry_run, advance=advance
+                )  # fmt: skip
+    finally:
+        if repository is not None:
+            repository.close()
+    _report(summary, shown, as_json=as_json)
+    return 2 if summary.failed else 0
+
+
+@contextmanager
+def _with_stdin(paths: Sequence[str]) -> Iterator[list[str]]:
+    """``paths`` with ``-`` replaced by a file that holds standard input."""
+    if "-" not in paths:
+        yield list(paths)
+        return
+    with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as directory:
+        # The name of the directory says nothing: it must not be taken for that of a node.
+        held = Path(directory) / "stdin" / "stdin"
+        held.parent.mkdir()
+        with held.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield [str(held) if path == "-" else path for path in paths]
+
+
+def _report(summary: IngestSummary, shown: int, *, as_json: bool) -> None:
+    if as_json:
+        print_json(_as_json(summary))
+        return
+    for one in summary.files:
+        _print_problems(one, shown)
+    if summary.first is not None:
+        print_table(("", ""), _rows(summary), right=())
+    elif not summary.failed:
+        click.echo(f"nothing new: {len(summary.files):,} files were taken in before and have not changed")
+    if summary.dry_run:
+        click.echo("dry run: nothing was stored")
+
+
+def _rows(summary: IngestSummary) -> list[tuple[str, str]]:
+    by_status = {word: sum(one.status == word for one in summary.files) for word in ("taken", "known", "failed")}
+    words = {"taken": "read", "known": "known already", "failed": "not usable"}
+    rows = [
+        ("files", ", ".join(f"{by_status[word]:,} {words[word]}" for word in words if by_status[word])),
+        ("samples", f"{summary.samples:,}"),
+    ]
+    if not summary.dry_run:
+        rows += [("new", f"{summary.new:,}"), ("duplicates", f"{summary.duplicates:,}")]
+    rows += [
+        ("devices", f"{summary.devices:,} on {summary.nodes:,} nodes"),
+        ("from", f"{summary.first:%Y-%m-%d %H:%M:%S} UTC"),
+        ("to", f"{summary.last:%Y-%m-%d %H:%M:%S} UTC"),
+    ]
+    if summary.steps_s:
+        rows.append(("step", ", ".join(f"{step:g} s ({count:,} devices)" for step, count in summary.steps_s[:5])))
+    if unknown := _unknown(summary):
+        more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
+        rows.append(("not used", ", ".join(list(unknown)[:10]) + more))
+    if summary.problem_count:
+        rows.append(("bad lines", f"{summary.problem_count:,}"))
+    return rows
+
+
+def _unknown(summary: IngestSummary) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for one in summary.files:
+        for name, count in one.unknown:
+            counts[name] = counts.get(name, 0) + count
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _print_problems(one: FileOutcome, shown: int) -> None:
+    if one.error is not None:
+        warn(f"slurm-affinode: {one.error}")
+        if one.hint:
+            warn(f"  {one.hint}")
+        return
+    for problem in one.problems[:shown]:
+        warn(f"{one.path}{'' if problem.line is None else f':{problem.line}'}: {problem.reason}")
+    if (rest := one.problem_count - min(shown, len(one.problems))) > 0:
+        warn(f"{one.path}: {rest:,} more bad lines (--problems N prints more)")
+    for what, count in one.decisions:
+        warn(f"{one.path}: {count:,} {what}")
+
+
+def _as_json(summary: IngestSummary) -> dict[str, Any]:
+    return {
+        "dry_run": summary.dry_run,
+        "samples": summary.samples,
+        "new": summary.new,
+        "duplicates": summary.duplicates,
+        "devices": summary.devices,
+        "nodes": summary.nodes,
+        "first": summary.first,
+        "last": summary.last,
+        "steps_s": [{"step_s": step, "devices": count} for step, count in summary.steps_s],
+        "bad_lines": summary.problem_count,
+        "unknown": _unknown(summary),
+        "files": [_file_json(one) for one in summary.files],
+    }
+
+
+def _file_json(one: FileOutcome) -> dict[str, Any]:
+    return {
+        "path": one.path,
+        "status": one.status,
+        "format": one.format,
+        "samples": one.samples,
+        "first": one.first,
+        "last": one.last,
+        "error": one.error,
+        "hint": one.hint,
+        "bad_lines": one.problem_count,
+        "problems": [{"line": problem.line, "reason": problem.reason} for problem in one.problems],
+        "decisions": dict(one.decisions),
+        "unknown": dict(one.unknown),
+    }

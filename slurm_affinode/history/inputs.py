@@ -1,0 +1,105 @@
+"""The files of an ingest: which they are, whether they were read before, which reader is theirs."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import polars as pl
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.history import csvfile, detect, dmon, exposition, parquetfile, promjson
+from slurm_affinode.history.lines import blocks, compression_of, reading
+from slurm_affinode.history.reading import Notes, ReadOptions, node_from_path
+
+READER_VERSION = 1
+"""Part of the fingerprints: raised when readers give other samples for the same file."""
+_IGNORED_SUFFIXES = (".md", ".rst", ".tmp", ".part", ".swp", ".py", ".sh", "~")
+_IGNORED_NAMES = ("readme", "license", "makefile")
+
+
+def expand(paths: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str]]]:
+    """The files that ``paths`` name, in order, each once; and those of ``paths`` that name nothing, with the reason.
+
+    Paths are files, directories and globs. Of directories all files below are taken, except hidden ones and those
+    that are plainly no data (``*.md``, ``README``, ``*.tmp``).
+    """
+    found: dict[Path, None] = {}
+    missing: list[tuple[str, str]] = []
+    for given in paths:
+        path = Path(given)
+        if path.is_dir():
+            inside = sorted(one for one in path.rglob("*") if _wanted(one, path))
+            if not inside:
+                missing.append((str(given), "the directory has no files"))
+            found.update(dict.fromkeys(inside))
+        elif path.exists():
+            found[path] = None
+        elif matches := sorted(glob.glob(str(given), recursive=True)) if glob.has_magic(str(given)) else []:  # noqa: PTH207 - keeps absolute and relative patterns as they are
+            inner, _ = expand(matches)
+            found.update(dict.fromkeys(inner))
+        else:
+            what = "no file matches" if glob.has_magic(str(given)) else "no such file or directory"
+            missing.append((str(given), what))
+    return list(found), missing
+
+
+def _wanted(path: Path, root: Path) -> bool:
+    relative = path.relative_to(root)
+    if any(part.startswith(".") for part in relative.parts) or not path.is_file():
+        return False
+    name = path.name.lower()
+    return not name.endswith(_IGNORED_SUFFIXES) and name.split(".")[0] not in _IGNORED_NAMES
+
+
+def read_file(
+    path: Path,
+    options: ReadOptions,
+    notes: Notes,
+    format: str | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> tuple[str, Iterator[pl.DataFrame]]:
+    """The format of a file and its samples (frames of ``SAMPLES``). Raises ``InputError``, also while frames come.
+
+    ``advance`` hears how many bytes were used, of files that are not compressed text.
+    """
+    name = notes.name
+    node = options.node or node_from_path(str(path.absolute()))
+    kind = format or detect.detect(path, name, options.aliases)
+    if kind == "parquet":
+        return kind, parquetfile.read(path, notes, options, node)
+    if kind == "prometheus-json":
+        return kind, promjson.read(path, notes, options, options.node)
+    lines = blocks(path, name, advance=advance if compression_of(path) is None else lambda count: None)
+    if kind in ("prometheus", "openmetrics"):
+        # Series name their node; the file name is no substitute, one file has many nodes.
+        reader = exposition.Reader(notes, options, options.node, openmetrics=format == "openmetrics")
+        return kind, reader.read(lines)
+    if kind == "dmon":
+        return kind, dmon.Reader(notes, options, node).read(lines)
+    if kind in ("csv", "nvidia-smi"):
+        dialect = csvfile.Dialect(log=kind == "nvidia-smi")
+        return kind, csvfile.Reader(notes, options, node, dialect).read(lines)
+    raise InputError(f"{kind!r} is no format", hint=f"formats: {', '.join(detect.FORMATS)}")
+
+
+def fingerprint(path: Path, name: str, options: ReadOptions, format: str | None) -> str:
+    """Digest of a file's content and of everything that decides how it is read."""
+    with reading(name), path.open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+    how = (READER_VERSION, format, options.cluster, options.default_cluster, options.node, str(options.zone),
+           options.start, options.interval_s, options.fields, sorted(options.aliases.metrics.items(), key=str),
+           sorted(options.aliases.labels.items()), sorted(options.aliases.columns.items(), key=str),
+           None if options.node else node_from_path(str(path.absolute())))  # fmt: skip
+    digest.update(repr(how).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def size(path: Path) -> int:
+    """Bytes of a file; 0 where it is gone."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
