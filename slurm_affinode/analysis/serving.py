@@ -134,7 +134,9 @@ def analyse(trace: GenTrace) -> ServingResult:
         figures |= {"memory_samples": memory.height, "memory_devices": memory["pod"].n_unique()}
     joined = None
     if duty is not None and memory is not None:
-        joined = duty.join(memory.rename({"value": "memory_bytes"}), on=["pod", "time_s"], how="inner")
+        joined = duty.join(
+            memory.rename({"value": "memory_bytes"}), on=["pod", "time_s"], how="inner", maintain_order="left"
+        )
         figures |= memory_waste(joined, devices, step_s)
         devices = devices.join(
             joined.group_by("pod").agg((pl.col("memory_bytes").mean() / 1e9).alias("memory_mean_gb")),
@@ -188,7 +190,7 @@ def sampling_step_s(samples: pl.DataFrame) -> float | None:
 
 def per_device(duty: pl.DataFrame) -> pl.DataFrame:
     """Per pod: number of samples, fraction at 0, fraction below 5 %, mean duty cycle (percent)."""
-    return duty.group_by("pod").agg(
+    return duty.group_by("pod", maintain_order=True).agg(
         pl.len().alias("samples"),
         (pl.col("value") <= IDLE_PCT).mean().alias("idle_fraction"),
         (pl.col("value") < LOW_PCT).mean().alias("below_5pct_fraction"),
@@ -231,7 +233,8 @@ def memory_waste(joined: pl.DataFrame, devices: pl.DataFrame, step_s: float | No
     held = _number(joined["memory_bytes"].sum()) / 1e9
     idle_rows = joined.filter(pl.col("value") <= IDLE_PCT)["memory_bytes"]
     idle = _number(idle_rows.sum()) / 1e9
-    per_pod = joined.group_by("pod").agg(pl.col("memory_bytes").sum()).join(devices, on="pod", how="inner")
+    held_by_pod = joined.group_by("pod", maintain_order=True).agg(pl.col("memory_bytes").sum())
+    per_pod = held_by_pod.join(devices, on="pod", how="inner", maintain_order="left")
     by_pod = _number((per_pod["memory_bytes"] * per_pod["idle_fraction"]).sum()) / 1e9
     mean_idle, mean_busy = mean(idle_rows), mean(joined.filter(pl.col("value") > BUSY_PCT)["memory_bytes"])
     hours = None if step_s is None else step_s / 3600
@@ -329,13 +332,13 @@ def over_time(joined: pl.DataFrame | None) -> pl.DataFrame:
         return pl.DataFrame(schema=schema)
     start, end = _number(joined["time_s"].min()), _number(joined["time_s"].max())
     width_s = max((end - start) / POINTS_OVER_TIME, 1.0)
-    ticks = joined.group_by("time_s").agg(
+    ticks = joined.group_by("time_s", maintain_order=True).agg(
         (pl.col("memory_bytes").sum() / 1e12).alias("memory_tb"),
         (pl.col("memory_bytes").filter(pl.col("value") <= IDLE_PCT).sum() / 1e12).alias("idle_memory_tb"),
     )
     bucket = ((pl.col("time_s") - start) / width_s).floor()
     return (
-        ticks.group_by((bucket * width_s / 3600).alias("hour"))
+        ticks.group_by((bucket * width_s / 3600).alias("hour"), maintain_order=True)
         .agg(pl.col("memory_tb").mean(), pl.col("idle_memory_tb").mean())
         .sort("hour")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,13 @@ def clustercockpit(path: Path, out: Path | None, config_path: Path | None, as_js
     }
     settings = config.load(config_path)
     result = _analyse(jobs, found.averages, settings, notes=found.notes, problems=found.problems)
-    _show(result, counts, title="ClusterCockpit: jobs and their GPUs", out=out, as_json=as_json)
+    _show(
+        result,
+        counts,
+        title="ClusterCockpit: averages per job (idle: the whole job averaged 0)",
+        out=out,
+        as_json=as_json,
+    )
 
 
 @click.command()
@@ -93,7 +100,7 @@ def jobstats(
         cluster=cluster or settings.cluster.name or "default",
         zone=times.zone_name(timezone or settings.cluster.timezone),
     )
-    content = click.get_binary_stream("stdin").read() if str(file) == "-" else file
+    content = sys.stdin.buffer.read() if str(file) == "-" else file
     accounting = sacct.read(content, where=str(file), how=how)
     found = summaries.find(accounting.jobs)
     if not found.summaries and not found.without:
@@ -110,7 +117,7 @@ def jobstats(
     }
     problems = (*map(str, accounting.problems), *found.problems)
     result = _analyse(accounting.jobs, found.averages, settings, notes=(summaries.NOTE,), problems=problems)
-    _show(result, counts, title="jobstats: runs and their GPUs", out=out, as_json=as_json)
+    _show(result, counts, title="jobstats: averages per run (idle: the whole run averaged 0)", out=out, as_json=as_json)
 
 
 def _overrides() -> dict[str, pl.DataType]:
