@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from slurm_affinode.errors import ConfigError
+from slurm_affinode.errors import AffinodeError, ConfigError
+from slurm_affinode.timespec import parse_span_s
 
 DEFAULT_PATH = Path("/etc/slurm-affinode/config.toml")
 ENV_CONFIG = "SLURM_AFFINODE_CONFIG"
@@ -79,14 +80,20 @@ class PriceConfig:
 class NightlyConfig:
     """``slurm-affinode nightly``."""
 
-    out: Path = Path("/var/lib/slurm-affinode/reports")
+    out: Path | None = None
+    """Root of the reports and their index page; ``None`` means ``reports`` in the state directory."""
+    accounting_paths: tuple[str, ...] = ()
+    """Files or globs with sacct output to take in each night, where sacct itself is not to be run."""
     gpu_paths: tuple[str, ...] = ()
     """Files, directories or globs with GPU history to take in each night."""
     sacct_overlap: str = "2d"
-    """How far before the last run accounting is read again, for jobs that were running then."""
+    """How far before the last run accounting is read again, for records that reached the database late."""
     keep_samples: str = "400d"
+    """GPU samples older than this go."""
     keep_jobs: str = "1100d"
+    """Runs that ended longer ago go."""
     keep_reports: str = "400d"
+    """Reports of periods that ended longer ago go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,11 @@ class Config:
     def db_url(self) -> str:
         """The SQLAlchemy URL of the relational store."""
         return self.store.db or f"sqlite:///{self.state_dir / 'affinode.sqlite'}"
+
+    @property
+    def reports_dir(self) -> Path:
+        """The root of the reports of ``nightly``."""
+        return self.nightly.out or self.state_dir / "reports"
 
     @property
     def history_dir(self) -> Path:
@@ -172,6 +184,11 @@ def parse(text: str, *, where: str) -> Config:
         raise ConfigError(f"{where}: idle: needs 0 <= idle_pct <= low_pct <= 100")
     if idle.max_gap_steps < 1:
         raise ConfigError(f"{where}: idle.max_gap_steps: {idle.max_gap_steps:g} is below 1")
+    for key in ("sacct_overlap", "keep_samples", "keep_jobs", "keep_reports"):
+        try:
+            parse_span_s(getattr(config.nightly, key))
+        except AffinodeError as error:
+            raise ConfigError(f"{where}: nightly.{key}: {error}", hint=error.hint) from None
     return config
 
 

@@ -39,7 +39,7 @@ def to_csv(frame: pl.DataFrame) -> bytes:
     """``frame`` as CSV bytes."""
     safe = frame.with_columns(
         pl.when(pl.col(pl.String).str.contains(_FORMULA))
-        .then(pl.concat_str(pl.lit("'"), pl.col(pl.String)))
+        .then(pl.lit("'") + pl.col(pl.String))
         .otherwise(pl.col(pl.String))
         .str.replace_all("\0", "\N{SYMBOL FOR NULL}", literal=True)
         .name.keep()

@@ -112,6 +112,13 @@ def ingests(connection: Connection, *, since: datetime | None = None, kind: str 
     ]
 
 
+def fingerprints(connection: Connection, kind: str) -> frozenset[str]:
+    """Fingerprints of the entries of ``kind``."""
+    table = ingests_table.c
+    query = select(table.fingerprint).where(table.kind == kind, table.fingerprint.is_not(None)).distinct()
+    return frozenset(connection.execute(query).scalars())
+
+
 def delete_ingests(connection: Connection, before_s: int) -> None:
     """Delete entries finished before ``before_s``."""
     old = select(ingests_table.c.id).where(ingests_table.c.finished < before_s)

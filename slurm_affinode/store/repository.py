@@ -165,6 +165,11 @@ class Repository:
         with reading(self._engine) as connection:
             return journal.ingests(connection, since=since, kind=kind)
 
+    def fingerprints(self, kind: str) -> frozenset[str]:
+        """Fingerprints of the inputs of ``kind`` that were taken in."""
+        with reading(self._engine) as connection:
+            return journal.fingerprints(connection, kind)
+
     def record_report(self, record: ReportRecord) -> None:
         """Remember that a report was rendered, in place of an earlier one of the same period and label."""
         write(self._engine, lambda connection: journal.record_report(connection, record))

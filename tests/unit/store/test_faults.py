@@ -22,7 +22,7 @@ from slurm_affinode.store.repository import Repository
         ("/var/lib/a.sqlite", "sqlite", "/var/lib/a.sqlite"),
         ("sqlite:////var/lib/a.sqlite", "sqlite", "/var/lib/a.sqlite"),
         ("a.db", "sqlite", "a.db"),
-        ("sqlite:////tmp/50%/why?/a#b.sqlite", "sqlite", "/tmp/50%/why?/a#b.sqlite"),
+        ("sqlite:////srv/50%/why?/a#b.sqlite", "sqlite", "/srv/50%/why?/a#b.sqlite"),
         ("postgresql://u:s3cret@h/d", "postgresql+psycopg", "postgresql://u@h/d"),
         ("postgres://u:s3cret@h:99/d", "postgresql+psycopg", "postgresql://u@h:99/d"),
         ("postgresql:///d?host=/run/pg&password=s3cret", "postgresql+psycopg", "postgresql:///run/pg/d"),

@@ -204,6 +204,8 @@ def test_the_journal_keeps_what_was_taken_in(repository):
     )  # fmt: skip
     assert repository.record_ingest(record) == 1
     assert repository.record_ingest(IngestRecord("gpu", "x", T0, T0)) == 2
+    assert repository.fingerprints("sacct") == {"f"}
+    assert repository.fingerprints("gpu") == frozenset()
     [kept] = repository.ingests(kind="sacct")
     assert (kept.id, kept.source, kept.bad, len(kept.problems)) == (1, "jobs\\udcff.txt", 300, 200)
     assert kept.problems[7] == IngestProblem("bad 7", 7)

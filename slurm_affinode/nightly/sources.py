@@ -1,0 +1,124 @@
+"""Where a nightly run takes its data from."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from slurm_affinode import gpu_intake, intake
+from slurm_affinode.config import Config
+from slurm_affinode.errors import AffinodeError, InputError
+from slurm_affinode.nightly.outcome import Failure
+from slurm_affinode.slurm import commands, sacct
+from slurm_affinode.slurm.sacct import Reading
+from slurm_affinode.slurm.times import zone_name
+from slurm_affinode.store.repository import Repository
+from slurm_affinode.timespec import parse_span_s
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The two inputs. Each takes in what is new and yields, per input, a line for people or what failed; it raises
+    ``AffinodeError`` where it cannot go on."""
+
+    accounting: Callable[[Repository, datetime, datetime], Iterable[str | Failure]]
+    """Given the store, the start of the earliest report of a new store, and the present (both UTC)."""
+    gpu: Callable[[Repository], Iterable[str | Failure]]
+
+
+def configured(config: Config) -> Sources:
+    """The sources that the configuration names: sacct or files, and paths of GPU history."""
+    paths = config.nightly.accounting_paths
+
+    def accounting(store: Repository, earliest: datetime, now: datetime) -> Iterator[str | Failure]:
+        return _files(config, store, paths) if paths else _sacct(config, store, earliest, now)
+
+    return Sources(accounting, lambda store: _gpu(config, store))
+
+
+def _sacct(config: Config, store: Repository, earliest: datetime, now: datetime) -> Iterator[str | Failure]:
+    overlap = timedelta(seconds=parse_span_s(config.nightly.sacct_overlap))
+    since = earliest if store.counts().last is None else intake.default_since(store, now=now, overlap=overlap)
+    name = f"sacct {since:%Y-%m-%dT%H:%M:%SZ}..{now:%Y-%m-%dT%H:%M:%SZ}"
+    content = commands.run_sacct(since, now)
+    yield _take_in(config, store, content, name, zone="UTC", delimiter=commands.DELIMITER)
+    intake.reached(store, now)
+
+
+def _files(config: Config, store: Repository, patterns: Iterable[str]) -> Iterator[str | Failure]:
+    zone = zone_name(config.cluster.timezone)
+    known = store.fingerprints("sacct")
+    for pattern in patterns:
+        try:
+            for path in expand(pattern):
+                content = _content(path)
+                if hashlib.sha256(content).hexdigest() in known:
+                    yield f"{path}: unchanged"
+                else:
+                    yield _take_in(config, store, content, str(path), zone=zone)
+        except AffinodeError as error:
+            yield Failure("accounting", str(error), error.hint, error.exit_code)
+
+
+def _take_in(
+    config: Config, store: Repository, content: bytes, name: str, *, zone: str, delimiter: str | None = None
+) -> str:
+    started = datetime.now(UTC)
+    how = Reading(
+        cluster=config.cluster.name or "default",
+        zone=zone,
+        delimiter=delimiter,
+        counting=intake.counting_clusters(store),
+    )
+    accounting = sacct.read(content, where=name, how=how)
+    taken = intake.take_in(
+        store,
+        accounting,
+        source=name,
+        started=started,
+        finished=datetime.now(UTC),
+        fingerprint=hashlib.sha256(content).hexdigest(),
+    )
+    counts = taken.jobs
+    assert counts is not None  # noqa: S101 - it was stored
+    return (
+        f"{name}: {accounting.jobs.height} job runs ({counts.new} new, {counts.updated} updated), "
+        f"{accounting.bad_records} bad records"
+    )
+
+
+def _gpu(config: Config, store: Repository) -> Iterator[str | Failure]:
+    if not config.nightly.gpu_paths:
+        return
+    paths = [str(Path(pattern).expanduser()) for pattern in config.nightly.gpu_paths]
+    summary = gpu_intake.take_in(config, store, paths, gpu_intake.read_options(config))
+    unchanged = sum(file.status == "known" for file in summary.files)
+    taken = sum(file.status == "taken" for file in summary.files)
+    yield f"{taken} files with {summary.samples} samples ({summary.new} new), {unchanged} files unchanged"
+    for file in summary.failed:
+        yield Failure("GPU history", file.error or f"{file.path}: failed", file.hint)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def expand(pattern: str) -> list[Path]:
+    """The paths that ``pattern`` names, in order. Raises ``InputError`` where there are none.
+
+    A pattern that is the name of something is that, whatever brackets the name has.
+    """
+    path = Path(pattern).expanduser()
+    if path.exists():
+        return [path]
+    found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207 - keeps the pattern's own root
+    if not found:
+        raise InputError("no such file, and no file has a name like that", where=pattern)
+    return found

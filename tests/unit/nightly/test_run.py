@@ -1,0 +1,176 @@
+"""Stories of the nightly run."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from slurm_affinode.errors import ConfigError, UnreachableError
+from slurm_affinode.nightly.outcome import Failure, NightlyError
+from slurm_affinode.store.repository import Repository
+
+DUE = ("day/2026-11-19", "week/2026-W46", "month/2026-10")
+
+
+def texts(out):
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def test_the_first_night_renders_day_week_and_month_and_lists_them(site):
+    outcome = site.night()
+    assert outcome.failures == ()
+    assert outcome.rendered == DUE
+    for path in DUE:
+        assert (site.out / path / "report.html").stat().st_size > 1000
+        assert json.loads((site.out / path / "summary.json").read_text())["total"]["gpu_hours_allocated"] == 4
+    index = (site.out / "index.html").read_text()
+    assert all(f'href="{path}/report.html"' in index for path in DUE)
+    listed = json.loads((site.out / "index.json").read_text())["reports"]
+    assert {entry["href"] for entry in listed} == {f"{path}/report.html" for path in DUE}
+    assert listed[0]["since"].endswith("Z")
+    assert site.asked == [(datetime(2026, 10, 1, tzinfo=UTC), site.now)]
+
+
+def test_the_second_run_of_a_night_changes_nothing(site):
+    site.night()
+    before = texts(site.out)
+    site.now += timedelta(minutes=10)
+    outcome = site.night()
+    assert (outcome.rendered, set(outcome.current), outcome.failures) == ((), set(DUE), ())
+    assert texts(site.out) == before
+
+
+def test_late_accounting_and_late_samples_make_reports_anew(site):
+    """A record of yesterday arrives: day and week... the day is made again, the month of October is not."""
+    site.night()
+    site.job(9, datetime(2026, 11, 19, 20, tzinfo=UTC), 1)
+    assert site.night().rendered == ("day/2026-11-19",)
+    site.samples(datetime(2026, 10, 7, 15, tzinfo=UTC), 1, job=1)
+    assert site.night().rendered == ("month/2026-10",)
+    site.toml += "[idle]\nidle_pct = 3.0\n"
+    assert site.night().rendered == DUE
+    assert site.night(force=True).rendered == DUE
+
+
+def test_missed_nights_are_made_up_for(site):
+    site.night()
+    site.now += timedelta(days=3)
+    site.job(7, datetime(2026, 11, 21, 5, tzinfo=UTC), 1)
+    outcome = site.night()
+    assert outcome.rendered == ("day/2026-11-21", "week/2026-W47")
+    assert outcome.empty == ("day/2026-11-20", "day/2026-11-22")
+    assert not (site.out / "day/2026-11-20" / "report.html").exists()
+
+
+def test_a_report_that_was_removed_is_made_again(site):
+    site.night()
+    (site.out / DUE[0] / "report.html").unlink()
+    assert site.night().rendered == (DUE[0],)
+
+
+def test_a_site_without_any_job_gets_an_empty_index(site, tmp_path):
+    site.state = tmp_path / "other"
+    outcome = site.night()
+    assert (outcome.rendered, outcome.failures) == ((), ())
+    assert json.loads((site.out / "index.json").read_text()) == {"reports": []}
+
+
+def test_parts_that_fail_do_not_stop_the_others(site, unreachable):
+    """sacct is down, one GPU file is bad: the reports are rendered, and both are told at the end."""
+    site.accounting_error = unreachable
+    site.gpu_failure = Failure("GPU history", "/data/x.csv: the file is empty")
+    outcome = site.night()
+    assert outcome.rendered == DUE
+    error = NightlyError(outcome)
+    assert error.exit_code == 3
+    assert str(error).splitlines() == [
+        "nightly: 2 parts failed",
+        "  accounting: sacct: no such program",
+        "    install it",
+        "  GPU history: /data/x.csv: the file is empty",
+        f"The other parts were done: 3 reports made, in {site.out}",
+    ]
+
+
+def test_a_fault_of_the_program_costs_only_its_part(site):
+    site.accounting_error = KeyError("x")
+    outcome = site.night()
+    assert outcome.rendered == DUE
+    [failure] = outcome.failures
+    assert failure.message == "a fault in slurm-affinode: KeyError: 'x'"
+    assert "conftest.py" in failure.hint
+
+
+def test_a_report_that_cannot_be_written_is_told_and_the_next_is_made(site):
+    site.out.mkdir(parents=True)
+    (site.out / "day").write_text("in the way")
+    outcome = site.night()
+    assert outcome.rendered == DUE[1:]
+    assert [failure.part for failure in outcome.failures] == ["day 2026-11-19"]
+
+
+def test_a_full_disk_in_a_part_is_one_line(site):
+    site.accounting_error = OSError(28, "No space left on device", "/x")
+    assert site.night().failures[0].message == "/x: No space left on device"
+
+
+def test_a_store_that_does_not_open_ends_the_run(site):
+    (site.state / "affinode.sqlite").write_bytes(b"x" * 5000)
+    with pytest.raises(Exception, match="is damaged"):
+        site.night()
+
+
+def test_retention_removes_reports_samples_and_runs_and_nothing_else(site):
+    site.night()
+    other = site.out / "day" / "notes"
+    other.mkdir()
+    site.toml += '[nightly]\nkeep_samples = "5d"\nkeep_jobs = "20d"\nkeep_reports = "8d"\n'
+    site.now += timedelta(days=2)
+    outcome = site.night()
+    assert outcome.failures == ()
+    assert set(outcome.deleted_reports) == {"month/2026-10"}
+    assert (outcome.deleted_days, outcome.deleted_runs) == (2, 1)
+    assert not (site.out / "month/2026-10").exists()
+    assert other.is_dir()
+    assert "2026-10/" not in (site.out / "index.html").read_text()
+    with Repository.open(site.config.db_url) as store:
+        assert store.counts().jobs == 2
+
+
+def test_what_retention_thinned_out_is_not_made_anew_and_poorer(site):
+    site.night()
+    site.toml += '[nightly]\nkeep_samples = "3d"\n'
+    assert site.night().deleted_days == 2
+    outcome = site.night()
+    assert (outcome.rendered, outcome.current) == ((), ("day/2026-11-19",))
+
+
+def test_a_report_that_is_not_ours_is_never_removed(site):
+    """A path in the database decides nothing: kind and label do, and they are checked."""
+    site.night()
+    victim = site.out.parent / "precious"
+    victim.mkdir()
+    with Repository.open(site.config.db_url) as store:
+        [record] = [record for record in store.reports() if record.period == "day"]
+        old = datetime(2020, 1, 1, tzinfo=UTC)
+        values = {name: getattr(record, name) for name in record.__dataclass_fields__}
+        store.record_report(type(record)(**values | {"label": "../../precious", "since": old, "until": old}))
+    outcome = site.night()
+    assert "not a report of this program" in outcome.failures[0].message
+    assert victim.is_dir()
+
+
+def test_a_span_that_is_none_is_refused_with_its_key(site):
+    site.toml += '[nightly]\nkeep_jobs = "long"\n'
+    with pytest.raises(ConfigError, match=r"nightly\.keep_jobs: 'long' is not a span of time"):
+        site.night()
+
+
+def test_verbose_says_each_part(site, unreachable):
+    site.accounting_error = unreachable
+    site.night()
+    assert site.said[:3] == ["accounting", "  failed: sacct: no such program", "GPU history"]
+    assert any(line.endswith("day/2026-11-19/report.html") for line in site.said)
+    assert isinstance(unreachable, UnreachableError)
