@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -122,7 +123,7 @@ def ingest_sacct(
 def _sources(files: Sequence[Path]) -> Iterator[_Source]:
     for path in files:
         if str(path) == "-":
-            yield _Source("-", click.get_binary_stream("stdin").read())
+            yield _Source("-", sys.stdin.buffer.read())
         else:
             yield _Source(str(path), path)
 

@@ -40,3 +40,8 @@ WANTED = (
     "SubmitLine",
 )  # fmt: skip
 """The columns to ask sacct for, in the order in which to ask: free text last, JobName and SubmitLine at the end."""
+
+USED = frozenset(name.lower() for name in WANTED) | {
+    "elapsed", "timelimit", "allocnodes", "reqnodes", "ncpus", "usercpu", "systemcpu", "consumedenergy",
+}  # fmt: skip
+"""Every column that is read, in lower case: ``WANTED`` and what stands in for some of them."""

@@ -120,6 +120,11 @@ def _product(parts: list[list[str]]) -> Iterator[str]:
             yield head + tail
 
 
+def compress_numbers(numbers: Iterable[str]) -> str:
+    """``1,2,3,7`` as ``1-3,7``."""
+    return ",".join(_ranges(numbers))
+
+
 def _ranges(numbers: Iterable[str]) -> Iterator[str]:
     # Numbers written with different widths are different names: a range may only cross widths without zeros.
     run: list[str] = []

@@ -63,7 +63,12 @@ def _count_gpus(records: pl.DataFrame, counting: frozenset[str]) -> pl.DataFrame
     """
     none = pl.col("gpus_said").fill_null(value=False) & pl.col("cluster").is_in(sorted(counting))
     count = pl.when(pl.col("gpus").is_not_null()).then("gpus").when(none).then(0)
-    return records.with_columns(pl.when(pl.col("start").is_not_null()).then(count).alias("gpus"))
+    started = pl.col("start").is_not_null()
+    return records.with_columns(
+        pl.when(started).then(count).alias("gpus"),
+        # Of a record that never started these are what was asked for.
+        *(pl.when(started).then(name).alias(name) for name in ("nodes", "cpus")),
+    )
 
 
 def _once(frame: pl.DataFrame, key: tuple[str, ...]) -> pl.DataFrame:

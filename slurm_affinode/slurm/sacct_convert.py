@@ -287,6 +287,9 @@ class Converter:
         if (cells := self._column("maxrss")) is not None:
             self._take(columns.bytes_(cells), "maxrss", "max_rss_bytes")
         self._first(("consumedenergyraw", columns.whole), ("consumedenergy", columns.whole), target="energy_j")
+        if (energy := self._out.get("energy_j")) is not None:
+            # Without an energy plugin Slurm writes 0, which nothing that ran can have used.
+            self._out["energy_j"] = energy.set(energy == 0, None)
         if (cells := self._column("tresusageinmax")) is not None:
             self._high_water(cells)
 

@@ -7,6 +7,7 @@ false, "number": 5}``; a state is ``"COMPLETED"`` or ``["COMPLETED"]``; a step i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -141,8 +142,7 @@ def _identity(job: Mapping[str, Any], job_id: int) -> dict[str, Any]:
         task = spec = None
     if spec is not None and spec.isdigit() and task is None:
         task = int(spec)
-    if task is not None:
-        spec = None
+    spec = None if task is not None else _array_spec(spec, array)
     offset = _whole(het.get("job_offset")) if leader is not None else None
     printed = str(job_id)
     if task is not None:
@@ -159,6 +159,17 @@ def _identity(job: Mapping[str, Any], job_id: int) -> dict[str, Any]:
         "het_job_id": leader,
         "het_offset": offset,
     }
+
+
+def _array_spec(text: str | None, array: Mapping[str, Any]) -> str | None:
+    """The pending tasks as sacct's text has them: JSON may give a bit mask (``0x92492``) and the limit apart."""
+    if text is None or not re.fullmatch(r"0x[0-9A-Fa-f]+", text):
+        return text
+    mask = int(text, 16)
+    tasks = (str(bit) for bit in range(mask.bit_length()) if mask >> bit & 1)
+    running = _object(_object(_object(array.get("limits")).get("max")).get("running"))
+    limit = _whole(running.get("tasks"))
+    return hostlist.compress_numbers(tasks) + (f"%{limit}" if limit else "")
 
 
 def _step(step: Any, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,7 +204,7 @@ def _step(step: Any, job: Mapping[str, Any]) -> dict[str, Any]:
         "max_rss_bytes": None if rss is None else int(rss),
         "gpu_util_max_pct": high.get("gres/gpuutil"),
         "gpu_mem_max_bytes": _whole(high.get("gres/gpumem")),
-        "energy_j": _number(energy),
+        "energy_j": _number(energy) or None,
         "submit_line": _text(body.get("submit_line")),
     }
 
@@ -215,8 +226,10 @@ def _step_id(value: Any) -> str:
 
 def _state(current: Any, body: Mapping[str, Any]) -> dict[str, Any]:
     words = [str(word) for word in current] if isinstance(current, list) else [str(current)] if current else []
-    # Base states come with flags (["CANCELLED", "COMPLETING"]): the first is the state.
-    state, by = states.parse(words[0]) if words else (None, None)
+    # A base state comes first, then flags: ["CANCELLED", "COMPLETING"], but ["PENDING", "REQUEUED"] is a run that
+    # ended when its job went back to the queue.
+    ended = next((word for word in words[1:] if word in ("REQUEUED", "RESIZING")), None)
+    state, by = states.parse(ended or words[0]) if words else (None, None)
     killer = _text(body.get("kill_request_user"))
     if state == "CANCELLED" and by is None:
         by = killer
@@ -231,7 +244,11 @@ def _exit(value: Any) -> dict[str, Any]:
     body = _object(value)
     signal = _object(body.get("signal"))
     number = _whole(signal.get("id", signal.get("signal_id")))
-    return {"exit_code": _whole(body.get("return_code")), "exit_signal": number}
+    code = _whole(body.get("return_code"))
+    # Of the two only the one that says something is set; sacct's text has 0 for the other.
+    if number is not None or code is not None:
+        number, code = number or 0, code or 0
+    return {"exit_code": code, "exit_signal": number}
 
 
 def _tres(value: Any, kind: str) -> dict[str, Any]:
@@ -303,8 +320,8 @@ def _number(value: Any) -> float | None:
         return None
     if not isinstance(value, int | float):
         raise TypeError(f"{value!r} is not a number")
-    # NO_VAL and INFINITE of 32 and 64 bits, which older data parsers print as they are.
-    return None if value in (0xFFFFFFFE, 0xFFFFFFFF) or value >= units.NO_VALUE else float(value)
+    # NO_VAL and INFINITE of 32 and 64 bits, which some fields print as they are, or as -2 and -1.
+    return None if value < 0 or value in (0xFFFFFFFE, 0xFFFFFFFF) or value >= units.NO_VALUE else float(value)
 
 
 def _whole(value: Any) -> int | None:

@@ -75,7 +75,11 @@ class SlowPath:
         header = self._header
         if header.delimiter is None:
             return fits(header.names[0], text) and bool(text)
-        pieces = text.split(header.delimiter, header.id_column + 1)
+        pieces = text.split(header.delimiter)
+        extra = len(pieces) - 1 - header.delimiters
+        if extra > 0:
+            # A text before the id may hold delimiters, which moves the id to the right.
+            return any(fits("jobid", piece) for piece in pieces[header.id_column : header.id_column + extra + 1])
         if len(pieces) < min(header.id_column + 2, len(header.names)):
             return False
         return fits("jobid", pieces[header.id_column]) and all(

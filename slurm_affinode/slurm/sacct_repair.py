@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from slurm_affinode.slurm import jobid
-from slurm_affinode.slurm.fields import FREE_TEXT
+from slurm_affinode.slurm.fields import FREE_TEXT, USED
 from slurm_affinode.slurm.sacct_header import Header
 
 _TIME = (
@@ -19,7 +19,7 @@ _TIME = (
 )
 _SPAN = r"(?:|(?:\d+-)?\d+(?::\d+){0,2}(?:\.\d+)?|UNLIMITED|Partition_Limit|INVALID|Unknown)"
 _NUMBER = r"(?:|-?\d+(?:\.\d+)?[KMGTPE]?[nc?]?|Unknown|UNLIMITED|Partition_Limit|NOT_SET)"
-_TRES = r"(?:|[\w/.:-]+=[^,=\s]+(?:,[\w/.:-]+=[^,=\s]+)*)"
+_TRES = r"(?:|[\w/.:-]+=[\w.]+(?:,[\w/.:-]+=[\w.]+)*)"
 _NODES = r"(?:|None assigned|None|[\w.-]+(?:\[[\d,-]+\][\w.-]*)*(?:,[\w.-]+(?:\[[\d,-]+\][\w.-]*)*)*)"
 _GRES = r"(?:|[\w/.:=()-]+(?:,[\w/.:=()-]+)*)"
 
@@ -40,6 +40,9 @@ _FORMS: dict[str, str] = {
     **dict.fromkeys(("exitcode", "derivedexitcode"), r"(?:|-?\d+:\d+)"),
     "state": r"(?:|[A-Z][A-Z_]*\+?|CANCELLED by .+)",
     "nodelist": _NODES,
+    "blockid": r"\d*",
+    "layout": r"(?:|[A-Z][A-Za-z,_]*)",
+    "cluster": r"[\w.-]*",
 }
 _WORD = r"[^\r\n]*"
 _COMMAND = re.compile(r"^$|^\S*\b(?:sbatch|srun|salloc|scrontab|sattach|swrap|slurmrestd)\b")
@@ -59,8 +62,8 @@ def fits(name: str, cell: str) -> bool:
 def repair(pieces: list[str], header: Header) -> list[str] | None:
     """Give each column its part of ``pieces``, the texts between the delimiters of one record.
 
-    ``None`` where no reading has every cell in the form of its column, or several differ in more than free text.
-    Among readings that differ in free text alone: a SubmitLine that begins as a command line, then the text in the
+    ``None`` where no reading has every cell in the form of its column, or several differ in what the figures
+    need. Among readings that differ in texts alone: a SubmitLine that begins as a command line, then the text in the
     last column.
     """
     if header.trailing:
@@ -76,7 +79,7 @@ def repair(pieces: list[str], header: Header) -> list[str] | None:
             break
     if not found:
         return None
-    fixed = [i for i, name in enumerate(header.names) if name not in FREE_TEXT]
+    fixed = [i for i, name in enumerate(header.names) if name in USED and name not in FREE_TEXT]
     if any([cells[i] for i in fixed] != [found[0][i] for i in fixed] for cells in found[1:]):
         return None
     if "submitline" in header.names:
