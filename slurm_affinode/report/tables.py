@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 import polars as pl
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.report import charts
@@ -21,6 +21,9 @@ _IDLE_SHARE = ("idle_fraction", "Idle share", "")
 _ALLOCATED = ("gpu_hours_allocated", "Allocated", "GPU-h")
 _UNKNOWN = ("gpu_hours_unknown", "Unknown", "GPU-h")
 _LIFE = Column("What its GPUs did", "picture", "from start to end, UTC")
+_ALL_JOBS_BYTES = 1_300_000
+_CELL_BYTES = 45
+"""Tags and attributes around a cell's text, about."""
 _WHO = {
     "user": ("Users", "user"),
     "account": ("Accounts", "account"),
@@ -175,11 +178,21 @@ def all_jobs(result: WasteResult, limit: int, csv_name: str | None) -> Table | N
         Column("Job", unit="name"), Column("User", unit="account"), *(column(*m) for m in _ALL_MEASURES),
         Column("GPUs", unit="model"), Column("Partition", unit="QOS"), Column("Start (UTC)", unit="state"),
     )  # fmt: skip
-    rows = tuple(_all_rows(result.jobs.head(limit)))
+    rows = tuple(_within(_all_rows(result.jobs.head(limit)), _ALL_JOBS_BYTES))
     more = result.jobs.height - len(rows)
     note = _left_out(len(rows), more, csv_name) if more > 0 else ""
     caption = "All job runs with GPUs" if more <= 0 else f"The {fmt.count(len(rows))} job runs with most idle GPU-hours"
     return Table("jobs", caption, columns, rows, filterable=True, note=note)
+
+
+def _within(rows: Iterable[tuple[Cell, ...]], limit: int) -> Iterable[tuple[Cell, ...]]:
+    """Rows until their HTML is about ``limit`` bytes: names that are long or grow when escaped must not swell the page."""
+    size = 0
+    for row in rows:
+        size += sum(_CELL_BYTES + len(str(escape(c.text + c.sub + c.title)).encode()) for c in row)
+        if size > limit:
+            return
+        yield row
 
 
 def _left_out(rows: int, more: int, csv_name: str | None) -> str:

@@ -1,0 +1,204 @@
+"""Charts: well-formed, accessible, honest about what is unknown."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markupsafe import Markup
+
+from slurm_affinode.report import charts
+from slurm_affinode.report.charts import Bar, Point, Series, Words
+from slurm_affinode.report.figure import value_axis
+from slurm_affinode.report.timeaxis import time_ticks
+
+WORDS = Words("chart", "Title <b>", "What it & shows.", "How <i>to</i> read.")
+HOSTILE = '"><script>alert(1)</script>'
+START = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def parse(markup: Markup) -> ET.Element:
+    """The chart as XML: it must be well-formed."""
+    return ET.fromstring(str(markup))  # noqa: S314 - our own output
+
+
+def rects(root: ET.Element, fill: str) -> list[dict[str, float]]:
+    """Position and size of the rectangles with a fill, percent and pixels."""
+    return [
+        {k: float(r.get(k, "0").rstrip("%")) for k in ("x", "y", "width", "height")}
+        for r in root.iter("rect")
+        if r.get("class") == f"f-{fill}" and r.get("x") is not None
+    ]
+
+
+def every_figure() -> dict[str, Markup]:
+    """One of each kind, with hostile texts wherever a text can be given."""
+    starts = [START + timedelta(hours=i) for i in range(3)]
+    series = [Series(HOSTILE, [1.0, None, 0.0], "busy"), Series("idle", [1.0, 2.0, 0.5], "idle")]
+    return {
+        "stacked_time": charts.stacked_time(WORDS, starts, 3600, series, unit=HOSTILE, note=HOSTILE),
+        "stacked_bars": charts.stacked_bars(WORDS, [Bar(HOSTILE, HOSTILE, [1.0, None])], series, unit="h"),
+        "histogram": charts.histogram(WORDS, [HOSTILE, "b", "c"], series, unit="%", x_label=HOSTILE),
+        "lines": charts.lines(WORDS, [0.0, 1.0, 2.0], series, unit="%", x_label=HOSTILE),
+        "scatter": charts.scatter(WORDS, [Point(1, 2, "idle", 0.5, HOSTILE)], x_label=HOSTILE, y_label=HOSTILE),
+        "density": charts.scatter(WORDS, [Point(i, i) for i in range(700)], x_label="x", y_label="y", note="n"),
+        "empty": charts.empty(WORDS, HOSTILE),
+    }
+
+
+@pytest.mark.parametrize("kind", list(every_figure()))
+def test_a_chart_is_well_formed_and_lets_no_markup_in(kind: str) -> None:
+    """Whatever the labels are."""
+    root = parse(every_figure()[kind])
+    assert root.tag == "figure"
+    assert not [e for e in root.iter() if e.tag in ("script", "b", "i")]
+
+
+@pytest.mark.parametrize("kind", ["stacked_time", "histogram", "lines", "scatter", "density"])
+def test_a_picture_has_a_name_a_description_and_its_numbers_as_a_table(kind: str) -> None:
+    """What a screen reader is given in place of the picture."""
+    root = parse(every_figure()[kind])
+    picture = next(e for e in root.iter("svg") if e.get("role") == "img")
+    names = {e.get("id"): e.text for e in picture.iter() if e.get("id")}
+    ids = str(picture.get("aria-labelledby")).split()
+    assert [names[i] for i in ids] == [WORDS.title, WORDS.summary]
+    table = root.find(".//table")
+    assert table is not None
+    assert all(th.get("scope") for th in table.iter("th"))
+    assert table.find("caption") is not None
+
+
+def test_bars_say_their_numbers_in_words() -> None:
+    """Each bar is a list item with its label, a note and a picture with a name; unknown parts are not read as 0."""
+    root = parse(every_figure()["stacked_bars"])
+    meter = next(e for e in root.iter("svg") if e.get("class") == "meter")
+    assert meter.get("role") == "img"
+    assert meter.get("aria-label") == f"{HOSTILE}: {HOSTILE} 1"
+    cells = [td.text for td in root.iter("td")]
+    assert cells == ["1", "unknown"]
+
+
+def test_stacked_bars_over_time_add_up_and_leave_no_gap() -> None:
+    """The parts of a bar stand on each other; the heights are to one scale."""
+    starts = [START + timedelta(hours=i) for i in range(4)]
+    series = [Series("busy", [1, 2, 3, 4], "busy"), Series("idle", [3, 2, 1, 0], "idle")]
+    root = parse(charts.stacked_time(WORDS, starts, 3600, series, unit="GPUs"))
+    busy, idle = rects(root, "busy"), rects(root, "idle")
+    assert [b["height"] for b in busy] == [50, 100, 150, 200]
+    assert [i["height"] for i in idle] == [150, 100, 50], "nothing is drawn for 0"
+    for low, high in zip(busy, idle, strict=False):
+        assert high["y"] + high["height"] == pytest.approx(low["y"])
+    assert all(r["x"] >= 0 and r["x"] + r["width"] <= 100 for r in busy)
+
+
+def test_many_buckets_are_drawn_without_gaps() -> None:
+    """A month of hours is an area."""
+    starts = [START + timedelta(hours=i) for i in range(100)]
+    root = parse(charts.stacked_time(WORDS, starts, 3600, [Series("busy", [1.0] * 100, "busy")], unit="GPUs"))
+    assert [r["width"] for r in rects(root, "busy")] == [1.0] * 100
+    assert any(g.get("class") == "dense" for g in root.iter("g"))
+
+
+def test_a_histogram_of_nothing_says_so() -> None:
+    """No bars of height 0, which would look like a measurement."""
+    markup = charts.histogram(WORDS, ["a"], [Series("jobs", [None], "1")], unit="%", x_label="x")
+    assert "Nothing was measured" in markup
+    assert charts.stacked_bars(WORDS, [], [], unit="h").count("Nothing to show") == 1
+    assert "Too few points" in charts.lines(WORDS, [1.0], [], unit="", x_label="x")
+    assert "Nothing was measured" in charts.scatter(WORDS, [], x_label="x", y_label="y")
+    assert "Nothing happened" in charts.stacked_time(WORDS, [], 60, [], unit="GPUs")
+
+
+def test_a_curve_is_broken_where_a_value_is_unknown() -> None:
+    """No line is drawn across what is not known."""
+    series = [Series("a", [0.0, None, 1.0, 1.0], "1")]
+    root = parse(charts.lines(WORDS, [0, 1, 2, 3], series, unit="%", x_label="x"))
+    path = next(root.iter("path"))
+    assert str(path.get("d")).count("M") == 2
+
+
+def test_too_many_points_become_a_grid_of_densities() -> None:
+    """Each cell says how many it holds; none is lost."""
+    points = [Point(i % 10, i % 7, "idle") for i in range(5000)]
+    root = parse(charts.scatter(WORDS, points, x_label="x", y_label="y", thing="jobs"))
+    cells = [t.text or "" for g in root.iter("g") if str(g.get("class")).startswith("o") for t in g.iter("title")]
+    assert sum(int(t.split()[0].replace(",", "")) for t in cells) == 5000
+    assert "stronger the colour" in "".join(root.itertext())
+
+
+def test_the_scatter_table_counts_every_point() -> None:
+    """Points beyond the axis are counted at its edge."""
+    points = [Point(150, 5), Point(0, 0), Point(50, 2)]
+    root = parse(charts.scatter(WORDS, points, x_label="x", y_label="y", x_max=100))
+    assert sum(int(td.text or "0") for td in root.iter("td")) == 3
+    assert all(float(str(c.get("cx")).rstrip("%")) <= 100 for c in root.iter("circle"))
+
+
+def test_the_timeline_strip_joins_equal_neighbours() -> None:
+    """A job that is idle all its life is one rectangle over the full width."""
+    root = parse(charts.strip(HOSTILE, [[(1.0, "idle")]] * 48))
+    assert [r["width"] for r in rects(root, "idle")] == [100.1]
+    assert root.get("aria-label") == HOSTILE
+    assert charts.strip("nothing", []) == ""
+
+
+def test_the_split_and_the_meter_show_shares() -> None:
+    """To the scale of the whole; nothing where there is nothing."""
+    root = parse(
+        charts.split(WORDS, [Series("a", [1.0], "busy"), Series("b", [3.0], "idle"), Series("c", [None], "low")])
+    )
+    assert [r["width"] for r in rects(root, "busy") + rects(root, "idle")] == [25, 75]
+    assert not rects(root, "low")
+    assert charts.split(WORDS, [Series("a", [0.0], "busy")]) == ""
+    assert [r["width"] for r in rects(parse(charts.meter("m", [(2.0, "busy")], 8.0)), "busy")] == [25]
+    assert charts.meter("m", [], 0.0) == ""
+
+
+@given(st.floats(min_value=1e-6, max_value=1e12))
+def test_an_axis_holds_its_largest_value_with_few_round_ticks(largest: float) -> None:
+    """Ticks begin at 0, are evenly spaced, and have different labels."""
+    axis = value_axis(largest)
+    assert axis.top >= largest * (1 - 1e-9)
+    assert axis.top <= 2.6 * largest
+    assert 2 <= len(axis.ticks) <= 6
+    labels = [axis.label(t) for t in axis.ticks]
+    assert len(set(labels)) == len(labels)
+
+
+def test_an_axis_of_nothing_is_still_an_axis() -> None:
+    """No division by zero."""
+    assert value_axis(0).ticks == (0.0, 1.0)
+    assert value_axis(float("nan")).ticks == (0.0, 1.0)
+
+
+@given(
+    st.datetimes(min_value=datetime(2000, 1, 1), max_value=datetime(2100, 1, 1)),  # noqa: DTZ001 - made aware below
+    st.floats(min_value=0.02, max_value=20_000),
+)
+def test_time_ticks_are_few_ordered_and_inside(start: datetime, span_h: float) -> None:
+    """From a minute to years."""
+    since = start.replace(tzinfo=UTC)
+    until = since + timedelta(hours=span_h)
+    ticks = time_ticks(since, until)
+    assert 1 <= len(ticks) <= 10
+    assert [t.at for t in ticks] == sorted({t.at for t in ticks})
+    assert all(since <= t.at < until for t in ticks)
+    assert any(t.major for t in ticks)
+
+
+@pytest.mark.parametrize(
+    ("hours", "labels"),
+    [
+        (6, ["1 Nov", "01:00", "02:00", "03:00", "04:00", "05:00"]),
+        (48, ["1 Nov", "06:00", "12:00", "18:00", "2 Nov", "06:00", "12:00", "18:00"]),
+        (7 * 24, ["1 Nov", "2 Nov", "3 Nov", "4 Nov", "5 Nov", "6 Nov", "7 Nov"]),
+        (30 * 24, ["2 Nov", "9 Nov", "16 Nov", "23 Nov", "30 Nov"]),
+        (180 * 24, ["Nov", "Dec", "2027", "Feb", "Mar", "Apr"]),
+    ],
+)
+def test_time_ticks_have_the_labels_of_their_step(hours: int, labels: list[str]) -> None:
+    """Clock times within a day, days within weeks, months beyond."""
+    assert [t.label for t in time_ticks(START, START + timedelta(hours=hours))] == labels

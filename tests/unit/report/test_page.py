@@ -1,0 +1,260 @@
+"""The report page: complete, self-contained, safe, honest."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import re
+from html.parser import HTMLParser
+from types import ModuleType
+
+import jinja2
+import polars as pl
+import pytest
+
+from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.report import render
+from slurm_affinode.report.assemble import JOB_ROWS, build_context, render_report
+from slurm_affinode.report.format import NBSP
+from slurm_affinode.report.measures import known
+
+VOID = {"meta", "link", "br", "input", "img"}
+
+
+class Page(HTMLParser):
+    """Elements, texts and nesting of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.open: list[str] = []
+        self.raw: dict[str, str] = {}
+        self.feed(html)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open[-1:] == [tag], f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("style", "script"):
+            self.raw[self.open[-1]] = data
+        else:
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).replace(NBSP, " ").split())
+
+
+def render_plain(result: WasteResult, **options: object) -> str:
+    settings = {"title": "GPU waste report", "top": 15, **options}
+    return render_report(result, **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def page(result: WasteResult) -> Page:
+    return Page(render_plain(result))
+
+
+def test_the_page_is_well_nested_with_unique_ids_and_targets_that_exist(page: Page) -> None:
+    """Every link within the page and every label leads somewhere."""
+    ids = [a["id"] for _, a in page.elements if a.get("id")]
+    assert len(ids) == len(set(ids))
+    for _, attributes in page.elements:
+        for name in ("aria-labelledby", "aria-describedby", "for"):
+            for target in (attributes.get(name) or "").split():
+                assert target in ids, f"{name}={target}"
+        href = attributes.get("href") or ""
+        if href.startswith("#"):
+            assert href[1:] in ids
+
+
+def test_the_page_needs_nothing_from_outside(page: Page) -> None:
+    """No link, image, font, script or style from elsewhere; no inline style or handler that the policy would refuse."""
+    for tag, attributes in page.elements:
+        for name, value in attributes.items():
+            assert name not in ("style", "srcset", "action"), (tag, name)
+            assert not name.startswith("on"), (tag, name)
+            if name in ("src", "href", "xlink:href", "data"):
+                assert (value or "").startswith(("#", "data:,")), (tag, value)
+    assert "@import" not in page.raw["style"]
+    assert not re.search(r"url\((?!#)", page.raw["style"])
+
+
+def test_the_policy_allows_exactly_this_style_and_script(page: Page) -> None:
+    """By hash, and nothing else."""
+    policy = next(a["content"] for t, a in page.elements if t == "meta" and a.get("http-equiv"))
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    for tag in ("style", "script"):
+        digest = base64.b64encode(hashlib.sha256(page.raw[tag].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert [t for t, _ in page.elements if t == "script"] == ["script"]
+
+
+def test_every_section_of_the_report_is_there(page: Page) -> None:
+    """What the report promises to answer."""
+    for heading in (
+        "Idle over time", "Partitions and GPU models", "Who wastes most", "Which jobs waste most",
+        "Memory held and compute used", "Distribution of idle time", "All jobs", "Data quality",
+        "Method and definitions",
+    ):  # fmt: skip
+        assert heading in page.texts
+    for word in ("Allocated", "Busy", "Low", "Idle", "Unknown", "Cost of the idle hours", "Energy while idle"):
+        assert word in page.texts
+    for figure in (
+        "over-time",
+        "by-partition",
+        "by-gpu_model",
+        "memory-compute",
+        "idle-share",
+        "idle-windows",
+        "mapping",
+    ):
+        assert any(a.get("id") == f"fig-{figure}" for _, a in page.elements)
+
+
+def test_the_headline_is_the_total_of_the_result(page: Page, result: WasteResult) -> None:
+    """The same numbers, rounded."""
+    allocated, idle = result.total["gpu_hours_allocated"], result.total["gpu_hours_idle"]
+    assert allocated is not None
+    assert idle is not None
+    assert f"{allocated:,.0f} GPU-hours were allocated to 300 job runs." in page.text
+    assert f"{idle:,.0f} GPU-hours were idle" in page.text
+
+
+def test_every_figure_has_its_definition_without_script(page: Page) -> None:
+    """Help opens with details elements; the definitions list every figure."""
+    assert page.text.count("Definition") >= 10
+    ids = {a.get("id") for _, a in page.elements}
+    assert {"def-gpu_hours_idle", "def-idle_fraction", "def-cost", "def-unallocated_gpu_hours"} <= ids
+
+
+def test_hostile_names_are_shown_and_nothing_of_them_is_markup(hostile: WasteResult) -> None:
+    """A job called ``<script>`` is shown as that."""
+    page = Page(render_plain(hostile, title="<script>alert(9)</script>"))
+    assert [t for t, _ in page.elements].count("script") == 1
+    assert "img" not in {t for t, _ in page.elements}
+    assert "<script>alert(1)</script>" in page.texts
+    assert '"><img src=x onerror=alert(2)>' in page.texts
+    assert "{{ 7*7 }}" in page.texts
+    assert r"a\x1b[31mred" in page.texts
+    assert "right[U+202E]to-left" in page.texts
+    assert "<script>alert(9)</script>" in page.texts
+    assert not any(c in "".join(page.texts) for c in "\u202e\u2066\u200b\x1b\x00\ufeff")
+
+
+def test_a_name_that_is_too_long_is_cut_and_kept_in_a_title(hostile: WasteResult) -> None:
+    """The layout holds; the whole name is there on pointing, up to a limit."""
+    page = Page(render_plain(hostile))
+    assert max(len(t) for t in page.texts if t.startswith("xxx")) <= 60
+    assert any((a.get("title") or "").startswith("x" * 100) for _, a in page.elements)
+
+
+def test_what_is_not_known_is_called_unknown_and_is_never_zero(unmeasured: WasteResult) -> None:
+    """Without GPU history there is no idle figure at all."""
+    page = Page(render_plain(unmeasured))
+    assert "How much of it was idle is unknown" in page.text
+    assert "no GPU history covers these jobs" in page.text
+    for key in ("gpu_hours_idle", "gpu_hours_busy", "gpu_hours_low", "idle_fraction", "idle_cost", "idle_windows"):
+        assert known(unmeasured.total, key) is None
+    cards = {c.label: c for c in build_context(unmeasured, title="t", top=15).cards}
+    assert (cards["Idle"].unknown, cards["Idle"].value) == (True, "unknown")
+    assert cards["Busy"].unknown
+    assert not cards["Unknown"].unknown
+    assert "Cost of the idle hours" not in cards
+    assert "No price is known" in page.text
+
+
+def test_an_interval_without_jobs_says_so(samples: ModuleType) -> None:
+    """Every section says why it is empty."""
+    page = Page(render_plain(samples.empty_result()))
+    assert "No GPU job ran in this interval." in page.text
+    assert "There was no job with GPUs." in page.text
+    assert "No job had idle GPU time that could be measured." in page.text
+
+
+def test_ten_thousand_jobs_stay_under_two_megabytes(samples: ModuleType) -> None:
+    """The table of jobs is cut and says so, and where the rest is."""
+    html = render_plain(samples.make_result(10_000), csv_name="jobs.csv")
+    assert len(html.encode()) < 2_000_000
+    page = Page(html)
+    assert "The 1,000 job runs with most idle GPU-hours" in page.text
+    assert "9,000 more are not shown; all of them are in jobs.csv." in page.text
+
+
+def test_even_with_the_worst_names_ten_thousand_jobs_stay_under_two_megabytes(samples: ModuleType) -> None:
+    """Names that grow most when escaped."""
+    html = render_plain(samples.make_result(10_000, names=('"' * 300, "<&>" * 100)))
+    assert len(html.encode()) < 2_000_000
+    assert "the option --csv writes all of them to jobs.csv" in html
+
+
+def test_a_small_table_of_jobs_is_whole(result: WasteResult) -> None:
+    """No note on missing rows where none is missing."""
+    context = build_context(result, title="t", top=15)
+    assert context.jobs is not None
+    assert len(context.jobs.rows) == result.jobs.height < JOB_ROWS
+    assert context.jobs.note == ""
+
+
+def test_the_worst_jobs_come_first_and_have_their_picture(result: WasteResult) -> None:
+    """As many as asked for."""
+    context = build_context(result, title="t", top=5)
+    assert context.worst is not None
+    assert context.worst.rows[0][0].sort == str(result.jobs["job_id"][0])
+    assert len(context.worst.rows) == 5
+    assert all(row[3].picture for row in context.worst.rows)
+
+
+def test_tables_say_their_order_and_scope(page: Page) -> None:
+    """The sorted column is marked, every heading has a scope."""
+    heads = [a for t, a in page.elements if t == "th"]
+    assert all(a.get("scope") in ("col", "row") for a in heads)
+    assert sum(a.get("aria-sort") == "descending" for a in heads) >= 6
+
+
+def test_filters_are_named_on_the_page(result: WasteResult) -> None:
+    """A report on a part must not pass for the whole."""
+    query = dataclasses.replace(result.query, partitions=("gpu", "<b>"), users=("ann",))
+    page = Page(render_plain(dataclasses.replace(result, query=query)))
+    assert "Only partition gpu, <b>; user ann" in page.text
+
+
+def test_models_without_a_price_are_named(result: WasteResult) -> None:
+    """The amounts leave them out."""
+    prices = {**result.prices, "NVIDIA L4": None}
+    page = Page(render_plain(dataclasses.replace(result, prices=prices)))
+    assert "Amounts leave out GPUs without a known price: NVIDIA L4." in page.text
+
+
+def test_a_running_job_is_said_to_run(result: WasteResult) -> None:
+    """It has no end yet."""
+    running = result.jobs.with_columns(end=pl.lit(None, dtype=result.jobs.schema["end"]))
+    page = Page(render_plain(dataclasses.replace(result, jobs=running)))
+    assert "– running" in page.text
+
+
+def test_a_name_that_a_template_does_not_get_is_an_error() -> None:
+    """StrictUndefined: nothing is silently empty."""
+    with pytest.raises(jinja2.UndefinedError):
+        render.page("report.html.j2", title="t")
+
+
+def test_texts_of_the_method_show_code_as_code() -> None:
+    """Backticks become code elements, everything is escaped."""
+    from slurm_affinode.report.evidence import prose
+
+    assert prose("a `b<` <c>") == "a <code>b&lt;</code> &lt;c&gt;"
