@@ -15,7 +15,7 @@ from slurm_affinode.demo.schedule import NODES, Node, Run
 STEP_S = 60
 Array = npt.NDArray[np.float64]
 
-UNLABELLED_NODE = "h100-02"
+UNLABELLED_NODE = "a100-04"
 """The exporter of this node does not know Slurm's jobs, as on sites without a job mapping directory."""
 OUTAGE = ("a100-03", 2.35, 2.5)
 """Node, first and last day (as fractions) in which its exporter was down."""
