@@ -43,6 +43,7 @@ def configured(config: Config) -> Sources:
 def _sacct(config: Config, store: Repository, earliest: datetime, now: datetime) -> Iterator[str | Failure]:
     overlap = timedelta(seconds=parse_span_s(config.nightly.sacct_overlap))
     since = earliest if store.counts().last is None else intake.default_since(store, now=now, overlap=overlap)
+    since = min(since, now - overlap)  # the present may be one of the past: --now
     name = f"sacct {since:%Y-%m-%dT%H:%M:%SZ}..{now:%Y-%m-%dT%H:%M:%SZ}"
     content = commands.run_sacct(since, now)
     yield _take_in(config, store, content, name, zone="UTC", delimiter=commands.DELIMITER)

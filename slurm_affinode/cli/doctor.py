@@ -1,0 +1,40 @@
+"""``slurm-affinode doctor``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+import click
+
+from slurm_affinode.cli.options import config_options, json_option, print_json, print_table
+from slurm_affinode.config import Config
+from slurm_affinode.doctor import examine, exit_code
+
+_EPILOG = """\b
+Exit status: 0 all right, 1 problems were found, 3 something does not answer.
+  slurm-affinode doctor
+  slurm-affinode doctor --json | jq '.checks[] | select(.status != "ok")'
+"""
+
+
+@click.command(epilog=_EPILOG)
+@json_option
+@config_options
+def doctor(*, config: Config, as_json: bool) -> int:
+    """Check configuration, store, GPU history and accounting of this machine. Nothing is changed.
+
+    Looks at the configuration and the time zone, whether the state directory and the reports can be written, whether
+    the store answers and has its schema, how old the newest data is, whether sacct answers, and whether Slurm counts
+    GPUs (AccountingStorageTRES).
+    """
+    checks = examine(config, now=datetime.now(UTC))
+    code = exit_code(checks)
+    if as_json:
+        print_json({"ok": code == 0, "checks": [asdict(check) for check in checks]})
+        return code
+    print_table(("check", "", "finding"), ((check.name, check.status, check.detail) for check in checks))
+    hints = [f"  {check.name}: {check.hint}" for check in checks if check.hint and check.status != "ok"]
+    if hints:
+        click.echo("\nWhat to do:\n" + "\n".join(hints))
+    return code
