@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Makes the Debian base image of one suite: pulled from the registry where one is reachable, else made with debootstrap
+# from Debian's packages. Does nothing where the image exists.
+#   containers/base-image.sh trixie    makes slurm-affinode/base:trixie
+#   containers/base-image.sh forky     makes slurm-affinode/base:forky (Debian testing)
+# BASE_IMAGE_SOURCE=registry|debootstrap leaves out the other way.
+set -euo pipefail
+
+suite=${1:-}
+image=slurm-affinode/base:$suite
+pull_timeout_s=120
+scripts=/usr/share/debootstrap/scripts
+
+say() { echo "base-image: $*" >&2; }
+
+case "$suite" in
+  trixie | forky) ;;
+  *) echo "usage: $0 trixie|forky" >&2; exit 2 ;;
+esac
+case "${BASE_IMAGE_SOURCE:-}" in
+  "" | registry | debootstrap) ;;
+  *) echo "BASE_IMAGE_SOURCE is registry or debootstrap, not '$BASE_IMAGE_SOURCE'" >&2; exit 2 ;;
+esac
+
+from_registry() {
+  timeout "$pull_timeout_s" docker pull --quiet "debian:$suite-slim" >/dev/null 2>&1 || return 1
+  docker tag "debian:$suite-slim" "$image"
+  say "$image is debian:$suite-slim of the registry"
+}
+
+# debootstrap needs root, and chroot. A suite that it does not know yet is made with the script of unstable.
+from_debootstrap() {
+  if [ "$(id -u)" -ne 0 ]; then
+    say "no registry answers, and debootstrap needs root: run this once as root, or pull debian:$suite-slim as $image"
+    return 1
+  fi
+  if ! command -v debootstrap >/dev/null; then
+    say "installing the Debian package debootstrap"
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap >/dev/null
+  fi
+  local root script=() log
+  root=$(mktemp -d /var/tmp/slurm-affinode-base.XXXXXX)
+  log=$root.log
+  # shellcheck disable=SC2064  # the value of now is meant
+  trap "rm -rf --one-file-system '$root' '$log'" EXIT
+  if [ ! -e "$scripts/$suite" ]; then
+    script=("" "$scripts/sid") # the third argument, empty: the default mirror
+  fi
+  say "making $image with debootstrap"
+  if ! debootstrap --variant=minbase "$suite" "$root" "${script[@]}" >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    say "debootstrap failed"
+    return 1
+  fi
+  # Packages' services must not be started while the image is built.
+  printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
+  chmod 0755 "$root/usr/sbin/policy-rc.d"
+  tar -C "$root" --numeric-owner --exclude='./var/cache/apt/archives/*.deb' --exclude='./var/lib/apt/lists/*' \
+    --exclude='./dev/*' -c . | docker import --change 'CMD ["bash"]' - "$image" >/dev/null
+}
+
+docker image inspect "$image" >/dev/null 2>&1 && exit 0
+source=${BASE_IMAGE_SOURCE:-}
+if [ "$source" != debootstrap ] && from_registry; then exit 0; fi
+if [ "$source" = registry ]; then say "the registry does not give debian:$suite-slim"; exit 3; fi
+from_debootstrap || exit 3

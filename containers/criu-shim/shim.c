@@ -1,0 +1,53 @@
+/*
+ * For test containers on hosts that have no CAP_SYS_RESOURCE to give.
+ *
+ * prlimit(2) on another user's process wants that capability even when it only reads, and criu reads the limits of
+ * every process that it dumps. Loaded with LD_PRELOAD this library answers a refused read from /proc/PID/limits, which
+ * root may read. Setting a limit stays refused. criu calls prlimit through syscall(3), so that is what is wrapped.
+ */
+#define _GNU_SOURCE
+#include "limits.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+
+typedef long (*syscall_fn)(long, ...);
+
+static long refused_read(pid_t pid, int resource, struct rlimit *old, int error)
+{
+	if (shim_read_limit(pid, resource, old) == 0)
+		return 0;
+	errno = error;
+	return -1;
+}
+
+long syscall(long number, ...)
+{
+	static syscall_fn next;
+	long a[6];
+	va_list list;
+
+	va_start(list, number);
+	for (int i = 0; i < 6; i++)
+		a[i] = va_arg(list, long);
+	va_end(list);
+	if (!next) {
+		/* ISO C has no conversion from an object pointer to a function pointer; POSIX asks for this one. */
+		*(void **)&next = dlsym(RTLD_NEXT, "syscall");
+		if (!next)
+			abort();
+	}
+	long result = next(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+	if (number == SYS_prlimit64 && result == -1 && errno == EPERM && !a[2] && a[3])
+		return refused_read((pid_t)a[0], (int)a[1], (struct rlimit *)a[3], EPERM);
+	return result;
+}
+
+int prlimit(pid_t pid, __rlimit_resource_t resource, const struct rlimit *new_limit, struct rlimit *old_limit)
+{
+	return (int)syscall(SYS_prlimit64, pid, (int)resource, new_limit, old_limit);
+}

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# Runs one role of the cluster in the foreground: cluster-entrypoint ROLE
+#   mariadb     the accounting database
+#   slurmdbd    Slurm's accounting daemon
+#   slurmctld   the controller; makes homes, accounts and users when it first starts
+#   compute     slurmd; GPUS=N emulated GPUs (0: none)
+#   login       munge and the commands, nothing else
+# It waits for what its role needs, with a deadline, so that containers may start in any order and be restarted alone.
+set -euo pipefail
+
+wait_s=120
+
+say() { echo "entrypoint: $*" >&2; }
+
+wait_for_port() { # HOST PORT
+  local waited=0
+  until (exec 3<>"/dev/tcp/$1/$2") 2>/dev/null; do
+    [ "$waited" -lt $((wait_s * 5)) ] || { say "no answer from $1:$2 after $wait_s s"; return 1; }
+    sleep 0.2
+    waited=$((waited + 1))
+  done
+}
+
+# The key lies on a volume that all containers share; the first one makes it.
+start_munge() {
+  local key=/etc/munge/munge.key
+  chown munge:munge /etc/munge
+  chmod 0700 /etc/munge
+  (
+    flock 8
+    if [ ! -s "$key" ]; then
+      (umask 077 && head -c 1024 /dev/urandom >"$key.new")
+      chown munge:munge "$key.new"
+      chmod 0400 "$key.new"
+      mv "$key.new" "$key"
+    fi
+  ) 8>/etc/munge/.lock
+  install -d -o munge -g munge -m 0755 /run/munge
+  rm -f /run/munge/*
+  # Two threads: Slurm's daemons ask often, and jobs more so.
+  setpriv --reuid munge --regid munge --init-groups munged --num-threads 2
+}
+
+# A daemon that was killed leaves its PID file; the number belongs to something else by now.
+prepare_run() {
+  install -d -o slurm -g slurm -m 0755 /run/slurm /var/log/slurm
+  rm -f /run/slurm*.pid
+}
+
+role_mariadb() {
+  local data=/var/lib/mysql
+  install -d -o mysql -g mysql -m 0755 "$data" /run/mysqld
+  if [ ! -d "$data/mysql" ]; then
+    mariadb-install-db --user=mysql --datadir="$data" --skip-test-db --auth-root-authentication-method=socket \
+      --innodb-log-file-size=32M >/dev/null
+  fi
+  cat >/run/mysqld/init.sql <<'SQL'
+CREATE DATABASE IF NOT EXISTS slurm_acct_db;
+CREATE USER IF NOT EXISTS 'slurm'@'%' IDENTIFIED BY 'slurm';
+GRANT ALL ON slurm_acct_db.* TO 'slurm'@'%';
+SQL
+  exec mariadbd --user=mysql --datadir="$data" --bind-address=0.0.0.0 --init-file=/run/mysqld/init.sql \
+    --socket=/run/mysqld/mysqld.sock --innodb-buffer-pool-size=128M --innodb-log-file-size=32M \
+    --innodb-lock-wait-timeout=900 --innodb-flush-log-at-trx-commit=2 --performance-schema=OFF --skip-log-bin
+}
+
+role_slurmdbd() {
+  start_munge
+  wait_for_port mariadb 3306
+  exec slurmdbd -D
+}
+
+make_homes() {
+  local name
+  for name in alice bob carol admin; do
+    [ -d "/home/$name" ] && continue
+    install -d -o "$name" -g "$name" -m 0755 "/home/$name"
+  done
+}
+
+role_slurmctld() {
+  start_munge
+  install -d -o slurm -g slurm -m 0755 /var/lib/slurm/slurmctld
+  make_homes
+  wait_for_port slurmdbd 6819
+  rm -f /run/slurm/accounts-ready
+  (/etc/slurm/accounts.sh && touch /run/slurm/accounts-ready) &
+  exec slurmctld -D
+}
+
+role_compute() {
+  local index
+  start_munge
+  install -d -m 0755 /var/spool/slurmd /var/lib/slurm-affinode
+  if [ "${GPUS:-0}" -gt 0 ]; then
+    for ((index = 0; index < GPUS; index++)); do
+      [ -e "/dev/nvidia$index" ] || mknod -m 0666 "/dev/nvidia$index" c 1 3
+    done
+    if command -v gpu-emulatorctl >/dev/null; then
+      gpu-emulatorctl init --gpus "$GPUS"
+    else
+      say "no GPU emulator in this image: the GPUs are only counted"
+    fi
+  fi
+  wait_for_port slurmctld 6817 || say "starting slurmd all the same"
+  exec slurmd -D
+}
+
+role_login() {
+  start_munge
+  exec sleep infinity
+}
+
+case "${1:-}" in
+  mariadb | slurmdbd | slurmctld | compute | login)
+    prepare_run
+    "role_$1"
+    ;;
+  *)
+    say "the role is mariadb, slurmdbd, slurmctld, compute or login, not '${1:-}'"
+    exit 2
+    ;;
+esac

@@ -1,0 +1,8 @@
+#!/bin/sh
+# Runs a command that fetches Python packages, with the CA bundle of the host where it gave one.
+set -eu
+if [ -s /build/ca.crt ]; then
+  export SSL_CERT_FILE=/build/ca.crt PIP_CERT=/build/ca.crt REQUESTS_CA_BUNDLE=/build/ca.crt
+fi
+[ -z "${PIP_INDEX_URL:-}" ] || export UV_DEFAULT_INDEX="$PIP_INDEX_URL"
+exec "$@"
