@@ -186,7 +186,7 @@ def all_jobs(result: WasteResult, limit: int, csv_name: str | None) -> Table | N
 
 
 def _within(rows: Iterable[tuple[Cell, ...]], limit: int) -> Iterable[tuple[Cell, ...]]:
-    """Rows until their HTML is about ``limit`` bytes: names that are long or grow when escaped must not swell the page."""
+    """Rows until their HTML is about ``limit`` bytes: long names, or such that grow when escaped, must not swell it."""
     size = 0
     for row in rows:
         size += sum(_CELL_BYTES + len(str(escape(c.text + c.sub + c.title)).encode()) for c in row)

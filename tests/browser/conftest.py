@@ -1,0 +1,92 @@
+"""Chromium and pages for the browser tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from slurm_affinode.report.assemble import render_report
+
+CHROMIUM = Path("/usr/bin/chromium")
+Open = Callable[..., Page]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here needs Chromium; it is skipped without one, but never in continuous integration."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+            if not CHROMIUM.exists() and os.environ.get("CI") != "true":
+                item.add_marker(pytest.mark.skip(reason=f"there is no {CHROMIUM}"))
+
+
+@pytest.fixture(scope="session")
+def samples() -> ModuleType:
+    """``tests/waste_samples.py``."""
+    spec = importlib.util.spec_from_file_location("waste_samples", Path(__file__).parents[1] / "waste_samples.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests, without a sandbox so that it also runs as root in a container."""
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory, samples: ModuleType) -> dict[str, Path]:
+    """Rendered reports: an ordinary week, hostile names, ten thousand jobs, no GPU history, no jobs."""
+    made = {
+        "week": samples.make_result(),
+        "hostile": samples.make_result(names=samples.HOSTILE),
+        "many": samples.make_result(10_000),
+        "unmeasured": samples.make_result(measured=False, priced=False),
+        "empty": samples.empty_result(),
+    }
+    folder = tmp_path_factory.mktemp("pages")
+    paths = {}
+    for name, result in made.items():
+        paths[name] = folder / f"{name}.html"
+        paths[name].write_text(render_report(result, title="GPU waste report", top=15), encoding="utf-8")
+    return paths
+
+
+@pytest.fixture
+def open_page(browser: Browser, pages: dict[str, Path]) -> Iterator[Open]:
+    """Open a report by name; the test fails on any console message, page error, dialog or request but for the file."""
+    contexts = []
+    trouble: list[str] = []
+
+    def opened(name: str, **settings: Any) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **settings})
+        contexts.append(context)
+        page = context.new_page()
+        target = pages[name].as_uri()
+        page.on("console", lambda message: trouble.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: trouble.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (trouble.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on(
+            "request",
+            lambda request: None if request.url in (target, "data:,") else trouble.append(f"request: {request.url}"),
+        )
+        page.goto(target)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert trouble == []

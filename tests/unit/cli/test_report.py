@@ -1,0 +1,92 @@
+"""``slurm-affinode report`` as a person types it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+import pytest
+from click.testing import CliRunner, Result
+
+from slurm_affinode.cli.main import cli
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.slurm.schema import JOBS, conform
+from slurm_affinode.store.repository import Repository
+
+START = datetime(2026, 11, 2, tzinfo=UTC)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """One job of two hours on four GPUs, and no GPU history."""
+    job = {
+        "cluster": "alpha", "job_id": 1, "submit": START, "job_name": "train", "user": "ann", "partition": "gpu",
+        "state": "COMPLETED", "start": START, "end": START + timedelta(hours=2), "node_list": "n1", "gpus": 4,
+    }  # fmt: skip
+    path = tmp_path / "state"
+    path.mkdir()
+    with Repository.open(f"sqlite:///{path / 'affinode.sqlite'}") as store:
+        store.upsert(conform(pl.DataFrame([job]), JOBS))
+    return path
+
+
+def run(state: Path, *arguments: str) -> Result:
+    interval = ("--since", "2026-11-02T00:00Z", "--until", "2026-11-03T00:00Z")
+    return CliRunner().invoke(cli, ["report", "--state", str(state), *interval, *arguments])
+
+
+def test_the_headline_is_printed_with_the_places_of_the_files(state: Path, tmp_path: Path) -> None:
+    """A table, the page, the summary; a warning where nothing is measured."""
+    out = tmp_path / "out"
+    done = run(state, "--out", str(out))
+    assert done.exit_code == 0, done.output
+    assert "allocated" in done.stdout
+    assert f"report   {out / 'report.html'}" in done.stdout
+    assert "ingest gpu" in done.stderr
+    assert (out / "report.html").exists()
+
+
+def test_json_prints_the_summary_and_nothing_else(state: Path, tmp_path: Path) -> None:
+    """The same that is in summary.json."""
+    out = tmp_path / "out"
+    done = run(state, "--out", str(out), "--json", "--top", "3", "--idle-pct", "2")
+    assert json.loads(done.stdout) == json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert json.loads(done.stdout)["query"]["idle_pct"] == 2
+
+
+def test_csv_writes_the_tables(state: Path, tmp_path: Path) -> None:
+    """And says how many."""
+    out = tmp_path / "out"
+    done = run(state, "--out", str(out), "--csv", "--title", "Week")
+    assert "*.csv (9 files)" in done.stdout
+    assert (out / "jobs.csv").read_text(encoding="utf-8").splitlines()[1].startswith("alpha,1,")
+    assert "<h1>Week</h1>" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_filter_that_matches_nothing_is_an_error(state: Path, tmp_path: Path) -> None:
+    """With what there is instead."""
+    done = run(state, "--out", str(tmp_path / "out"), "--user", "nobody")
+    assert isinstance(done.exception, AffinodeError)
+    assert done.exception.exit_code == 2
+    assert done.exception.hint == "there is: ann"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--since", "yesteryear", "--out", "o"), ("--top", "0", "--out", "o"), ("--idle-pct", "101", "--out", "o"), ()],
+)
+def test_wrong_usage_is_refused(state: Path, arguments: tuple[str, ...]) -> None:
+    """Bad times, numbers out of range, no --out."""
+    done = run(state, *arguments)
+    assert done.exit_code != 0
+    assert "Traceback" not in done.output
+
+
+def test_help_teaches_with_examples() -> None:
+    """And lists the options."""
+    done = CliRunner().invoke(cli, ["report", "--help"])
+    assert done.exit_code == 0
+    for word in ("--since", "--partition", "--csv", "Examples:", "jq .total.gpu_hours_idle"):
+        assert word in done.output

@@ -1,0 +1,127 @@
+"""From the store to a report: the sequence that ``report`` and ``nightly`` share, on a real store and history."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from slurm_affinode import pipeline
+from slurm_affinode.analysis.result import Thresholds, WasteQuery
+from slurm_affinode.config import Config, IdleConfig, StoreConfig
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.history.schema import SAMPLES
+from slurm_affinode.history.store import SampleStore
+from slurm_affinode.slurm.schema import JOBS, conform
+from slurm_affinode.store.repository import Repository
+
+START = datetime(2026, 11, 2, tzinfo=UTC)
+NOW = START + timedelta(days=1)
+QUERY = WasteQuery(START, NOW)
+
+
+def config_of(state: Path) -> Config:
+    return Config(store=StoreConfig(state_dir=state))
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """Two jobs of two hours on one GPU each: ann's is idle in its second hour, bob's never."""
+    jobs = pl.DataFrame([
+        {"cluster": "alpha", "job_id": 1, "submit": START, "job_name": "<script>", "user": "ann", "account": "physics",
+         "partition": "gpu", "qos": "normal", "state": "COMPLETED", "start": START,
+         "end": START + timedelta(hours=2), "nodes": 1, "node_list": "n1", "gpus": 1},
+        {"cluster": "alpha", "job_id": 2, "submit": START, "job_name": "train", "user": "bob", "account": "chemistry",
+         "partition": "gpu", "qos": "normal", "state": "COMPLETED", "start": START + timedelta(hours=3),
+         "end": START + timedelta(hours=5), "nodes": 1, "node_list": "n1", "gpus": 1},
+    ])  # fmt: skip
+    with Repository.open(config_of(tmp_path).db_url) as store:
+        store.upsert(conform(jobs, JOBS))
+    rows = [
+        {"cluster": "alpha", "node": "n1", "uuid": "GPU-1", "index": 0, "model": "NVIDIA A100-SXM4-80GB",
+         "time": START + timedelta(minutes=i), "util_pct": 0.0 if 60 <= i < 120 else 90.0, "fb_used_mib": 1024.0,
+         "power_w": 100.0, "job": "1" if i < 120 else "2" if 180 <= i < 300 else None}
+        for i in range(301)
+    ]  # fmt: skip
+    history = SampleStore(tmp_path / "history")
+    history.ingest(conform(pl.DataFrame(rows), SAMPLES), source="test")
+    history.close()
+    return tmp_path
+
+
+def test_a_report_is_built_from_what_is_stored(state: Path, tmp_path: Path) -> None:
+    """Accounting and samples are joined; an hour of four was idle."""
+    steps: list[str] = []
+    written = pipeline.build_report(config_of(state), QUERY, tmp_path / "out", now=NOW, step=steps.append)
+    total = written.result.total
+    assert total["gpu_hours_allocated"] == pytest.approx(4)
+    assert total["gpu_hours_idle"] == pytest.approx(1)
+    assert total["gpu_hours_unknown"] == pytest.approx(0)
+    assert json.loads(written.summary_path.read_text())["total"]["jobs"] == 2
+    assert "&lt;script&gt;" in written.report.read_text()
+    assert steps[0] == "reading accounting"
+    assert steps[-1] == "rendering the report"
+
+
+def test_filters_leave_the_rest_out(state: Path) -> None:
+    """Only bob's job."""
+    query = WasteQuery(START, NOW, users=("bob",))
+    result = pipeline.analyse_stored(config_of(state), query, now=NOW)
+    assert result.jobs["user"].to_list() == ["bob"]
+    assert result.total["gpu_hours_idle"] == pytest.approx(0)
+
+
+@pytest.mark.parametrize(
+    ("query", "message", "hint"),
+    [
+        (WasteQuery(START, NOW, users=("bbo",)), "no job of user bbo ran", "bob"),
+        (WasteQuery(START, NOW, partitions=("cpu",)), "no job of partition cpu ran", "gpu"),
+        (WasteQuery(START, NOW, accounts=("x\x1b",)), r"no job of account x\\x1b ran", "chemistry, physics"),
+        (WasteQuery(START, NOW, clusters=("beta",)), "no job of cluster beta ran", "alpha"),
+        (WasteQuery(NOW, NOW + timedelta(days=1)), "no job ran from 2026-11-03 00:00", "2 job runs from 2026-11-02"),
+        (WasteQuery(NOW, START), "ends .* before it begins", "--since before --until"),
+        (WasteQuery(NOW, NOW), "ends", "--since"),
+    ],
+)
+def test_a_question_without_an_answer_says_what_there_is(
+    state: Path, query: WasteQuery, message: str, hint: str
+) -> None:
+    """A typing mistake does not read as a report without waste."""
+    with pytest.raises(AffinodeError, match=message) as caught:
+        pipeline.analyse_stored(config_of(state), query, now=NOW)
+    assert hint in (caught.value.hint or "")
+
+
+def test_an_empty_store_says_how_to_fill_it(tmp_path: Path) -> None:
+    """Nothing is written where nothing can be said."""
+    out = tmp_path / "out"
+    with pytest.raises(pipeline.NoAccountingError, match="there is no accounting") as caught:
+        pipeline.build_report(config_of(tmp_path / "state"), QUERY, out)
+    assert "ingest sacct" in (caught.value.hint or "")
+    assert list(out.iterdir()) == []
+
+
+def test_accounting_without_history_is_reported_as_unknown(tmp_path: Path, state: Path) -> None:
+    """No samples at all: every hour is unknown."""
+    for path in (state / "history").iterdir():
+        if path.is_dir() and path.name.startswith("day="):
+            for part in path.iterdir():
+                part.unlink()
+            path.rmdir()
+    (state / "history" / "manifest.json").unlink()
+    written = pipeline.build_report(config_of(state), QUERY, tmp_path / "out", now=NOW)
+    assert written.result.total["gpu_hours_unknown"] == pytest.approx(4)
+    assert "no GPU history covers these jobs" in written.report.read_text()
+
+
+def test_thresholds_come_from_the_configuration_unless_given() -> None:
+    """The low threshold follows an idle threshold above it."""
+    config = Config(idle=IdleConfig(idle_pct=1, low_pct=4))
+    assert pipeline.thresholds(config) == Thresholds(1, 4, 3)
+    assert pipeline.thresholds(config, idle_pct=10) == Thresholds(10, 10, 3)
+    assert pipeline.thresholds(config, idle_pct=2, low_pct=20) == Thresholds(2, 20, 3)
+    with pytest.raises(AffinodeError, match="idle 5 %, low 2 %"):
+        pipeline.thresholds(config, idle_pct=5, low_pct=2)
