@@ -1,0 +1,79 @@
+"""What ships beside the program: the example configuration, the crontab line, the units, their documentation."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import types
+import typing
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode import config
+from slurm_affinode.resources import asset_dir
+
+REPORTS = asset_dir("reports")
+OPERATIONS = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
+
+
+def keys(cls=config.Config, prefix=""):
+    hints = typing.get_type_hints(cls)
+    for one in fields(cls):
+        kind = hints[one.name]
+        if typing.get_origin(kind) in (typing.Union, types.UnionType):
+            kind = typing.get_args(kind)[0]
+        if one.name == "source":
+            continue
+        if is_dataclass(kind):
+            yield from keys(kind, f"{prefix}{one.name}.")
+        else:
+            yield f"{prefix}{one.name}"
+
+
+def test_the_example_configuration_says_the_defaults():
+    """As it ships it changes nothing."""
+    text = (REPORTS / "config.toml").read_text()
+    assert config.parse(text, where="config.toml") == config.Config()
+
+
+def test_the_example_configuration_shows_every_key_with_a_value_that_works():
+    text = re.sub(r"^# (?=(?:[a-z_]+|\"[^\"]+\") = )", "", (REPORTS / "config.toml").read_text(), flags=re.MULTILINE)
+    parsed = config.parse(text, where="config.toml")
+    for key in keys():
+        section, name = key.split(".")
+        assert re.search(rf"^(?:{name} = |\[{section}\.{name}\])", text, re.MULTILINE), key
+        value = getattr(getattr(parsed, section), name)
+        assert value not in (None, (), {}), key
+
+
+def test_operations_explains_every_key_and_its_default():
+    text = OPERATIONS.read_text()
+    for key in keys():
+        row = re.search(rf"^\| `{re.escape(key)}` \| (.+?) \|", text, re.MULTILINE)
+        assert row, key
+        section, name = key.split(".")
+        default = getattr(getattr(config.Config(), section), name)
+        if isinstance(default, str | float):
+            assert row[1] == f"`{default}`", key
+
+
+def test_the_crontab_line_runs_the_command_as_its_user():
+    lines = (REPORTS / "cron.d" / "slurm-affinode").read_text().splitlines()
+    [line] = [line for line in lines if line and not line.startswith("#") and "=" not in line]
+    assert re.fullmatch(r"\d+ \d+ \* \* \* slurm-affinode slurm-affinode nightly", line)
+
+
+def test_the_units_are_valid():
+    """systemd itself reads them without a complaint."""
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not installed")
+    units = sorted(str(path) for path in (REPORTS / "systemd").iterdir())
+    assert len(units) == 2
+    done = subprocess.run(
+        [program, "verify", "--man=no", *units], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
