@@ -16,6 +16,8 @@ import polars as pl
 from slurm_affinode.slurm import times, units
 from slurm_affinode.slurm.schema import TIME
 
+_FACTORS = {suffix: factor for suffix, factor in units.SCALE.items() if suffix not in ("", "E")}
+
 
 @dataclass(frozen=True, slots=True)
 class Typed:
@@ -73,11 +75,11 @@ def whole(cells: pl.Series) -> Typed:
 
 def seconds(cells: pl.Series) -> Typed:
     """Spans like ``[DD-]HH:MM:SS[.frac]`` in seconds, fraction kept."""
-    groups = cells.str.extract_groups(r"^(?:(\d+)-)?(\d+):(\d+):(\d+)(\.\d+)?$").struct.unnest()
+    groups = cells.str.extract_groups(r"^(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)(\.\d+)?$").struct.unnest()
     days, hours, minutes, secs, fraction = (groups.to_series(i) for i in range(5))
     quick = (
         days.cast(pl.Int64).fill_null(0) * 86400
-        + hours.cast(pl.Int64) * 3600
+        + hours.cast(pl.Int64).fill_null(0) * 3600
         + minutes.cast(pl.Int64) * 60
         + secs.cast(pl.Int64)
     ).cast(pl.Float64) + fraction.cast(pl.Float64, strict=False).fill_null(0.0)
@@ -86,10 +88,11 @@ def seconds(cells: pl.Series) -> Typed:
 
 def bytes_(cells: pl.Series, *, bare: str = "") -> Typed:
     """Sizes in bytes; a number without a suffix is in ``bare`` (see ``units.parse_memory``)."""
-    kib = cells.str.ends_with("K").fill_null(value=False)
-    number = cells.str.strip_suffix("K").cast(pl.Int64, strict=False)
-    quick = (number * 1024).zip_with(kib, number * units.SCALE[bare])
-    quick = quick.set(quick > units.NO_VALUE, None)
+    last = cells.str.slice(-1)
+    factor = last.replace_strict(_FACTORS, default=units.SCALE[bare], return_dtype=pl.Int64)
+    number = cells.str.strip_chars_end("KMGTPE").cast(pl.Int64, strict=False)
+    # A number so large that bytes overflow is Slurm's "not set"; the slow way knows.
+    quick = number.set(number >= 1 << 40, None) * factor
 
     def slow(text: str) -> int | None:
         found = units.parse_memory(text, bare=bare)

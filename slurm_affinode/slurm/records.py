@@ -24,6 +24,7 @@ RECORDS: dict[str, pl.DataType] = {
 }
 """One row per record as read; ``submit`` is the record's own."""
 
+_OF_STEP = ["line", "printed", *("job_name" if name == "step_name" else name for name in STEPS)]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RUN = ("cluster", "job_id")
 
@@ -31,24 +32,24 @@ _RUN = ("cluster", "job_id")
 def gpu_clusters(records: pl.DataFrame) -> frozenset[str]:
     """The clusters in which some record, of a job or a step, allocated or requested, names GPUs."""
     named = pl.col("gpus").is_not_null() | pl.col("req_gpus").is_not_null()
-    few = records.select("cluster", "gpus", "req_gpus")
-    return frozenset(few.filter(named)["cluster"].unique().to_list())
+    return frozenset(records.select(pl.col("cluster").filter(named).unique()).to_series().to_list())
 
 
-def assemble(
-    records: pl.DataFrame, *, counting: frozenset[str] = frozenset()
-) -> tuple[pl.DataFrame, pl.DataFrame, list[Problem]]:
+def assemble(records: pl.DataFrame, *, counting: frozenset[str]) -> tuple[pl.DataFrame, pl.DataFrame, list[Problem]]:
     """Runs (``JOBS``), steps (``STEPS``), and the steps whose job is not in the input.
 
-    ``counting`` names further clusters that are known to count GPUs in accounting.
+    ``counting`` names the clusters that count GPUs in accounting: those of ``gpu_clusters``, and others known before.
     """
-    records = _count_gpus(records, counting | gpu_clusters(records))
-    jobs = records.filter(pl.col("step_id").is_null()).with_columns(
-        pl.coalesce("submit", "eligible", "start", pl.lit(_EPOCH, dtype=TIME)).alias("submit")
+    records = _count_gpus(records, counting)
+    is_step = records["step_id"].is_not_null()
+    jobs = (
+        records.select("line", *JOBS)
+        .filter(~is_step)
+        .with_columns(pl.coalesce("submit", "eligible", "start", pl.lit(_EPOCH, dtype=TIME)).alias("submit"))
     )
     met = jobs.height
     jobs = _once(jobs, JOB_KEY)
-    steps, problems = _place(records.filter(pl.col("step_id").is_not_null()), jobs)
+    steps, problems = _place(records.select(_OF_STEP).filter(is_step), jobs)
     if jobs.height < met:
         steps = _once(steps, STEP_KEY)
     jobs = _fill_from_steps(jobs, steps)

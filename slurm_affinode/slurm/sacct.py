@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -119,7 +120,8 @@ def _read_text(stream: BinaryIO, name: str, options: Reading, advance: Callable[
     decisions: list[TimeDecision] = []
     blocks: list[Block] = []
     unfinished = None
-    for block in read_blocks(stream, where=name, delimiter=options.delimiter, chunk_bytes=options.chunk_bytes):
+    read_ = read_blocks(stream, where=name, delimiter=options.delimiter, chunk_bytes=options.chunk_bytes)
+    for block in _ahead(read_):
         converter = Converter(block, zone=options.zone, cluster=options.cluster)
         frames.append(converter.convert())
         found = sorted([*block.problems, *converter.problems], key=lambda problem: problem.line or 0)
@@ -143,6 +145,15 @@ def _read_text(stream: BinaryIO, name: str, options: Reading, advance: Callable[
     return replace(found_all, records=count, decisions=tuple(decisions), notes=_notes(blocks, records, unfinished))
 
 
+def _ahead(blocks: Iterator[Block]) -> Iterator[Block]:
+    """``blocks``, the next one split in a thread while the last one is converted: both sides work outside the GIL."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="sacct") as pool:
+        coming = pool.submit(next, blocks, None)
+        while (block := coming.result()) is not None:
+            coming = pool.submit(next, blocks, None)
+            yield block
+
+
 def _cut_name(block: Block) -> bool:
     """Whether the last line was cut within its last field: a step that Slurm names, with another name."""
     if block.header.names[-1] != "jobname" or block.cells.is_empty():
@@ -160,7 +171,8 @@ def _read_json(read_: tuple[pl.DataFrame, list[Problem], list[str]], name: str, 
 
 
 def _assembled(records: pl.DataFrame, problems: list[Problem], name: str, options: Reading, *, unit: str) -> Accounting:
-    jobs, steps, lost = assemble(records, counting=options.counting)
+    seen = gpu_clusters(records)
+    jobs, steps, lost = assemble(records, counting=options.counting | seen)
     if options.strict and lost:
         raise _first_problem(lost[0], name, unit)
     everything = sorted([*problems, *lost], key=lambda problem: problem.line or 0)
@@ -172,7 +184,7 @@ def _assembled(records: pl.DataFrame, problems: list[Problem], name: str, option
             where=name,
             hint="does the header belong to these lines, with the same delimiter?" if unit == "line" else None,
         )
-    return Accounting(jobs=jobs, steps=steps, problems=tuple(everything), unit=unit, gpu_clusters=gpu_clusters(records))
+    return Accounting(jobs=jobs, steps=steps, problems=tuple(everything), unit=unit, gpu_clusters=seen)
 
 
 def _first_problem(problem: Problem, name: str, unit: str) -> InputError:

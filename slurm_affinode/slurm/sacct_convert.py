@@ -92,7 +92,13 @@ class Converter:
         if raw is not None and printed is not None:
             shown = printed.set(printed == "", None).fill_null(raw)
         self._out["printed"] = shown.str.strip_chars()
-        groups = _id_parts(self._out["printed"])
+        # JobIDRaw alone says it all unless the two differ: most jobs are neither array tasks nor heterogeneous.
+        raw_parts = None if raw is None else _id_parts(raw.str.strip_chars())
+        if raw is None or raw_parts is None:
+            groups = _id_parts(self._out["printed"])
+        else:
+            other = (self._out["printed"] != raw).fill_null(value=True).arg_true()
+            groups = _replaced(raw_parts, other, _id_parts(self._out["printed"].gather(other)))
         job, task, spec, het, step = (groups.to_series(i) for i in range(5))
         is_array = task.is_not_null() | spec.is_not_null()
         none = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(job))
@@ -102,8 +108,7 @@ class Converter:
         self._out["het_job_id"] = job.zip_with(het.is_not_null(), none)
         self._out["het_offset"] = het
         own = (job + het.fill_null(0)).zip_with(task.is_null(), -(job * jobid.TASKS + task + 1))
-        if raw is not None:
-            raw_parts = _id_parts(raw.str.strip_chars())
+        if raw_parts is not None:
             raw_id = raw_parts["job"]
             own = raw_id.zip_with(raw_id.is_not_null() & raw_parts["task"].is_null(), own)
             step = step.zip_with(step.is_not_null(), raw_parts["step"])
@@ -297,12 +302,17 @@ class Converter:
         if "max_rss_bytes" not in self._out:
             memory = columns.bytes_(cells.str.extract(r"(?:^|,)mem=([^,]+)"))
             self._take(memory, "tresusageinmax", "max_rss_bytes")
-        if not cells.str.contains("gres/gpu", literal=True).any():
+        where = cells.str.contains("gres/gpu", literal=True).arg_true()
+        if where.is_empty():
             return
-        util = columns.whole(cells.str.extract(r"(?:^|,)gres/gpuutil(?::[^=,]*)?=([^,]+)"))
-        memory = columns.bytes_(cells.str.extract(r"(?:^|,)gres/gpumem(?::[^=,]*)?=([^,]+)"))
-        self._take(util, "tresusageinmax", "gpu_util_max_pct")
-        self._take(memory, "tresusageinmax", "gpu_mem_max_bytes")
+        told = cells.gather(where)
+        util = columns.whole(told.str.extract(r"gres/gpuutil(?::[^=,]*)?=([^,]+)"))
+        memory = columns.bytes_(told.str.extract(r"gres/gpumem(?::[^=,]*)?=([^,]+)"))
+        nothing = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(cells))
+        positions = where.to_list() if util.bad or memory.bad else []
+        for typed, target in ((util, "gpu_util_max_pct"), (memory, "gpu_mem_max_bytes")):
+            self._out[target] = nothing.scatter(where, typed.values)
+            self._note({positions[at]: why for at, why in typed.bad.items()}, "tresusageinmax")
 
 
 def _id_parts(cells: pl.Series) -> pl.DataFrame:
@@ -317,8 +327,15 @@ def _id_parts(cells: pl.Series) -> pl.DataFrame:
         return plain
     groups = cells.gather(where).str.extract_groups(jobid.PATTERN).struct.unnest()
     groups.columns = plain.columns
-    return plain.select(
-        plain[name].scatter(where, groups[name].cast(plain[name].dtype)).alias(name) for name in plain.columns
+    return _replaced(plain, where, groups)
+
+
+def _replaced(frame: pl.DataFrame, where: pl.Series, rows: pl.DataFrame) -> pl.DataFrame:
+    """``frame`` with ``rows`` at the positions ``where``."""
+    if where.is_empty():
+        return frame
+    return frame.select(
+        frame[name].scatter(where, rows[name].cast(frame[name].dtype)).alias(name) for name in frame.columns
     )
 
 

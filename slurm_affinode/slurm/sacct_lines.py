@@ -30,7 +30,7 @@ class Block:
     """Some records, as strings."""
 
     cells: pl.DataFrame
-    """The columns of ``header.names`` (String) and ``LINE`` (Int64), in the order of the input."""
+    """``LINE`` (Int64) and the columns of ``header.names`` (String; an empty cell is empty or null)."""
     header: Header
     problems: tuple[Problem, ...] = ()
     continued: int = 0
@@ -136,10 +136,17 @@ def _blocks(buffer: bytes, header: Header, first_line: int, delimiter: str | Non
     if not buffer:
         return [], header
     data, wrong = _utf8(buffer)
+    quick = _regular(data, header)
+    if quick is not None:
+        count = quick.height
+        numbers = pl.int_range(first_line, first_line + count, eager=True, dtype=pl.Int64).alias(LINE)
+        unfinished = None if buffer.endswith(b"\n") else first_line + count - 1
+        block = Block(quick.insert_column(0, numbers), header, not_utf8=wrong, unfinished=unfinished)
+        return [block], header
     lines = _lines(data)
     headers = _header_lines(lines, delimiter)
     if not headers:
-        block = _block(lines, header, first_line, complete=buffer.endswith(b"\n"), data=data)
+        block = _block(lines, header, first_line, complete=buffer.endswith(b"\n"))
         return [replace(block, not_utf8=wrong)], header
     bounds = [(-1, header), *headers, (len(lines), header)]
     blocks: list[Block] = []
@@ -153,8 +160,32 @@ def _blocks(buffer: bytes, header: Header, first_line: int, delimiter: str | Non
     return blocks, headers[-1][1]
 
 
-def _block(lines: pl.Series, header: Header, first_line: int, *, complete: bool, data: bytes | None = None) -> Block:
-    """Split ``lines``; ``data`` are the same lines as bytes, where they are at hand."""
+def _regular(data: bytes, header: Header) -> pl.DataFrame | None:
+    """The cells, where every line has exactly the delimiters that it should; else ``None``.
+
+    Polars refuses a line with more fields than the first and fills one with fewer; so where the delimiters are as
+    many as all lines should have together, each line has its own.
+    """
+    if header.delimiter is None or len(header.delimiter.encode()) != 1:
+        return None
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    if data.count(header.delimiter.encode()) != lines * header.delimiters:
+        return None
+    names = [*header.names, "#trailing"] if header.trailing else list(header.names)
+    try:
+        cells = _csv(data, header.delimiter, names)
+    except pl.exceptions.PolarsError:
+        return None
+    if cells.width != len(names) or cells.height != lines:
+        return None
+    ids = cells[header.names[header.id_column]]
+    if ids.str.len_bytes().is_in([5, 8]).any() and ids.str.to_lowercase().is_in(["jobid", "jobidraw"]).any():
+        return None
+    return cells.select(header.names)
+
+
+def _block(lines: pl.Series, header: Header, first_line: int, *, complete: bool) -> Block:
+    """Split ``lines`` of one header, the slow way for those that are irregular."""
     total = len(lines)
     regular = (
         lines != ""
@@ -164,13 +195,13 @@ def _block(lines: pl.Series, header: Header, first_line: int, *, complete: bool,
     numbers = pl.int_range(first_line, first_line + total, eager=True, dtype=pl.Int64).alias(LINE)
     last = first_line + total - 1
     if regular.all():
-        cells = _cells(lines, header, data).insert_column(0, numbers)
+        cells = _cells(lines, header).insert_column(0, numbers)
         return Block(cells, header, unfinished=None if complete else last)
     slow = SlowPath(lines, header, first_line)
     slow.run((~regular).arg_true().to_list())
     if slow.taken:
         regular = regular.scatter(sorted(slow.taken), [False] * len(slow.taken))
-    cells = _cells(lines.filter(regular), header, None).insert_column(0, numbers.filter(regular))
+    cells = _cells(lines.filter(regular), header).insert_column(0, numbers.filter(regular))
     if slow.rows:
         extra = pl.DataFrame(slow.rows, schema=dict.fromkeys(header.names, pl.String), orient="row")
         extra.insert_column(0, pl.Series(LINE, slow.row_lines, dtype=pl.Int64))
@@ -179,16 +210,12 @@ def _block(lines: pl.Series, header: Header, first_line: int, *, complete: bool,
     return Block(cells, header, tuple(slow.problems), slow.continued, slow.repaired, unfinished=unfinished)
 
 
-def _cells(lines: pl.Series, header: Header, data: bytes | None) -> pl.DataFrame:
-    """The cells of regular lines. Empty cells are empty strings or null, whichever was quicker to make."""
+def _cells(lines: pl.Series, header: Header) -> pl.DataFrame:
+    """The cells of regular lines."""
     if header.delimiter is None:
         return pl.DataFrame({header.names[0]: lines})
     if lines.is_empty():
         return pl.DataFrame(schema=dict.fromkeys(header.names, pl.String))
-    names = [*header.names, "#trailing"] if header.trailing else list(header.names)
-    if data is not None and len(header.delimiter.encode()) == 1:
-        columns = _csv(data, header.delimiter, names)
-    else:
-        columns = lines.str.split_exact(header.delimiter, header.delimiters).struct.unnest()
-        columns.columns = names
+    columns = lines.str.split_exact(header.delimiter, header.delimiters).struct.unnest()
+    columns.columns = [*header.names, "#trailing"] if header.trailing else list(header.names)
     return columns.select(header.names)
