@@ -426,7 +426,9 @@ def _windows(  # noqa: PLR0917
     open_ = runs.first[run[head]] == rows.first[first_piece]
     at_end = runs.last[run[tail]] == rows.end[last_piece] - 1
     open_ |= at_end & rows.goes_on[last_piece] & (runs.until[run[tail]] < allocations.end[holder])
-    return _select(holder, begin, until, share, ~open_), _select(holder, begin, until, share, open_)
+    # A sample of a device whose step is unknown counts for no time.
+    some = until > begin
+    return _select(holder, begin, until, share, some & ~open_), _select(holder, begin, until, share, some & open_)
 
 
 def _select(allocation: Ints, start: Ints, end: Ints, share: Floats, which: Flags) -> Windows:

@@ -13,7 +13,6 @@ from typing import Any
 from slurm_affinode.errors import ConfigError
 from slurm_affinode.resources import asset_dir
 
-
 _INSTANCE = re.compile(r" mig (\d+)g\b")
 
 

@@ -126,3 +126,5 @@ class WasteResult:
     quality: DataQuality
     prices: Mapping[str, float | None] = field(default_factory=dict)
     """GPU model -> price of a GPU-hour used; None where the table has none."""
+    price_note: str = ""
+    """Where the prices come from, for people; empty where the site's own table needs no note."""

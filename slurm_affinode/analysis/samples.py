@@ -231,23 +231,26 @@ def _damaged(where: Path, error: Exception) -> UnreachableError:
 
 def _columns(paths: Sequence[Path]) -> list[str]:
     """The columns that have a value somewhere, by the statistics of the files."""
-    there: set[str] = {"time"}
+    absent = [name for name in COLUMNS if name != "time"]
     for path in paths:
-        if len(there) == len(COLUMNS):
+        if not absent:
             break
         try:
             meta = pq.read_metadata(path)
         except OSError as error:
             raise _damaged(path, error) from error
-        for number in range(meta.num_row_groups):
-            group = meta.row_group(number)
-            for position in range(group.num_columns):
-                column = group.column(position)
-                if column.path_in_schema not in there:
-                    known = column.statistics is not None and column.statistics.has_null_count
-                    if not known or column.statistics.null_count < group.num_rows:
-                        there.add(column.path_in_schema)
-    return [name for name in COLUMNS if name in there]
+        absent = [name for name in absent if not _has_values(meta, name)]
+    return [name for name in COLUMNS if name not in absent]
+
+
+def _has_values(meta: pq.FileMetaData, name: str) -> bool:
+    position = meta.schema.names.index(name)
+    for number in range(meta.num_row_groups):
+        group = meta.row_group(number)
+        statistics = group.column(position).statistics
+        if statistics is None or not statistics.has_null_count or statistics.null_count < group.num_rows:
+            return True
+    return False
 
 
 def _first_time(frame: pl.DataFrame) -> int:

@@ -126,7 +126,7 @@ def store_of(root: Path, histories: list[list[Sample]]) -> SampleStore:
         {
             "cluster": "c", "node": "n", "uuid": f"GPU-{device}", "index": device,
             "time": EPOCH + timedelta(milliseconds=s.time), "util_pct": s.util, "engine_active": s.engine,
-            "fb_used_mib": s.fb, "power_w": s.power,
+            "fb_used_mib": s.fb, "power_w": s.power, "fb_total_mib": 81920.0,
         }
         for device, history in enumerate(histories)
         for s in history
