@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import polars as pl
 from sqlalchemy import ColumnElement, Connection, Table, select
@@ -16,21 +16,43 @@ SLICE = 20_000
 _IN_LIST = 2_000
 
 
+Align = Callable[[pl.DataFrame, pl.DataFrame], tuple[pl.DataFrame, pl.DataFrame]]
+
+
 def upsert(
     connection: Connection, table: Table, schema: dict[str, pl.DataType], frame: pl.DataFrame, revision: int
 ) -> Counts:
     """Merge ``frame`` into ``table``; rows that are new or changed get ``revision``."""
-    key = [column.name for column in table.primary_key]
-    stored = to_stored(frame, schema, key)
+    return upsert_stored(connection, table, schema, to_stored(frame, schema, primary_key(table)), revision)
+
+
+def upsert_stored(
+    connection: Connection,
+    table: Table,
+    schema: dict[str, pl.DataType],
+    stored: pl.DataFrame,
+    revision: int,
+    *,
+    align: Align | None = None,
+) -> Counts:
+    """The same for a frame in stored form; ``align`` may change the keys of (what comes, what is there)."""
+    key = primary_key(table)
     single = collapse(stored, key).sort(key)
     counts = Counts(unchanged=stored.height - single.height)
     holds_rows = connection.execute(select(1).select_from(table).limit(1)).first() is not None
     for part in single.iter_slices(SLICE):
-        existing = _existing(connection, table, schema, part) if holds_rows else part.clear()
-        merged = merge(part, existing, key)
+        coming, there = part, _existing(connection, table, schema, part) if holds_rows else part.clear()
+        if align is not None and not there.is_empty():
+            coming, there = align(coming, there)
+        merged = merge(coming, there, key)
         write_rows(connection, table, merged.write.with_columns(pl.lit(revision, pl.Int64).alias("revision")))
         counts += Counts(merged.new, merged.updated, merged.unchanged)
     return counts
+
+
+def primary_key(table: Table) -> list[str]:
+    """Names of the key columns of ``table``."""
+    return [column.name for column in table.primary_key]
 
 
 def write_rows(connection: Connection, table: Table, frame: pl.DataFrame) -> None:
@@ -42,7 +64,7 @@ def write_rows(connection: Connection, table: Table, frame: pl.DataFrame) -> Non
 
 def _statement(connection: Connection, table: Table, columns: Sequence[str]) -> str:
     quote = connection.dialect.identifier_preparer.quote_identifier
-    key = [column.name for column in table.primary_key]
+    key = primary_key(table)
     mark = "?" if connection.dialect.name == "sqlite" else "%s"
     names = ", ".join(quote(name) for name in columns)
     marks = ", ".join(mark for _ in columns)

@@ -14,8 +14,8 @@ from typing import Self, TypeVar
 import polars as pl
 from sqlalchemy import Connection, Engine
 
-from slurm_affinode.slurm.schema import ALLOCATION_GPUS, JOBS, STEPS
-from slurm_affinode.store import bulk, journal, migrate, reads, tables, upkeep
+from slurm_affinode.slurm.schema import ALLOCATION_GPUS
+from slurm_affinode.store import bulk, journal, migrate, reads, runs, tables, upkeep
 from slurm_affinode.store.engine import connect, parse_url, reading, shown, translated, write
 from slurm_affinode.store.reads import Selection
 from slurm_affinode.store.records import Counts, IngestRecord, ReportRecord, StoreCounts, Upserted
@@ -76,16 +76,14 @@ class Repository:
     def upsert(self, jobs: pl.DataFrame, steps: pl.DataFrame | None = None) -> Upserted:
         """Take in ``JOBS`` and ``STEPS``; the same input twice changes nothing, a run never goes backwards.
 
+        Two records of a job that start at the same time are one run, also where one of them lacks the submit time.
+
         Raises ``InputError`` for a record without cluster, job id or submit time.
         """
 
         def work(connection: Connection, revision: int) -> tuple[Upserted, bool]:
-            job_counts = bulk.upsert(connection, tables.jobs, JOBS, jobs, revision)
-            step_counts = Counts()
-            if steps is not None:
-                step_counts = bulk.upsert(connection, tables.steps, STEPS, steps, revision)
-            changed = job_counts.new + job_counts.updated + step_counts.new + step_counts.updated > 0
-            return Upserted(job_counts, step_counts), changed
+            done = runs.upsert(connection, jobs, steps, revision)
+            return done, done.jobs.new + done.jobs.updated + done.steps.new + done.steps.updated > 0
 
         return self._change(work)
 

@@ -290,3 +290,39 @@ def test_a_record_of_another_kind_of_error_is_one_line(repository):
     with pytest.raises(AffinodeError, match="the database refused") as caught:
         repository.record_ingest(IngestRecord("sacct", "x", T0, T0, records=None))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+WAITED = T0 - timedelta(minutes=5)
+
+
+@pytest.mark.parametrize("first", ["guess", "true"])
+def test_a_run_that_came_without_its_submit_time_is_not_counted_twice(repository, jobs, steps, all_jobs, first):
+    """Two field sets, one without Submit (its stand-in is the start): one run, under its true submit time."""
+    guess = jobs(ended(submit=T0, qos="normal")), steps({"submit": T0, "step_name": "batch"})
+    true = jobs(ended(submit=WAITED, account="physics")), steps({"submit": WAITED, "step_id": "0"})
+    for frames in (guess, true) if first == "guess" else (true, guess):
+        repository.upsert(*frames)
+    [job] = all_jobs()
+    assert (job["submit"], job["qos"], job["account"]) == (WAITED, "normal", "physics")
+    found = repository.steps(EARLY, LATE).sort("step_id")
+    assert found.get_column("step_id").to_list() == ["0", "batch"]
+    assert found.get_column("submit").unique().to_list() == [WAITED]
+    for frames in (guess, true):
+        again = repository.upsert(*frames)
+        assert (again.jobs, again.steps) == (Counts(unchanged=1), Counts(unchanged=1))
+
+
+def test_both_kinds_of_record_in_one_input_are_one_run(repository, jobs, steps, all_jobs):
+    repository.upsert(jobs(ended(submit=T0)))
+    frame = jobs(ended(submit=T0, qos="q"), ended(submit=WAITED), ended(submit=datetime(1970, 1, 1, tzinfo=UTC)))
+    repository.upsert(frame, steps({"submit": T0}, {"submit": WAITED, "step_id": "0"}))
+    [job] = all_jobs()
+    assert (job["submit"], job["qos"]) == (WAITED, "q")
+    assert repository.counts().steps == 2
+
+
+def test_a_requeued_run_stays_a_run_of_its_own_beside_a_guessed_one(repository, jobs, all_jobs):
+    again = T0 + 2 * HOUR
+    repository.upsert(jobs(ended(submit=T0), ended(submit=again, start=again, end=again + HOUR)))
+    repository.upsert(jobs(ended(submit=WAITED), ended(submit=T0 + HOUR, start=again, end=again + HOUR)))
+    assert [job["submit"] for job in all_jobs()] == [WAITED, T0 + HOUR]
