@@ -50,7 +50,7 @@ def _zone(name: str | None) -> ZoneInfo | None:
         return None
     try:
         return ZoneInfo(name)
-    except (ValueError, OSError):
+    except (KeyError, ValueError, OSError):
         raise AffinodeError(f"{name!r} is no time zone", hint="write for example UTC or Europe/Oslo") from None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from slurm_affinode import gpu_intake
-from slurm_affinode.cli.options import When, config_options, json_option, print_json, print_table, progress, warn
+from slurm_affinode.cli.options import When, config_options, json_option, print_json, printable, progress, warn
 from slurm_affinode.config import Config
 from slurm_affinode.history import inputs
 from slurm_affinode.history.detect import FORMATS
@@ -140,7 +140,8 @@ def _report(summary: IngestSummary, shown: int, *, as_json: bool) -> None:
     for one in summary.files:
         _print_problems(one, shown)
     if summary.first is not None:
-        print_table(("", ""), _rows(summary), right=())
+        for name, text in _rows(summary):
+            click.echo(printable(f"{name:<11} {text}"))
     elif not summary.failed:
         click.echo(f"nothing new: {len(summary.files):,} files were taken in before and have not changed")
     if summary.dry_run:

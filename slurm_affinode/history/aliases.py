@@ -66,6 +66,8 @@ class Alias:
 def folded(name: str) -> str:
     """``name`` as it is compared: lower case, without a unit in brackets, words joined by ``_``."""
     bare = _UNIT_OF.sub("", name.strip())
+    if bare == "__name__":  # Prometheus' label for the name of a metric, which is not a name of something else
+        return bare
     return _SEPARATORS.sub("_", bare.lower()).strip("_")
 
 

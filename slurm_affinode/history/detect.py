@@ -15,7 +15,8 @@ from slurm_affinode.history.lines import head
 FORMATS = ("prometheus", "openmetrics", "prometheus-json", "csv", "nvidia-smi", "dmon", "parquet")
 """What can be read. ``prometheus`` is exposition text."""
 
-_SAMPLE = re.compile(r"^[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{.*\})?\s+[^\s{}]+(?:\s+[^\s{}]+)?(?:\s+#.*)?\s*$")
+_NUMBER = r"[-+]?(?:[0-9.]\S*|[iI]nf|[nN]a[nN])"
+_SAMPLE = re.compile(rf"^[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{{.*\}})?\s+{_NUMBER}(?:\s+[-+]?[0-9.]\S*)?(?:\s+#.*)?\s*$")
 _COMMENT = re.compile(r"^#\s*(?:HELP|TYPE|UNIT|EOF)\b")
 _SMI_ROW = re.compile(r"GPU-[0-9a-f]{8}-|\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}\s*,|,\s*\d+ (?:%|MiB)\s*(?:,|$)")
 
@@ -64,7 +65,7 @@ def _is_exposition(lines: list[str]) -> bool:
     seen = lines[: min(50, max(1, len(lines) - 1))]
     hits = sum(bool(_SAMPLE.match(line) or line.startswith("#")) for line in seen)
     metrics = any("{" in line for line in seen) or any(not line.startswith("#") for line in seen)
-    return metrics and 2 * hits > len(seen) and not any(mark in seen[0].split("{")[0] for mark in (",", ";", "\t"))
+    return metrics and 2 * hits >= len(seen) and not any(mark in seen[0].split("{")[0] for mark in (",", ";", "\t"))
 
 
 def _is_table(line: str, aliases: Aliases) -> bool:

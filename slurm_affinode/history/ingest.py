@@ -112,7 +112,7 @@ def ingest_files(
     if dry_run or not files:
         for path in files:
             run.take(path, _count)
-        return run.summary(missing, None, ())
+        return run.summary(missing, None, (), dry_run=dry_run)
     with store.writer(on_landed=run.landed) as writer:
         for path in files:
             run.take(path, writer.add)
@@ -188,7 +188,12 @@ class _Run:
             on_landed(ready)
 
     def summary(
-        self, missing: Sequence[FileOutcome], totals: Totals | None, steps: tuple[tuple[float, int], ...]
+        self,
+        missing: Sequence[FileOutcome],
+        totals: Totals | None,
+        steps: tuple[tuple[float, int], ...],
+        *,
+        dry_run: bool = False,
     ) -> IngestSummary:
         """Everything together."""
         files = (*missing, *self._outcomes.values())
@@ -203,7 +208,7 @@ class _Run:
             first=first,
             last=last,
             steps_s=steps,
-            dry_run=totals is None,
+            dry_run=dry_run,
         )
 
     def _span(self) -> tuple[datetime | None, datetime | None]:

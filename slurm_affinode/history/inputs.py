@@ -12,7 +12,8 @@ import polars as pl
 from slurm_affinode.errors import InputError
 from slurm_affinode.history import csvfile, detect, dmon, exposition, parquetfile, promjson
 from slurm_affinode.history.lines import blocks, compression_of, reading
-from slurm_affinode.history.reading import Notes, ReadOptions, node_from_path
+from slurm_affinode.history.nodepath import node_from_path
+from slurm_affinode.history.reading import Notes, ReadOptions
 
 READER_VERSION = 1
 """Part of the fingerprints: raised when readers give other samples for the same file."""

@@ -12,8 +12,10 @@ import polars as pl
 from slurm_affinode.history.schema import TIME
 
 _NUMBER = r"^[+-]?\d+(?:\.\d*)?(?:[eE][+]?\d+)?$"
-_OFFSET = r"\s*(Z|z|UTC|GMT|[+-]\d{2}:?\d{2}|[+-]\d{2})$"
-_CLOCK = r"^(\d{4})[-/](\d{1,2})[-/](\d{1,2})(?:[T ]\s*(\d{1,2}):(\d{2})(?::(\d{2}))?(?:[.,](\d{1,9}))?)?$"
+_CLOCK = (
+    r"^(\d{4})[-/](\d{1,2})[-/](\d{1,2})"
+    r"(?:[T ]\s*(\d{1,2}):(\d{2})(?::(\d{2}))?(?:[.,](\d{1,9}))?\s*(Z|z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)?)?$"
+)
 TWICE = "local times that exist twice were told apart by their order (the first is summer time)"
 NEVER = "local times that do not exist (clocks went forward) were read with the offset from before"
 _BACK_LEAST, _BACK_MOST = timedelta(minutes=10), timedelta(hours=2)
@@ -40,13 +42,12 @@ def parse(texts: pl.Series, zone: tzinfo | None, device: pl.Series | None = None
     """
     frame = pl.DataFrame({"text": texts.str.strip_chars()})
     frame = frame.with_columns(
-        pl.col("text").str.extract(_OFFSET, 1).alias("offset"),
-        pl.col("text").str.replace(_OFFSET, "").alias("clock"),
+        pl.col("text").str.extract_groups(_CLOCK).alias("clock"),
         pl.when(pl.col("text").str.contains(_NUMBER))
         .then(pl.col("text"))
         .cast(pl.Float64, strict=False)
         .alias("number"),
-    ).with_columns(_naive(pl.col("clock")).alias("naive"))
+    ).with_columns(_naive(pl.col("clock")).alias("naive"), pl.col("clock").struct.field("8").alias("offset"))
     local = frame["number"].is_null() & frame["offset"].is_null() & frame["naive"].is_not_null()
     result = frame.select(
         pl.when(pl.col("number").is_not_null())
@@ -61,9 +62,7 @@ def parse(texts: pl.Series, zone: tzinfo | None, device: pl.Series | None = None
     return frame.select(pl.when(local).then(times).otherwise(result).alias("time"))["time"], decisions
 
 
-def _naive(clock: pl.Expr) -> pl.Expr:
-    part = clock.str.extract_groups(_CLOCK)
-
+def _naive(part: pl.Expr) -> pl.Expr:
     def number(at: int) -> pl.Expr:
         return part.struct.field(str(at)).cast(pl.Int32, strict=False)
 
@@ -124,5 +123,5 @@ def local_zone(localtime: Path = Path("/etc/localtime")) -> tzinfo | None:
         _, _, name = str(localtime.resolve()).partition("zoneinfo/")
     try:
         return ZoneInfo(name) if name else None
-    except (ValueError, OSError):
+    except (KeyError, ValueError, OSError):
         return None

@@ -22,6 +22,7 @@ _DEVICE = re.compile(r"(?:/dev/)?(?:nvidia|gpu)?\s*(\d{1,4})", re.IGNORECASE)
 _BARE_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - names that say nothing, nothing is bound
 _JOB_SEPARATORS = re.compile(r"[\s,;]+")
+_FLOAT = re.compile(r"\d+\.\d*(?:[eE]\+?\d+)?|\d+[eE]\+?\d+")
 _NO_JOB = ("", "0", "none", "n/a", "null", "nan")
 
 
@@ -159,12 +160,9 @@ def job_ids(text: str) -> str | None:
 
 def _whole(text: str) -> str:
     """``4.2e+07`` and ``123.0`` as the whole numbers they are; anything else as it is."""
-    if text.isdigit():
+    if not _FLOAT.fullmatch(text):
         return text
-    try:
-        number = float(text)
-    except ValueError:
-        return text
+    number = float(text)
     return str(int(number)) if number == int(number) and 0 < number < 2**53 else text
 
 
@@ -188,77 +186,3 @@ def measured(value: pl.Expr) -> pl.Expr:
         | (value < 0)
     )
     return pl.when(blank).then(None).otherwise(value)
-
-
-_TOOL_WORDS = frozenset(
-    [
-        "sample",
-        "samples",
-        "log",
-        "logs",
-        "gpu",
-        "gpus",
-        "metric",
-        "metrics",
-        "history",
-        "export",
-        "exports",
-        "data",
-        "out",
-        "output",
-        "smi",
-        "nvidia",
-        "dmon",
-        "dcgmi",
-        "dcgm",
-        "util",
-        "utilization",
-        "stats",
-        "stat",
-        "monitor",
-        "monitoring",
-        "usage",
-        "csv",
-        "tmp",
-        "temp",
-        "dump",
-        "query",
-        "prom",
-        "prometheus",
-        "node",
-        "host",
-        "scrape",
-        "scrapes",
-        "exporter",
-        "federate",
-    ]
-)
-_DATE = re.compile(
-    r"(?<![0-9])\d{4}[-_.]?\d{2}(?:[-_.]?\d{2})?(?:[-_.T]?\d{2}[-_.:]?\d{2}(?:[-_.:]?\d{2})?Z?)?(?![0-9])"
-)
-_HOST = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
-
-
-def node_from_path(path: str) -> str | None:
-    """The node that the name of a file, else of its directory, names.
-
-    ``gpu01.csv``, ``nvidia-smi_gpu01_2026-11-01.log``, ``gpu-01/dmon.txt``. Dates, words that name the tool and a
-    device (``gpu0``) behind the node are taken off; what is left has to look like a host name with a digit.
-    """
-    parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".", "..")]
-    for name in [parts[-1].split(".", 1)[0], *parts[-2:-1]] if parts else ():
-        words = [word for word in re.split(r"[-_]+", _DATE.sub("", name)) if word]
-        while words and _is_tool(words):
-            words = words[1:]
-        while len(words) > 1 and (words[-1].lower() in _TOOL_WORDS or re.fullmatch(r"gpu\d+", words[-1].lower())):
-            words = words[:-1]
-        kept = "-".join(words)
-        if any(character.isdigit() for character in kept) and _HOST.fullmatch(kept):
-            return kept
-    return None
-
-
-def _is_tool(words: list[str]) -> bool:
-    """Whether the first word is none of a host name; ``gpu`` and ``node`` are in ``gpu-01``."""
-    first = words[0].lower()
-    return first in _TOOL_WORDS and not (first in ("gpu", "node", "host") and len(words) > 1 and words[1].isdigit())

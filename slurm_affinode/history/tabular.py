@@ -295,3 +295,5 @@ def _check_identity(found: Layout, notes: Notes, options: ReadOptions, fallback_
             where=notes.name,
             hint="give --node NAME, name the file after the node, or add a column",
         )
+    if "node" not in found.parts and options.node is None:
+        notes.decide(f"node name taken from the path: {fallback_node}")

@@ -1,0 +1,220 @@
+"""Exposition text and OpenMetrics: recorded files, escapes, bad lines, files that are cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.history.exposition import parse_labels
+
+EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
+Reader = Callable[..., Any]
+LINE = 'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n1"} 5 1793520000000\n'
+
+
+def test_dcgm_exporter(read: Reader, recorded: Path) -> None:
+    """One sample per GPU and scrape: job lines united, blank values missing, total added up, short host name."""
+    result = read(recorded / "gpu" / "dcgm-exporter.prom")
+    assert result.format == "prometheus"
+    assert len(result.rows) == 6
+    first = result.rows[0]
+    assert first == {
+        "cluster": "default", "node": "gpu01", "uuid": "GPU-5c7e1b3a-0000-4000-8000-000000000000",
+        "pci": "00000000:07:00.0", "index": 0, "mig": None, "mig_profile": None, "model": "NVIDIA A100-SXM4-80GB",
+        "time": EIGHT, "util_pct": 97.0, "engine_active": 0.953125, "sm_active": None, "tensor_active": None,
+        "dram_active": 0.5, "fb_used_mib": 71000.0, "fb_total_mib": 81559.0,
+        "power_w": pytest.approx(312.417, abs=1e-4), "xid": 0, "job": "4242",
+    }  # fmt: skip
+    assert [row["job"] for row in result.rows] == ["4242"] * 2 + ["4242,4243"] * 2 + [None] * 2
+    assert [row["dram_active"] for row in result.rows[4:]] == [None, None]
+    assert result.rows[4]["xid"] == 31
+    assert result.notes.problem_count == 0
+    assert dict(result.notes.unknown) == {"DCGM_FI_DEV_SM_CLOCK": 8}
+
+
+def test_the_names_of_dcgm_4_7(read: Reader, recorded: Path) -> None:
+    """Ratios become percent where the schema has percent, bytes become MiB; the label is ``hostname``."""
+    row, _ = read(recorded / "gpu" / "dcgm-exporter-4.9.prom").rows
+    assert row["node"] == "gpu02"
+    assert (row["util_pct"], row["engine_active"], row["sm_active"]) == (50.0, 0.25, 0.125)
+    assert (row["tensor_active"], row["dram_active"], row["xid"]) == (0.0625, 0.03125, 0)
+    assert (row["fb_used_mib"], row["fb_total_mib"], row["power_w"]) == (80000.0, 81559.0, 401.5)
+
+
+def test_a_ratio_by_name_that_is_percent_by_value(read: Reader, tmp_path: Path) -> None:
+    """DCGM 4.6 gives percent under the name that 4.7 gives a ratio; from the first value above 1 it is percent."""
+    path = tmp_path / "m.prom"
+    lines = [
+        LINE.replace("GPU_UTIL", "GPU_UTIL_RATIO").replace("} 5 1793520", f"}} {v} 179352{n}")
+        for n, v in enumerate((0, 1, 97))
+    ]
+    path.write_text("".join(lines))
+    assert [row["util_pct"] for row in read(path).rows] == [0.0, 1.0, 97.0]
+
+
+def test_mig_instances_are_devices_and_the_parent_is_kept(read: Reader, recorded: Path) -> None:
+    """Instances have an id and a profile and no utilization; the parent has the same UUID and no id."""
+    parent, one, two = read(recorded / "gpu" / "dcgm-mig.prom").rows
+    assert (parent["mig"], parent["power_w"], parent["util_pct"]) == (None, 150.0, None)
+    assert (one["mig"], one["mig_profile"], one["engine_active"], one["job"]) == ("7", "1g.10gb", 0.75, "57")
+    assert (two["mig"], two["fb_used_mib"], two["fb_total_mib"]) == ("9", 20000.0, 40000.0)
+    assert {row["uuid"] for row in (parent, one, two)} == {"GPU-5c7e1b3a-0000-4000-8000-000000000003"}
+
+
+def test_openmetrics(read: Reader, recorded: Path) -> None:
+    """Seconds with fractions, an exemplar behind the value, escaped quotes."""
+    result = read(recorded / "gpu" / "openmetrics.txt")
+    assert result.format == "openmetrics"
+    assert [(row["time"], row["util_pct"]) for row in result.rows] == [
+        (EIGHT, 12.0),
+        (EIGHT + timedelta(seconds=15.5), 13.0),
+    ]
+    assert result.rows[0]["model"] == 'Tesla "V100"'
+    assert result.rows[0]["fb_used_mib"] == 16000.0
+
+
+def test_compressed_text_is_read_as_it_is(read: Reader, recorded: Path, tmp_path: Path) -> None:
+    """gzip here; told by content, not by name."""
+    path = tmp_path / "metrics"
+    path.write_bytes(gzip.compress((recorded / "gpu" / "dcgm-exporter.prom").read_bytes()))
+    assert len(read(path).rows) == 6
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ('{gpu="0"} 5 1793520000000', "metric name"),
+        ('DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n1" 5 1793520000000', "cannot be read"),
+        ('DCGM_FI_DEV_GPU_UTIL{gpu=0,UUID="GPU-1",Hostname="n1"} 5 1793520000000', "labels"),
+        ('DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n1"} five 1793520000000', "no number"),
+        ('DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n1"} 5 soon', "no time"),
+        ('DCGM_FI_DEV_GPU_UTIL{Hostname="n1"} 5 1793520000000', "names no GPU"),
+        ('DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1"} 5 1793520000000', "names no node"),
+        ('DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",instance="localhost:9400"} 5 1793520000000', "names no node"),
+    ],
+)
+def test_a_bad_line_is_reported_and_the_rest_goes_on(read: Reader, tmp_path: Path, bad: str, reason: str) -> None:
+    """With its number and the reason; with ``strict`` the file ends there."""
+    path = tmp_path / "m.prom"
+    path.write_text(LINE + bad + "\n" + LINE.replace("1793520000000", "1793520030000"))
+    result = read(path)
+    assert [row["util_pct"] for row in result.rows] == [5.0, 5.0]
+    (problem,) = result.notes.problems
+    assert problem.line == 2
+    assert reason in problem.reason
+    with pytest.raises(InputError, match=r"m\.prom:2: "):
+        read(path, strict=True)
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "+Inf", "2147483632", "2147483647", "140737488355328", "9223372036854775792", "-1"]
+)
+def test_blank_values_are_missing_and_never_0(read: Reader, tmp_path: Path, value: str) -> None:
+    """What DCGM says in place of a value that it does not have."""
+    path = tmp_path / "m.prom"
+    path.write_text(LINE + LINE.replace("GPU_UTIL", "FB_USED").replace("} 5 ", f"}} {value} "))
+    (row,) = read(path).rows
+    assert (row["util_pct"], row["fb_used_mib"]) == (5.0, None)
+
+
+def test_a_file_cut_off_in_its_last_line_is_refused(read: Reader, tmp_path: Path) -> None:
+    """A last line without its end that cannot be read is not one bad line of a good file."""
+    path = tmp_path / "m.prom"
+    path.write_text(LINE + LINE[:30])
+    with pytest.raises(InputError, match=r"m\.prom:2: is cut off"):
+        read(path)
+    path.write_text(LINE + LINE.rstrip())
+    assert len(read(path).rows) == 1
+
+
+def test_openmetrics_without_its_end_is_refused(read: Reader, tmp_path: Path) -> None:
+    """``# EOF`` ends each exposition; where one has it and the last has not, the file is cut off."""
+    path = tmp_path / "m.txt"
+    path.write_text(LINE + "# EOF\n" + LINE)
+    with pytest.raises(InputError, match="EOF"):
+        read(path)
+    path.write_text("# TYPE x gauge\n" + LINE)
+    with pytest.raises(InputError, match="EOF"):
+        read(path, format="openmetrics")
+
+
+def test_scrapes_without_timestamps_need_a_start(read: Reader, tmp_path: Path) -> None:
+    """And an interval where there are several; scrapes are told by the comment that comes again."""
+    bare = LINE.replace(" 1793520000000", "")
+    path = tmp_path / "m.prom"
+    path.write_text(bare)
+    with pytest.raises(InputError, match=r"m\.prom:1: the sample has no timestamp") as caught:
+        read(path)
+    assert "--start" in str(caught.value.hint)
+    assert [row["time"] for row in read(path, start=EIGHT).rows] == [EIGHT]
+    path.write_text(("# HELP DCGM_FI_DEV_GPU_UTIL x\n" + bare) * 3)
+    with pytest.raises(InputError, match="3 scrapes"):
+        read(path, start=EIGHT)
+    times = [row["time"] for row in read(path, start=EIGHT, interval_s=15).rows]
+    assert times == [EIGHT + timedelta(seconds=15 * n) for n in range(3)]
+
+
+def test_a_job_metric_counts_for_the_samples_that_follow_it(read: Reader, tmp_path: Path) -> None:
+    """The exporter of job ids may be scraped at other times; 0 says that no job holds the GPU."""
+    path = tmp_path / "m.prom"
+    labels = '{minor_number="0",uuid="GPU-1",instance="n1:9445"}'
+    duty = [f"nvidia_gpu_duty_cycle{labels} 1 {1793520000000 + 30000 * n}\n" for n in range(4)]
+    jobs = [f"nvidia_gpu_jobId{labels} {job} {1793520007000 + 30000 * n}\n" for n, job in enumerate((41, 0, 42))]
+    path.write_text("".join(duty + jobs))
+    assert [row["job"] for row in read(path).rows] == [None, "41", None, "42"]
+    path.write_text("".join(jobs))
+    assert [row["job"] for row in read(path).rows] == ["41", "42"]
+
+
+def test_names_that_are_not_utf_8_do_not_stop_a_file(read: Reader, tmp_path: Path) -> None:
+    """The byte becomes a replacement character."""
+    path = tmp_path / "m.prom"
+    path.write_bytes(LINE.replace('gpu="0"', 'modelName="A\xff",gpu="0"').encode("latin-1"))
+    assert read(path).rows[0]["model"] == "A\ufffd"
+
+
+def test_the_cluster_is_told_by_the_label_unless_it_is_given(read: Reader, tmp_path: Path) -> None:
+    """``--cluster`` beats the label, the label beats the configuration."""
+    path = tmp_path / "m.prom"
+    path.write_text(LINE.replace("{", '{cluster="label",'))
+    assert read(path, default_cluster="config").rows[0]["cluster"] == "label"
+    assert read(path, cluster="given").rows[0]["cluster"] == "given"
+
+
+def test_a_large_file_is_read_in_blocks(read: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks end at lines; a scrape that two blocks share is one sample."""
+    monkeypatch.setattr("slurm_affinode.history.lines.blocks.__kwdefaults__", {"chunk": 100, "advance": lambda n: None})
+    monkeypatch.setattr("slurm_affinode.history.longform.LongForm.__init__.__defaults__", (3,))
+    path = tmp_path / "m.prom"
+    path.write_text("".join(
+        LINE.replace("1793520000000", str(1793520000000 + n)).replace("GPU_UTIL", name)
+        for n in range(20) for name in ("GPU_UTIL", "FB_USED", "FB_FREE")
+    ))  # fmt: skip
+    rows = read(path).rows
+    assert [row["fb_total_mib"] for row in rows] == [10.0] * 20
+
+
+_name = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,8}", fullmatch=True)
+
+
+@given(st.dictionaries(_name, st.text(st.characters(exclude_categories=("Cs",)), max_size=12), max_size=4))
+def test_labels_of_any_text_survive(labels: dict[str, str]) -> None:
+    """Backslash, quote and line feed are escaped; everything else stands for itself."""
+    escaped = {k: v.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for k, v in labels.items()}
+    assert parse_labels(",".join(f'{k}="{v}"' for k, v in escaped.items())) == labels
+
+
+@given(st.text(max_size=30))
+def test_labels_that_are_none_are_said_to_be_so(text: str) -> None:
+    """Any text gives labels or a reason, never another failure."""
+    with contextlib.suppress(ValueError):
+        assert all(name.isidentifier() for name in parse_labels(text))

@@ -1,0 +1,158 @@
+"""Names of nodes, marks of devices, job ids, kinds of files: what all readers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.history import aliases, localtime
+from slurm_affinode.history.detect import detect
+from slurm_affinode.history.identity import node_name, pci_address
+from slurm_affinode.history.nodepath import node_from_path
+from slurm_affinode.history.reading import Identifier, ReadOptions, job_ids
+
+OPTIONS = ReadOptions(aliases=aliases.load(), default_cluster="alpha")
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ("gpu01", "gpu01"), ("gpu01.example.org", "gpu01"), ("gpu01.example.org:9400", "gpu01"),
+        ("http://gpu01:9400/metrics", "gpu01"), ("10.1.2.3:9400", "10.1.2.3"), ("[fe80::1]:9400", "fe80::1"),
+        ("fe80::1", "fe80::1"), ("  ", None),
+    ],
+)  # fmt: skip
+def test_nodes_are_named_as_slurm_names_them(text: str, node: str | None) -> None:
+    """Short host names; addresses stay whole."""
+    assert node_name(text) == node
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("0000:e1:00.0", "00000000:E1:00.0"), ("00000000:07:00.0", "00000000:07:00.0"), ("7:0", "00000000:07:00.0"),
+        ("e1:00.0", "00000000:E1:00.0"), ("nvidia0", None), ("", None),
+    ],
+)  # fmt: skip
+def test_pci_addresses_have_one_form(text: str, address: str | None) -> None:
+    """Upper case, a domain of eight digits."""
+    assert pci_address(text) == address
+
+
+@pytest.mark.parametrize(
+    ("path", "node"),
+    [
+        ("gpu01.csv", "gpu01"), ("/logs/gpu-01.csv.gz", "gpu-01"), ("nvidia-smi_gpu01_2026-11-01.log", "gpu01"),
+        ("nvidia-smi-gpu-01-20261101T080000Z.csv", "gpu-01"), ("dmon-dgx-a100-07.txt", "dgx-a100-07"),
+        ("/x/node7/dmon.txt", "node7"), ("/x/node7.example.org/metrics", "node7"), ("gpu01_gpu0.csv", "gpu01"),
+        ("a1_b2.csv", None), ("samples.csv", None), ("/data/week45/samples.csv", None), ("2026-11-01.csv", None),
+        ("/history_2026-11/part0001.csv", None), ("/x/trace_of_n01/samples.csv", None), ("", None),
+    ],
+)  # fmt: skip
+def test_a_node_is_taken_from_a_path_only_where_it_is_plain(path: str, node: str | None) -> None:
+    """A wrong node is worse than a question."""
+    assert node_from_path(path) == node
+
+
+@pytest.mark.parametrize(
+    ("raw", "marks"),
+    [
+        ({"uuid": "GPU-AB", "index": "3"}, ("GPU-ab", None, 3, None)),
+        (
+            {"uuid": "df6e7a7c-7314-46f8-abc4-b88b36dcf3aa"},
+            ("GPU-df6e7a7c-7314-46f8-abc4-b88b36dcf3aa", None, None, None),
+        ),
+        ({"uuid": "MIG-1"}, (None, None, None, "MIG-1")),
+        ({"index": "GPU-ab"}, ("GPU-ab", None, None, None)),
+        ({"index": "00000000:07:00.0"}, (None, "00000000:07:00.0", None, None)),
+        ({"index": "nvidia4", "mig": "7"}, (None, None, 4, "7")),
+        ({"index": "18406264533268036793", "uuid": "5"}, (None, None, 5, None)),
+        ({"uuid": "card-x"}, ("card-x", None, None, None)),
+    ],
+)
+def test_marks_are_told_by_their_form(raw: dict[str, str], marks: tuple[object, ...]) -> None:
+    """Also where a column or label holds another mark than its name says."""
+    identity = Identifier(OPTIONS, "n1").identify(raw)
+    assert identity == ("alpha", "n1", *marks, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [("7", "7"), ("9, 7;7", "7,9"), ("4.2e+07", "42000000"), ("0", None), ("", None), ("N/A", None), ("12_3", "12_3")],
+)
+def test_job_ids_have_one_form(text: str, ids: str | None) -> None:
+    """Sorted, each once, whole numbers; 0 and empty are no job."""
+    assert job_ids(text) == ids
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "is empty"), (b"\n \n", "is empty"), (b"\x7fELF\x00\x00", "binary file"),
+        ("\ufeffa".encode("utf-16"), "UTF-16"), (b"dear diary\nnothing\n", "no known format"),
+        (b"a,b\n1,2\n", "no known format"), (b"\x1f\x8b\x08\x00 not gzip", "cut off or damaged"),
+    ],
+)  # fmt: skip
+def test_a_file_of_no_known_format_is_one_line(tmp_path: Path, content: bytes, what: str) -> None:
+    """Naming the file and what it is instead."""
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=what) as caught:
+        detect(path, "x", OPTIONS.aliases)
+    assert str(caught.value).startswith(("x: ", str(path)))
+    assert "\n" not in str(caught.value)
+
+
+def test_formats_are_told_by_content(recorded: Path) -> None:
+    """Whatever the files are called."""
+    found = {
+        path.name: detect(path, path.name, OPTIONS.aliases) for path in sorted((recorded / "gpu").glob("*.[pctj]*"))
+    }
+    assert found == {
+        "dcgm-exporter-4.9.prom": "prometheus", "dcgm-exporter.prom": "prometheus", "dcgm-mig.prom": "prometheus",
+        "dmon.txt": "dmon", "jobstats.json": "prometheus-json", "long.csv": "csv", "nounits-noheader.csv": "nvidia-smi",
+        "nvidia-smi-gpu01.csv": "nvidia-smi", "openmetrics.txt": "openmetrics", "wide.csv": "csv",
+    }  # fmt: skip
+
+
+def test_the_local_zone_has_its_name_where_the_system_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From TZ, else from /etc/localtime; else Python's own idea of local time is used."""
+    monkeypatch.setenv("TZ", "Europe/Oslo")
+    assert str(localtime.local_zone()) == "Europe/Oslo"
+    monkeypatch.delenv("TZ")
+    link = tmp_path / "localtime"
+    link.symlink_to("/usr/share/zoneinfo/UTC")
+    assert str(localtime.local_zone(link)).endswith("UTC")
+    assert localtime.local_zone(tmp_path / "none") is None
+    monkeypatch.setenv("TZ", "Nowhere/Land")
+    assert localtime.local_zone() is None
+    naive = pl.Series([datetime(2026, 11, 1, 8), None])  # noqa: DTZ001 - a local time
+    times, decisions = localtime.localise(naive, UTC)
+    assert times.to_list() == [datetime(2026, 11, 1, 8, tzinfo=UTC), None]
+    assert decisions == {}
+
+
+def test_a_file_that_cannot_be_read_is_one_line(read: Callable[..., Any], tmp_path: Path) -> None:
+    """A directory in place of a file, a file that is gone, text that turns binary, gzip that is cut off."""
+    import gzip
+
+    with pytest.raises(InputError, match="is a directory"):
+        read(tmp_path)
+    with pytest.raises(InputError, match="no such file"):
+        read(tmp_path / "none")
+    path = tmp_path / "m.prom"
+    line = 'DCGM_FI_DEV_GPU_UTIL{gpu="0",Hostname="n1"} 5 1793520000000\n'
+    path.write_bytes(line.encode() * 2000 + b"\0")
+    with pytest.raises(InputError, match="binary"):
+        read(path)
+    path.write_bytes(gzip.compress(line.encode() * 9999)[:-20])
+    with pytest.raises(InputError, match="cut off or damaged"):
+        read(path)
+    with pytest.raises(InputError, match="no format"):
+        read(path, format="runes")

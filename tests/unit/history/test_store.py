@@ -1,0 +1,434 @@
+"""The history on disk: idempotent, atomic, merged, readable while it is written."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.history import compact, manifest, writer
+from slurm_affinode.history.identity import device_id, with_device
+from slurm_affinode.history.parts import PartFiles, PartWriter
+from slurm_affinode.history.schema import METRICS, SAMPLES
+from slurm_affinode.history.store import SampleStore
+from slurm_affinode.history.writer import Source
+
+EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
+DAY = date(2026, 11, 1)
+Samples = Callable[..., pl.DataFrame]
+
+
+def values(store: SampleStore, column: str = "util_pct") -> list[object]:
+    """One column of everything, in order."""
+    return store.scan().collect()[column].to_list()
+
+
+def files(store: SampleStore) -> set[str]:
+    """The Parquet files of all days."""
+    return {path.name for path in store.root.glob("day=*/*.parquet")}
+
+
+def test_samples_come_back_as_they_went_in(store: SampleStore, samples: Samples) -> None:
+    """0 stays 0 and missing stays missing; identity, times and labels are kept."""
+    frame = samples([0.0, None, 50.0], fb_used_mib=512.0, job="7", model="A100", index=3)
+    totals = store.ingest(frame, source="here")
+    back = store.scan().collect().select(*SAMPLES)
+    assert back.equals(frame.cast(dict(SAMPLES)))
+    assert (totals.samples, totals.new, totals.duplicates, totals.days) == (3, 3, 0, (DAY,))
+
+
+def test_the_same_samples_twice_change_nothing(store: SampleStore, samples: Samples) -> None:
+    """The second time everything is a duplicate, and the day is one part as before."""
+    store.ingest(samples([1.0, 2.0]), source="a")
+    totals = store.ingest(samples([1.0, 2.0]), source="b")
+    assert (totals.new, totals.duplicates) == (0, 2)
+    assert values(store) == [1.0, 2.0]
+    assert len(files(store)) == 3
+
+
+def test_overlapping_files_in_any_order_give_one_history(store: SampleStore, samples: Samples) -> None:
+    """A later file may begin before an earlier one ends, or before it begins."""
+    store.ingest(samples([3.0, 4.0, 5.0], start=EIGHT + timedelta(seconds=60)), source="late")
+    totals = store.ingest(samples([1.0, 2.0, 3.0, 4.0]), source="early")
+    assert values(store) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert totals.new == 2
+
+
+def test_of_one_sample_said_twice_the_last_value_that_is_there_wins(store: SampleStore, samples: Samples) -> None:
+    """Missing never erases a value, and the job ids of all readings are united."""
+    store.ingest(samples([1.0], power_w=100.0, job="7,9"), source="a")
+    store.ingest(samples([2.0], power_w=None, job="8"), source="b")
+    (row,) = store.scan().collect().iter_rows(named=True)
+    assert (row["util_pct"], row["power_w"], row["job"]) == (2.0, 100.0, "7,8,9")
+
+
+def test_a_row_that_says_nothing_is_no_sample(store: SampleStore, samples: Samples) -> None:
+    """All metrics missing and no job: nothing was measured."""
+    totals = store.ingest(samples([None, 1.0]), source="a")
+    assert (totals.samples, values(store)) == (1, [1.0])
+
+
+def test_days_are_utc_days(store: SampleStore, samples: Samples) -> None:
+    """Midnight belongs to the new day."""
+    store.ingest(samples([1.0, 2.0], start=datetime(2026, 11, 1, 23, 59, 30, tzinfo=UTC)), source="a")
+    assert store.days() == [DAY, date(2026, 11, 2)]
+    assert store.span() == (datetime(2026, 11, 1, 23, 59, 30, tzinfo=UTC), datetime(2026, 11, 2, tzinfo=UTC))
+    midnight = datetime(2026, 11, 2, tzinfo=UTC)
+    assert store.scan(midnight, midnight + timedelta(1)).collect()["util_pct"].to_list() == [2.0]
+    assert store.scan(until=midnight).collect()["util_pct"].to_list() == [1.0]
+    assert [part.day for part in store.parts(until=midnight)] == [DAY]
+
+
+def test_two_clusters_may_have_nodes_and_gpus_of_the_same_name(store: SampleStore, samples: Samples) -> None:
+    """The cluster is part of the identity."""
+    store.ingest(samples([1.0], cluster="alpha"), source="a")
+    store.ingest(samples([2.0], cluster="beta"), source="b")
+    assert sorted(store.scan().collect().select("cluster", "util_pct").rows()) == [("alpha", 1.0), ("beta", 2.0)]
+    assert len(store.devices()) == 2
+
+
+def test_a_mig_instance_is_a_device_and_its_parent_is_recognisable(store: SampleStore, samples: Samples) -> None:
+    """The parent has the same UUID and no instance id."""
+    store.ingest(samples([None], power_w=150.0), source="parent")
+    store.ingest(samples([None], mig="7", mig_profile="1g.10gb", engine_active=0.5), source="child")
+    devices = store.devices().sort("mig", nulls_last=False)
+    assert devices.select("uuid", "mig").rows() == [("GPU-1", None), ("GPU-1", "7")]
+
+
+def test_the_table_of_devices_tells_rows_span_and_step(store: SampleStore, samples: Samples) -> None:
+    """The step is the median gap of each device, so that one missing sample does not change it."""
+    store.ingest(samples([0.0] * 5, step_s=57), source="a")
+    late = samples([0.0] * 3, start=EIGHT + timedelta(hours=1), step_s=57)
+    store.ingest(pl.concat([late, samples([0.0], uuid="GPU-2")]), source="b")
+    table = store.devices().sort("uuid")
+    assert table.select("uuid", "rows", "step_ms").rows() == [("GPU-1", 8, 57_000), ("GPU-2", 1, None)]
+    assert table["last"][0] == EIGHT + timedelta(hours=1, seconds=114)
+
+
+def test_offsets_from_the_table_find_the_rows_of_a_device(store: SampleStore, samples: Samples) -> None:
+    """A reader slices a part by the running sum of ``rows``."""
+    store.ingest(pl.concat([samples([float(n)] * (n + 1), uuid=f"GPU-{n}") for n in range(4)]), source="a")
+    (part,) = store.parts()
+    assert part.single
+    whole = pl.read_parquet(part.path)
+    start = 0
+    for row in part.devices().iter_rows(named=True):
+        mine = whole[start : start + row["rows"]]
+        assert set(mine["device"]) == {row["device"]}
+        assert set(mine["uuid"]) == {row["uuid"]}
+        assert mine["time"].is_sorted()
+        start += row["rows"]
+    assert start == part.rows == len(whole)
+
+
+def test_job_labels_are_found_without_reading_samples(store: SampleStore, samples: Samples) -> None:
+    """One row per run of consecutive samples that carry the id; a shared GPU has rows for both."""
+    labels = ["7", "7,8", "8", None, "7"]
+    frame = samples([0.0] * 5).with_columns(pl.Series("job", labels))
+    store.ingest(frame, source="a")
+    jobs = store.parts()[0].jobs().sort("first", "job")
+    at = [EIGHT + timedelta(seconds=30 * n) for n in range(5)]
+    assert jobs.select("job", "first", "last", "rows").rows() == [
+        ("7", at[0], at[1], 2),
+        ("8", at[1], at[2], 2),
+        ("7", at[4], at[4], 1),
+    ]
+
+
+def test_several_parts_of_a_day_are_merged_while_they_are_read(store: SampleStore, samples: Samples) -> None:
+    """Between landing and compaction a reader sees the same as afterwards."""
+    seen: list[list[object]] = []
+
+    def landed(_: object) -> None:
+        seen.append([*values(SampleStore(store.root)), [p.single for p in store.parts()]])
+
+    with writer.Writer(store.root, on_landed=landed, rows_at_once=1) as session:
+        session.add([samples([1.0, 2.0])], Source("a"))
+        session.add([samples([None, 3.0, 4.0], power_w=9.0)], Source("b"))
+    assert seen == [[1.0, 2.0, [True]], [1.0, 3.0, 4.0, [False, False]]]
+    store.close()
+    assert values(store) == [1.0, 3.0, 4.0]
+    assert values(store, "power_w") == [9.0, 9.0, 9.0]
+
+
+def test_a_source_that_breaks_off_leaves_nothing_and_the_others_stay(store: SampleStore, samples: Samples) -> None:
+    """Also where a part of it was already written."""
+
+    def broken():  # type: ignore[no-untyped-def]
+        yield samples([1.0, 2.0])
+        yield samples([3.0], start=EIGHT + timedelta(hours=1))
+        raise RuntimeError("cut off")
+
+    with writer.Writer(store.root, rows_at_once=2) as session:
+        session.add([samples([9.0], uuid="GPU-9")], Source("good"))
+        with pytest.raises(RuntimeError):
+            session.add(broken(), Source("bad"))
+        session.add([samples([8.0], uuid="GPU-8")], Source("good too"))
+    assert sorted(store.scan().collect()["uuid"]) == ["GPU-8", "GPU-9"]
+
+
+def test_leaving_a_writer_by_an_exception_lands_nothing(store: SampleStore, samples: Samples) -> None:
+    """What had not landed is gone, staging included."""
+
+    def interrupted() -> None:
+        with store.writer() as session:
+            session.add([samples([1.0])], Source("a"))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert store.days() == []
+    assert list((store.root / "staging").iterdir()) == []
+
+
+def test_a_crash_between_moving_parts_and_the_manifest_changes_nothing(
+    store: SampleStore, samples: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old manifest stays true; the files that it does not name are swept by the next writer."""
+    store.ingest(samples([1.0]), source="a")
+    before = files(store)
+
+    def crash(*_: object) -> None:
+        raise RuntimeError("power loss")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "save", crash)
+        with pytest.raises(RuntimeError):
+            store.ingest(samples([2.0], uuid="GPU-2"), source="b")
+    assert values(store) == [1.0]
+    assert files(store) > before
+    store.close()
+    store.ingest(samples([3.0], uuid="GPU-3"), source="c")
+    store.close()
+    store.ingest(samples([3.0], uuid="GPU-3"), source="c")
+    assert len(files(store)) == 3
+    assert values(store, "uuid") != []
+
+
+def test_the_staging_of_a_writer_that_died_is_removed(store: SampleStore, samples: Samples) -> None:
+    """A lock file that nobody holds tells a dead writer."""
+    dead = store.root / "staging" / "dead"
+    dead.mkdir(parents=True)
+    (dead / "lock").touch()
+    (dead / "part-x.parquet").write_bytes(b"half")
+    store.ingest(samples([1.0]), source="a")
+    assert not dead.exists()
+
+
+def test_a_reader_keeps_its_parts_while_another_compacts(store: SampleStore, samples: Samples) -> None:
+    """A plan that was made before a compaction still runs; the files go with the write after the reader."""
+    store.ingest(samples([1.0]), source="a")
+    plan = store.scan()
+    SampleStore(store.root).ingest(samples([2.0], uuid="GPU-2"), source="b")
+    assert plan.collect()["util_pct"].to_list() == [1.0]
+    assert len(files(store)) == 9
+    store.close()
+    SampleStore(store.root).ingest(samples([2.0], uuid="GPU-2"), source="b")
+    assert len(files(store)) == 3
+
+
+def _write_many(root: str, node: str) -> None:
+    frames = [
+        pl.DataFrame(
+            {"cluster": ["a"] * 20, "node": [node] * 20, "uuid": [f"GPU-{gpu}"] * 20,
+             "time": [EIGHT + timedelta(seconds=n) for n in range(20)], "util_pct": [1.0] * 20}
+        )
+        for gpu in range(5)
+    ]  # fmt: skip
+    for number, frame in enumerate(frames):
+        SampleStore(Path(root)).ingest(frame, source=f"{node}-{number}")
+
+
+def test_two_processes_may_write_at_once(store: SampleStore) -> None:
+    """Nothing is lost, nothing is doubled, the day ends as one part."""
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_write_many, args=(str(store.root), f"gpu0{n}")) for n in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    whole = store.scan().collect()
+    assert len(whole) == 200
+    assert whole.select("node", "uuid", "time").is_unique().all()
+    store.close()
+    store.compact()
+    assert len(files(store)) == 3
+
+
+@pytest.mark.parametrize("first", ["index", "uuid"])
+def test_a_gpu_known_by_index_takes_the_uuid_that_the_node_tells(
+    store: SampleStore, samples: Samples, first: str
+) -> None:
+    """dmon knows indices, dcgm-exporter UUIDs: they are one device, whichever comes first."""
+    by_index = samples([None, 5.0], uuid=None, index=0, power_w=70.0)
+    by_uuid = samples([4.0], index=0, pci="00000000:07:00.0")
+    for frame in (by_index, by_uuid) if first == "index" else (by_uuid, by_index):
+        store.ingest(frame, source="x")
+    whole = store.scan().collect()
+    assert whole.select("uuid", "util_pct", "power_w").rows() == [("GPU-1", 4.0, 70.0), ("GPU-1", 5.0, 70.0)]
+    assert store.devices()["device"].to_list() == [device_id("alpha", "gpu01", "GPU-1", None, None, None)]
+
+
+def test_a_gpu_known_by_pci_address_takes_the_uuid(store: SampleStore, samples: Samples) -> None:
+    """And one known by index takes it by way of the address."""
+    store.ingest(samples([1.0], uuid=None, pci="00000000:07:00.0", index=0), source="a")
+    store.ingest(samples([2.0], uuid=None, index=0, start=EIGHT + timedelta(minutes=1)), source="b")
+    assert len(store.devices()) == 1
+    store.ingest(samples([3.0], pci="00000000:07:00.0", start=EIGHT + timedelta(minutes=2)), source="c")
+    assert store.scan().collect().select("uuid", "util_pct").rows() == [("GPU-1", 1.0), ("GPU-1", 2.0), ("GPU-1", 3.0)]
+
+
+def test_an_index_that_two_gpus_had_on_a_day_is_adopted_by_none(store: SampleStore, samples: Samples) -> None:
+    """A GPU was changed: the index alone does not tell which."""
+    store.ingest(pl.concat([samples([1.0], index=0), samples([2.0], uuid="GPU-2", index=0)]), source="a")
+    store.ingest(samples([3.0], uuid=None, index=0), source="b")
+    assert len(store.devices()) == 3
+
+
+def test_days_before_a_date_are_deleted(store: SampleStore, samples: Samples) -> None:
+    """Retention: the directories go too."""
+    for day in (1, 2, 3):
+        store.ingest(samples([1.0], start=datetime(2026, 11, day, 8, tzinfo=UTC)), source="a")
+    assert store.delete_before(date(2026, 11, 3)) == [DAY, date(2026, 11, 2)]
+    assert store.days() == [date(2026, 11, 3)]
+    assert SampleStore(store.root / "none").delete_before(DAY) == []
+    store.close()
+    store.delete_before(date(2026, 11, 3))
+    store.ingest(samples([1.0], start=datetime(2026, 11, 3, 8, tzinfo=UTC)), source="a")
+    assert [path.name for path in store.root.glob("day=*")] == ["day=2026-11-03"]
+
+
+def test_a_day_can_be_written_from_columns_that_are_in_order(store: SampleStore) -> None:
+    """For generated histories: no ingest, several frames, a device that goes on in the next."""
+    ids = with_device(pl.DataFrame({"cluster": "a", "node": "n1", "uuid": ["GPU-1", "GPU-2"]})).sort("device")
+    times = pl.datetime_range(EIGHT, EIGHT + timedelta(seconds=99), "1s", time_unit="ms", eager=True)
+    frames = [
+        pl.DataFrame({"device": pl.repeat(device, 50, dtype=pl.UInt64, eager=True), "time": part, "util_pct": 5.0})
+        for device in ids["device"]
+        for part in (times[:50], times[50:])
+    ]
+    part = store.write_day(DAY, frames, ids)
+    assert (part.rows, part.single, part.first, part.last) == (200, True, times[0], times[-1])
+    assert part.devices()["rows"].to_list() == [100, 100]
+    assert store.scan().select(pl.len(), pl.col("util_pct").mean()).collect().row(0) == (200, 5.0)
+    again = store.write_day(DAY, [frames[0]], ids.select(pl.exclude("device")))
+    assert [one.rows for one in store.parts()] == [again.rows] == [50]
+
+
+def test_a_part_needs_samples_and_identities(tmp_path: Path) -> None:
+    """Faults of a caller leave no files behind."""
+    ids = with_device(pl.DataFrame({"cluster": "a", "node": "n1", "uuid": ["GPU-1"]}))
+    with pytest.raises(ValueError, match="at least one"), PartWriter(PartFiles.of(tmp_path, "x"), "x", ids) as part:
+        part.write(pl.DataFrame({"device": [], "time": []}))
+    frame = pl.DataFrame({"device": pl.Series([1], dtype=pl.UInt64), "time": [EIGHT]})
+    with pytest.raises(ValueError, match="no identity"), PartWriter(PartFiles.of(tmp_path, "x"), "x", ids) as part:
+        part.write(frame)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_compaction_goes_through_a_large_day_in_ranges_of_devices(
+    store: SampleStore, samples: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result does not depend on how much is read at once."""
+    monkeypatch.setattr(compact.compact, "__kwdefaults__", {"rows_at_once": 7})
+    frames = [samples([float(n), None, float(n)], uuid=f"GPU-{n}", job=str(n)) for n in range(6)]
+    with writer.Writer(store.root, rows_at_once=1) as session:
+        for number, frame in enumerate([*frames, *frames[::2]]):
+            session.add([frame], Source(str(number)))
+    whole = store.scan().collect().sort("uuid", "time")
+    assert whole["util_pct"].to_list() == [x for n in range(6) for x in (n, None, n)]
+    assert len(files(store)) == 3
+
+
+def test_a_damaged_manifest_and_damaged_tables_are_one_line_each(store: SampleStore, samples: Samples) -> None:
+    """Naming the file and what to do."""
+    store.ingest(samples([1.0]), source="a")
+    (part,) = store.parts()
+    part.files.devices.write_bytes(b"no parquet")
+    with pytest.raises(UnreachableError, match="devices-"):
+        part.devices()
+    path = store.root / manifest.FILE
+    good = json.loads(path.read_text())
+    for text, what in [
+        ("{", "damaged"),
+        (json.dumps({**good, "version": 99}), "version 99"),
+        (json.dumps({**good, "days": {"2026-11-01": [{"name": "../x"}]}}), "damaged"),
+        (json.dumps({**good, "days": {"2026-11-01": [{**good["days"]["2026-11-01"][0], "name": "../x"}]}}), "damaged"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(AffinodeError, match=what):
+            store.days()
+
+
+def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path, samples: Samples) -> None:
+    """Naming the directory."""
+    (tmp_path / "file").touch()
+    with pytest.raises(UnreachableError, match="cannot be written"):
+        SampleStore(tmp_path / "file" / "history").ingest(samples([1.0]), source="a")
+    assert SampleStore(tmp_path / "file" / "history").days() == []
+
+
+def test_samples_without_a_node_are_a_fault_of_the_reader(store: SampleStore, samples: Samples) -> None:
+    """They could be joined to nothing."""
+    with pytest.raises(ValueError, match="node"):
+        store.ingest(samples([1.0], node=None), source="a")
+
+
+def test_an_empty_history_answers_with_nothing(store: SampleStore) -> None:
+    """Reading makes nothing on disk."""
+    assert (store.days(), store.parts(), store.span(), store.sources()) == ([], [], None, frozenset())
+    assert store.scan().collect().is_empty()
+    assert store.devices().is_empty()
+    assert not store.root.exists()
+    with store.writer():
+        pass
+    assert store.days() == []
+
+
+_value = st.one_of(st.none(), st.integers(0, 3).map(float))
+_row = st.tuples(st.integers(0, 1), st.integers(0, 4), _value, _value, st.sampled_from([None, "1", "2", "1,3"]))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(_row, max_size=6), min_size=1, max_size=4))
+def test_whatever_is_read_in_whichever_pieces_the_rule_holds(
+    tmp_path_factory: pytest.TempPathFactory,
+    batches: list[list[tuple[int, int, float | None, float | None, str | None]]],
+) -> None:
+    """The history is the fold of all rows by the merge rule, however they are cut into files."""
+    store = SampleStore(tmp_path_factory.mktemp("fold"))
+    expected: dict[tuple[str, datetime], dict[str, object]] = {}
+    with writer.Writer(store.root, rows_at_once=3) as session:
+        for number, rows in enumerate(batches):
+            frame = pl.DataFrame(
+                [("a", "n", f"GPU-{g}", EIGHT + timedelta(seconds=t), u, p, j) for g, t, u, p, j in rows],
+                schema={"cluster": pl.String, "node": pl.String, "uuid": pl.String,
+                        "time": pl.Datetime("ms", "UTC"), "util_pct": pl.Float32, "power_w": pl.Float32,
+                        "job": pl.String}, orient="row",
+            )  # fmt: skip
+            session.add([frame], Source(str(number)))
+            for g, t, u, p, j in rows:
+                if (u, p, j) == (None, None, None):
+                    continue
+                known = expected.setdefault((f"GPU-{g}", EIGHT + timedelta(seconds=t)), dict.fromkeys(("u", "p", "j")))
+                known["u"] = u if u is not None else known["u"]
+                known["p"] = p if p is not None else known["p"]
+                ids = {one for one in f"{known['j'] or ''},{j or ''}".split(",") if one}
+                known["j"] = ",".join(sorted(ids)) or None
+    whole = store.scan().collect()
+    found = {
+        (row["uuid"], row["time"]): {"u": row["util_pct"], "p": row["power_w"], "j": row["job"]}
+        for row in whole.iter_rows(named=True)
+    }
+    assert found == expected
+    assert len(whole) == len(expected)
+    assert set(METRICS) <= set(whole.columns)

@@ -1,0 +1,355 @@
+"""CSV, nvidia-smi logs, dmon output, Prometheus answers, Parquet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from slurm_affinode.errors import ConfigError, InputError
+from slurm_affinode.history import aliases
+
+EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
+Reader = Callable[..., Any]
+UUID = "GPU-5c7e1b3a-0000-4000-8000-000000000000"
+
+
+def test_nvidia_smi(read: Reader, recorded: Path) -> None:
+    """Units in the header and behind values, texts for what is not supported, a header again after a restart."""
+    result = read(recorded / "gpu" / "nvidia-smi-gpu01.csv")
+    assert result.format == "nvidia-smi"
+    zero = [row for row in result.rows if row["index"] == 0]
+    assert [row["util_pct"] for row in zero] == [97.0, None, 0.0]
+    assert [row["power_w"] for row in result.rows if row["index"] == 1] == [None, None, 57.0]
+    assert zero[0]["time"] == EIGHT + timedelta(milliseconds=123)
+    assert (zero[0]["node"], zero[0]["pci"], zero[0]["model"]) == ("gpu01", "00000000:07:00.0", "NVIDIA A100-SXM4-80GB")
+    assert (zero[0]["fb_used_mib"], zero[0]["fb_total_mib"]) == (71000.0, 81920.0)
+    assert result.notes.problem_count == 0
+
+
+def test_nvidia_smi_without_a_header_needs_the_list_of_fields(read: Reader, recorded: Path) -> None:
+    """The same list that ``--query-gpu`` was given."""
+    path = recorded / "gpu" / "nounits-noheader.csv"
+    with pytest.raises(InputError, match="no header line") as caught:
+        read(path, node="gpu01")
+    assert "--fields" in str(caught.value.hint)
+    fields = ("timestamp", "pci.bus_id", "utilization.gpu", "memory.used", "power.draw")
+    rows = read(path, node="gpu01", fields=fields).rows
+    assert [(row["util_pct"], row["fb_used_mib"]) for row in rows] == [(97.0, 71000.0), (96.0, 71000.0)]
+    with pytest.raises(InputError, match="has 5 columns, --fields names 4"):
+        read(path, node="gpu01", fields=fields[:4])
+
+
+def test_a_log_may_end_in_the_middle_of_a_line(read: Reader, recorded: Path, tmp_path: Path) -> None:
+    """It is being written: the unfinished line is reported, what stands before it counts."""
+    text = (recorded / "gpu" / "nvidia-smi-gpu01.csv").read_text()
+    path = tmp_path / "gpu01.csv"
+    path.write_text(text[:-60])
+    result = read(path)
+    assert len(result.rows) == 5
+    assert "unfinished" in result.notes.problems[0].reason
+
+
+def test_a_table_that_ends_in_the_middle_of_a_line_is_refused(read: Reader, tmp_path: Path) -> None:
+    """A CSV export is complete or cut off."""
+    path = tmp_path / "gpu01.csv"
+    path.write_text("time,uuid,util_pct,power_w\n1793520000,GPU-1,5,60\n1793520030,GPU-1")
+    with pytest.raises(InputError, match=r"gpu01\.csv:3: is cut off"):
+        read(path)
+
+
+def test_a_table_with_names_of_its_own(read: Reader, recorded: Path) -> None:
+    """The mapping of the configuration names columns, with a unit where it is not the schema's."""
+    columns = {"Zeit": "time", "Knoten": "node", "Auslastung": "util_pct", "Speicher": "fb_used_mib:gib"}
+    (row,) = read(recorded / "gpu" / "wide.csv", columns=columns).rows
+    assert row["time"] == EIGHT - timedelta(hours=1)
+    assert (row["util_pct"], row["fb_used_mib"], row["fb_total_mib"]) == (10.5, 1024.0, 40960.0)
+    assert (row["node"], row["uuid"], row["job"]) == ("gpu01", UUID, "77")
+
+
+def test_a_long_table(read: Reader, recorded: Path) -> None:
+    """One row per measurement: metrics of a time are one sample, an empty value is missing."""
+    result = read(recorded / "gpu" / "long.csv")
+    assert [(row["util_pct"], row["fb_used_mib"]) for row in result.rows] == [(5.0, 1024.0), (None, 2048.0)]
+    assert dict(result.notes.unknown) == {"something_else": 1}
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_the_delimiter_is_found(read: Reader, tmp_path: Path, delimiter: str) -> None:
+    """Quoted names may hold it."""
+    path = tmp_path / "gpu01.csv"
+    rows = [["time", "gpu", "name", "util"], ["1793520000", "3", f'"A{delimiter}B"', "7"]]
+    path.write_text("\n".join(delimiter.join(row) for row in rows))
+    (row,) = read(path).rows
+    assert (row["index"], row["model"], row["util_pct"]) == (3, f"A{delimiter}B", 7.0)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ("1793520030,GPU-1", "has 2 columns"),
+        ("1793520030,GPU-1,high", "util_pct is 'high'"),
+        ("yesterday,GPU-1,5", "the time cannot be read: time is 'yesterday'"),
+        ("2026-02-30T08:00:00,GPU-1,5", "the time cannot be read"),
+        ("1793520030,,5", "names no GPU"),
+    ],
+)
+def test_a_bad_row_is_reported_with_its_line(read: Reader, tmp_path: Path, bad: str, reason: str) -> None:
+    """A quoted line feed before it does not shift the count."""
+    path = tmp_path / "gpu01.csv"
+    end = "" if "columns" in reason else ",x"
+    first = 'time,uuid,util_pct,"no\nte"\n1793520000,GPU-1,1,"two\nlines"\n'
+    path.write_text(f"{first}{bad}{end}\n1793520060,GPU-1,2,x\n")
+    result = read(path)
+    assert [row["util_pct"] for row in result.rows] == [1.0, 2.0]
+    (problem,) = result.notes.problems
+    assert problem.line == 5
+    assert reason in problem.reason
+    with pytest.raises(InputError, match=r"gpu01\.csv:5"):
+        read(path, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1793520000", 0), ("1793520000.5", 0.5), ("1793520000500", 0.5), ("1793520000500000", 0.5),
+        ("1793520000500000000", 0.5), ("2026-11-01T08:00:00Z", 0), ("2026-11-01 09:00:01+01:00", 1),
+        ("2026-11-01 03:00:00.250-0500", 0.25), ("2026-11-01T08:00", 0), ("2026/11/01 08:00:00.123", 0.123),
+        ("2026-11-01T08:00:00,5", 0.5), ("2026-11-01 08:00:00 UTC", 0), ("2026-11-01", -28800), ("1.79352e9", 0),
+    ],
+)  # fmt: skip
+def test_times_in_every_form(read: Reader, tmp_path: Path, text: str, seconds: float) -> None:
+    """Epoch numbers of any unit, ISO 8601 with and without zone, the form of nvidia-smi."""
+    path = tmp_path / "gpu01.csv"
+    path.write_text(f'time;uuid;util_pct\n"{text}";GPU-1;1\n')
+    assert read(path).rows[0]["time"] == EIGHT + timedelta(seconds=seconds)
+
+
+def test_clocks_going_back_are_told_by_order(read: Reader, tmp_path: Path) -> None:
+    """02:30 exists twice on 25 October in Oslo: the second one comes after the clock went back."""
+    path = tmp_path / "gpu01.csv"
+    local = ["01:30:00", "02:00:00", "02:30:00", "02:00:00", "02:30:00", "03:00:00"]
+    rows = "".join(f"2026-10-25 {clock},GPU-{gpu},{gpu}\n" for clock in local for gpu in (1, 2))
+    path.write_text("time,uuid,util_pct\n" + rows)
+    result = read(path, zone="Europe/Oslo", node="gpu01")
+    begin = datetime(2026, 10, 24, 23, 30, tzinfo=UTC)
+    mine = [row["time"] for row in result.rows if row["uuid"] == "GPU-1"]
+    assert mine == [begin + timedelta(minutes=30 * n) for n in range(6)]
+    assert sum(result.notes.decisions.values()) == 8
+
+
+def test_clocks_going_back_between_two_blocks(read: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file is cut into blocks does not matter."""
+    monkeypatch.setattr("slurm_affinode.history.lines.blocks.__kwdefaults__", {"chunk": 64, "advance": lambda n: None})
+    path = tmp_path / "gpu01.csv"
+    clocks = [f"02:{minute:02}:00" for minute in range(0, 60, 5)]
+    path.write_text("time,uuid,util_pct\n" + "".join(f"2026-10-25 {clock},GPU-1,1\n" for clock in clocks * 2))
+    begin = datetime(2026, 10, 25, tzinfo=UTC)
+    times = [row["time"] for row in read(path, zone="Europe/Oslo").rows]
+    assert times == [begin + timedelta(minutes=5 * n) for n in range(24)]
+
+
+def test_a_local_time_that_does_not_exist_is_decided_and_said(read: Reader, tmp_path: Path) -> None:
+    """02:30 on 29 March in Oslo: read with the offset from before, 01:30 UTC."""
+    path = tmp_path / "gpu01.csv"
+    path.write_text("time,uuid,util_pct\n2026-03-29 02:30:00,GPU-1,1\n")
+    result = read(path, zone="Europe/Oslo", node="gpu01")
+    assert result.rows[0]["time"] == datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
+    assert list(result.notes.decisions.values()) == [1]
+
+
+def test_a_table_without_times_needs_start_and_interval(read: Reader, tmp_path: Path) -> None:
+    """A tick ends where a device comes again."""
+    path = tmp_path / "gpu01.csv"
+    path.write_text("index, utilization.gpu [%]\n0, 1 %\n1, 2 %\n0, 3 %\n1, 4 %\n")
+    with pytest.raises(InputError, match="has no times"):
+        read(path)
+    with pytest.raises(InputError, match=r"gpu01\.csv:4"):
+        read(path, start=EIGHT)
+    rows = read(path, start=EIGHT, interval_s=10).rows
+    assert [(row["index"], (row["time"] - EIGHT).seconds) for row in rows] == [(0, 0), (0, 10), (1, 0), (1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("time,uuid,temperature\n1,GPU-1,5\n", "no column is a GPU metric"),
+        ("time,util_pct\n1,5\n", "no column names the GPU"),
+        ("time,uuid,util_pct\n", "has a header and nothing else"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_one_line(read: Reader, tmp_path: Path, text: str, what: str) -> None:
+    """Naming the file and what is missing."""
+    path = tmp_path / "gpu01.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=what):
+        read(path, format="csv")
+
+
+def test_a_table_that_names_no_node_asks_for_one(read: Reader, tmp_path: Path) -> None:
+    """Unless the file or its directory is named after it."""
+    path = tmp_path / "samples.csv"
+    path.write_text("time,uuid,util_pct\n1793520000,GPU-1,5\n")
+    with pytest.raises(InputError, match="which node"):
+        read(path)
+    assert read(path, node="gpu07").rows[0]["node"] == "gpu07"
+
+
+def test_dmon(read: Reader, recorded: Path) -> None:
+    """Ticks from start and interval, N/A missing, repeated headers, MIG instances as devices."""
+    result = read(recorded / "gpu" / "dmon.txt", node="gpu01", start=EIGHT, interval_s=30)
+    assert result.format == "dmon"
+    assert result.notes.problem_count == 0
+    zero = [row for row in result.rows if row["index"] == 0]
+    assert [(row["util_pct"], row["power_w"], row["xid"]) for row in zero] == [
+        (96.0, 310.25, 0),
+        (95.0, 309.0, 0),
+        (0.0, 62.0, 13),
+    ]
+    assert [row["time"] for row in zero] == [EIGHT + timedelta(seconds=30 * n) for n in range(3)]
+    mig = [row for row in result.rows if row["mig"] == "1"]
+    assert [(row["util_pct"], row["engine_active"], row["fb_used_mib"]) for row in mig] == [
+        (None, pytest.approx(0.7), 20000.0)
+    ] * 3
+
+
+def test_dmon_with_times_in_front(read: Reader, tmp_path: Path) -> None:
+    """As ``ts`` puts them; then no start is needed."""
+    path = tmp_path / "gpu01.txt"
+    path.write_text(
+        "2026-11-01T08:00:00+0000 # Entity  GRACT  TENSO\n2026-11-01T08:00:00+0000       Id\n"
+        "2026-11-01T08:00:01+0000     GPU 0  0.5  0.25\n2026-11-01T08:00:02+0000     GPU 0  0.0  0.0\n"
+    )
+    rows = read(path).rows
+    assert [(row["time"], row["engine_active"], row["tensor_active"]) for row in rows] == [
+        (EIGHT + timedelta(seconds=1), 0.5, 0.25),
+        (EIGHT + timedelta(seconds=2), 0.0, 0.0),
+    ]
+
+
+def test_dmon_goes_on_counting_where_its_columns_change(read: Reader, tmp_path: Path) -> None:
+    """A second run appended to the same file with other fields; bad lines and other entities are passed over."""
+    path = tmp_path / "gpu01.txt"
+    path.write_text(
+        "#Entity   GPUTL\nGPU 0     1\nGPU 0     2\nSwitch 0  7\nGPU 0\nnonsense\nFPGA 1   3\nGPU 0   1 2\n"
+        "#Entity   POWER   GPUTL\nGPU 0     50.0    3\nGPU 0     51"
+    )
+    result = read(path, start=EIGHT, interval_s=10)
+    assert [(row["util_pct"], (row["time"] - EIGHT).seconds) for row in result.rows] == [(1.0, 0), (2.0, 10), (3.0, 20)]
+    assert [problem.line for problem in result.notes.problems] == [5, 6, 7, 8, 11]
+    assert "unfinished" in result.notes.problems[-1].reason
+
+
+def test_an_answer_of_prometheus(read: Reader, recorded: Path) -> None:
+    """The jobstats exporter: bytes, milliwatts, the job id as a value, ``instance`` as the node."""
+    result = read(recorded / "gpu" / "jobstats.json")
+    assert result.format == "prometheus-json"
+    mine = [row for row in result.rows if row["node"] == "della-i12g1"]
+    assert [row["job"] for row in mine] == [None, "34792230", "34792230"]
+    assert [row["power_w"] for row in mine] == [60.5, 250.0, None]
+    assert [row["util_pct"] for row in mine] == [0.0, 50.0, 100.0]
+    assert (mine[0]["cluster"], mine[0]["fb_used_mib"], mine[0]["fb_total_mib"]) == ("della", 1024.0, 40960.0)
+    assert len(result.rows) == 6
+
+
+def test_answers_of_prometheus_one_per_line(read: Reader, tmp_path: Path) -> None:
+    """An instant query has one value per series; a bad series is reported."""
+    good = {
+        "metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL", "UUID": "GPU-1", "Hostname": "n1"},
+        "value": [1793520000, "4"],
+    }
+    series = [good, {**good, "metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL"}}, {**good, "value": [1, "x"]},
+              {**good, "value": 7}, {"metric": {}, "value": [1, "2"]}]  # fmt: skip
+    answer = json.dumps({"status": "success", "data": {"resultType": "vector", "result": series}})
+    path = tmp_path / "a.json"
+    path.write_text(f"{answer}\n{answer}\n")
+    result = read(path)
+    assert [row["util_pct"] for row in result.rows if row["util_pct"] is not None] == [4.0]
+    assert result.notes.problem_count == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('{"status":"error","error":"bad query"}', "bad query"),
+        ('{"a": 1}', "no answer of the Prometheus API"),
+        ("[1, 2]", "no answer of the Prometheus API"),
+        ('{"status":"success","data":{"resultType":"matr', "cut off"),
+    ],
+)
+def test_json_that_is_none_of_prometheus_is_one_line(read: Reader, tmp_path: Path, text: str, what: str) -> None:
+    """Naming the file."""
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=what):
+        read(path)
+
+
+def test_parquet_with_the_columns_of_the_schema(
+    read: Reader, samples: Callable[..., pl.DataFrame], tmp_path: Path
+) -> None:
+    """Everything comes back as it is."""
+    frame = samples([0.0, None, 12.5], power_w=60.25, job="7", index=2, pci="00000000:07:00.0", xid=0)
+    path = tmp_path / "s.parquet"
+    frame.write_parquet(path)
+    result = read(path)
+    assert result.format == "parquet"
+    assert [row["util_pct"] for row in result.rows] == [0.0, None, 12.5]
+    assert pl.DataFrame(result.rows, schema=frame.schema).equals(frame)
+
+
+def test_parquet_with_the_names_of_dcgm_and_other_types(read: Reader, tmp_path: Path) -> None:
+    """Alias names, integers, lists of jobs, naive times in the given zone, several batches."""
+    path = tmp_path / "s.parquet"
+    frame = pl.DataFrame(
+        {"timestamp": [datetime(2026, 11, 1, 9)]  # noqa: DTZ001 - a file without a zone
+, "Hostname": ["n1.x"], "gpu": [3], "DCGM_FI_DEV_GPU_UTIL": [7],
+         "DCGM_FI_DEV_FB_USED_BYTES": [2**30], "hpc_job": [["8", "7"]], "other": [1]}
+    )  # fmt: skip
+    frame.write_parquet(path)
+    (row,) = read(path, zone="Europe/Oslo").rows
+    assert (row["time"], row["node"], row["index"], row["util_pct"]) == (EIGHT, "n1", 3, 7.0)
+    assert (row["fb_used_mib"], row["job"]) == (1024.0, "7,8")
+
+
+def test_a_damaged_parquet_file_is_one_line(read: Reader, tmp_path: Path) -> None:
+    """As is one without a metric."""
+    path = tmp_path / "s.parquet"
+    path.write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(InputError, match="damaged or no Parquet"):
+        read(path)
+    pl.DataFrame({"a": [1]}).write_parquet(path)
+    with pytest.raises(InputError, match="no column is a GPU metric"):
+        read(path)
+
+
+def test_a_table_of_aliases_of_a_site(tmp_path: Path) -> None:
+    """Read after the built-in one; what it does not know is an error that names file and key."""
+    path = tmp_path / "aliases.toml"
+    path.write_text('[metrics.util_pct]\nratio = ["my_busy"]\n[labels]\nnode = ["rack_host"]\n')
+    table = aliases.load(path)
+    found = table.metric("MY-BUSY")
+    assert found is not None
+    assert (found.field, found.factor) == ("util_pct", 100.0)
+    assert table.labels["node"][0] == "rack_host"
+    for text, what in [
+        ('[metrics.heat]\npercent = ["x"]', "metrics.heat"),
+        ('[metrics.util_pct]\nfurlong = ["x"]', "furlong"),
+        ('[metrics.util_pct]\npercent = "x"', "list of strings"),
+        ("metrics = 1", "table is needed"),
+        ("[", "aliases.toml"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=what):
+            aliases.load(path)
+    with pytest.raises(ConfigError, match="no such file"):
+        aliases.load(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="'heat' is no field"):
+        aliases.load(columns={"x": "heat"})
+    with pytest.raises(ConfigError, match="'stone' is no unit"):
+        aliases.load(columns={"x": "power_w:stone"})
