@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -111,11 +111,19 @@ def analyse_stored(
     say("joining with the GPU history")
     history = SampleStore(config.history_dir)
     try:
-        return waste.analyse(
+        result = waste.analyse(
             query, jobs, gpus, history, table, ingests, now=moment, top_runs=top_runs, advance=_advance(say)
         )
     finally:
         history.close()
+    return replace(result, price_note=_price_note(table))
+
+
+def _price_note(table: prices.PriceTable) -> str:
+    if not table.example:
+        return ""
+    of = f" of {table.as_of}" if table.as_of else ""
+    return f"Amounts use example prices{of}, not yours: set price.table in the configuration."
 
 
 def _advance(say: Step) -> Callable[[int, int], None]:

@@ -131,8 +131,9 @@ def money_note(result: WasteResult) -> str:
     """What the amounts leave out, and where prices come from."""
     if known(result.total, "cost") is None:
         return "No price is known for these GPUs: a price table in the configuration adds amounts of money."
+    notes = [result.price_note] if result.price_note else []
     missing: Sequence[str] = sorted(fmt.name(m) for m, price in result.prices.items() if price is None)
-    if not missing:
-        return ""
-    listed = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
-    return f"Amounts leave out GPUs without a known price: {listed}."
+    if missing:
+        listed = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
+        notes.append(f"Amounts leave out GPUs without a known price: {listed}.")
+    return " ".join(notes)

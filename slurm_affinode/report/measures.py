@@ -56,7 +56,7 @@ def _text(value: float | None, key: str, currency: str, *, unit: bool) -> str:
     if key.endswith("_kwh"):
         return fmt.energy(value)
     if key.endswith("_gib_h"):
-        return fmt.gib_hours(value)
+        return fmt.gib_hours(value) if unit else fmt.number(value)
     if key.endswith("_s"):
         return fmt.duration(value)
     if key.endswith("_gib"):

@@ -168,11 +168,23 @@ def windows(result: WasteResult) -> Markup:
         "An idle window is an unbroken idle time of one GPU within one job. Long windows are the ones that can be "
         "taken back; many short ones are pauses of a working job.",
     )
-    bins = [fmt.visible(label) for label in frame["label"]]
+    bins = [_window(lower, upper) for lower, upper in frame.select("lower_s", "upper_s").iter_rows()]
     series = [Series("share of idle windows", count, "1"), Series("share of idle GPU-hours", hours, "2")]
     return charts.histogram(
         words, bins, series, unit="%", x_label="Length of the idle window", value=fmt.pct, note=words.summary
     )
+
+
+def _window(lower_s: float, upper_s: float | None) -> str:
+    """A short label: ``<5 min``, ``5–15 min``, ``1–4 h``, ``≥24 h``."""
+    edge = upper_s if upper_s is not None else lower_s
+    divisor, unit = next(((d, u) for d, u in ((3600, "h"), (60, "min")) if edge >= d and edge % d == 0), (1, "s"))
+    if unit == "h" and 0 < lower_s < 3600:
+        divisor, unit = 60, "min"
+    low, high = fmt.number(lower_s / divisor), fmt.number(edge / divisor)
+    if upper_s is None:
+        return f"≥{low}{fmt.NBSP}{unit}"
+    return f"<{high}{fmt.NBSP}{unit}" if lower_s == 0 else f"{low}–{high}{fmt.NBSP}{unit}"
 
 
 def _shares(frame: pl.DataFrame, column: str) -> list[float | None]:

@@ -55,7 +55,7 @@ def _group(result: WasteResult, key: str, title: str, one: str, top: int) -> Gro
     with_cost = known(result.total, "idle_cost") is not None
     measures = [
         _IDLE, _IDLE_SHARE, _ALLOCATED,
-        *([_UNKNOWN, ("idle_mem_gib_h", "Memory held while idle", "")] if wide else []),
+        *([_UNKNOWN, ("idle_mem_gib_h", "Held while idle", "GiB h")] if wide else []),
         *([("idle_cost", "Idle cost", result.currency)] if wide and with_cost else []),
         ("jobs", "Runs", ""),
     ]  # fmt: skip
@@ -89,22 +89,24 @@ def worst(result: WasteResult, top: int) -> Table | None:
         return None
     strips = _strips(result.timelines)
     with_cost = known(result.total, "idle_cost") is not None
-    measures = [
-        _IDLE, _IDLE_SHARE, ("longest_idle_s", "Longest idle", ""), ("fb_mean_gib", "Mean memory", "GiB per GPU"),
+    after = [
+        ("longest_idle_s", "Longest idle", ""), ("fb_mean_gib", "Mean memory", "GiB per GPU"),
         *([("idle_cost", "Idle cost", result.currency)] if with_cost else []),
     ]  # fmt: skip
     rows = tuple(
-        (_job_cell(row), name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), _NAME_LENGTH)), _gpus_cell(row),
-         _life_cell(row, strips), *(cell(row, m) for m, _, _ in measures))
+        (_job_cell(row), _user_cell(row), cell(row, "gpu_hours_idle"), cell(row, "idle_fraction"),
+         _life_cell(row, strips), *(cell(row, m) for m, _, _ in after), _gpus_cell(row))
         for row in frame.iter_rows(named=True)
     )  # fmt: skip
-    columns = (Column("Job", unit="name"), Column("User", unit="account"), Column("GPUs", unit="model"), _LIFE)
-    return Table(
-        "worst-jobs",
-        "Job runs with most idle GPU-hours",
-        (*columns, *(column(*measure) for measure in measures)),
-        rows,
-    )
+    columns = (
+        Column("Job", unit="name"), Column("User", unit="account"), column(*_IDLE), column(*_IDLE_SHARE), _LIFE,
+        *(column(*measure) for measure in after), Column("GPUs", unit="model"),
+    )  # fmt: skip
+    return Table("worst-jobs", "Job runs with most idle GPU-hours", columns, rows)
+
+
+def _user_cell(row: Row) -> Cell:
+    return name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), _NAME_LENGTH))
 
 
 def _strips(timelines: pl.DataFrame) -> dict[tuple[str, int, datetime], Markup]:
@@ -205,7 +207,7 @@ def _all_rows(frame: pl.DataFrame) -> Iterable[tuple[Cell, ...]]:
     for row in frame.iter_rows(named=True):
         yield (
             _job_cell(row),
-            name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), _NAME_LENGTH)),
+            _user_cell(row),
             *(cell(row, measure) for measure, _, _ in _ALL_MEASURES),
             _gpus_cell(row),
             name_cell(

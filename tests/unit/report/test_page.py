@@ -216,7 +216,7 @@ def test_the_worst_jobs_come_first_and_have_their_picture(result: WasteResult) -
     assert context.worst is not None
     assert context.worst.rows[0][0].sort == str(result.jobs["job_id"][0])
     assert len(context.worst.rows) == 5
-    assert all(row[3].picture for row in context.worst.rows)
+    assert all(row[4].picture for row in context.worst.rows)
 
 
 def test_tables_say_their_order_and_scope(page: Page) -> None:
@@ -238,6 +238,26 @@ def test_models_without_a_price_are_named(result: WasteResult) -> None:
     prices = {**result.prices, "NVIDIA L4": None}
     page = Page(render_plain(dataclasses.replace(result, prices=prices)))
     assert "Amounts leave out GPUs without a known price: NVIDIA L4." in page.text
+
+
+def test_prices_that_are_not_the_sites_own_are_said_to_be_examples(result: WasteResult) -> None:
+    """Nobody takes them for a bill."""
+    page = Page(render_plain(dataclasses.replace(result, price_note="Amounts use example prices.")))
+    assert "Amounts use example prices." in page.text
+
+
+@pytest.mark.parametrize(
+    ("lower_s", "upper_s", "label"),
+    [
+        (0, 300, "<5 min"), (300, 900, "5–15 min"), (900, 3600, "15–60 min"), (3600, 14400, "1–4 h"),
+        (86400, None, "≥24 h"), (30, 90, "30–90 s"),
+    ],
+)  # fmt: skip
+def test_lengths_of_idle_windows_have_short_labels(lower_s: float, upper_s: float | None, label: str) -> None:
+    """They stand side by side under the bars."""
+    from slurm_affinode.report.pictures import _window
+
+    assert _window(lower_s, upper_s).replace(NBSP, " ") == label
 
 
 def test_a_running_job_is_said_to_run(result: WasteResult) -> None:
