@@ -111,6 +111,10 @@ def main() -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:  # what no adapter has translated: a full disk, no more file descriptors
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"slurm-affinode: {where}{error.strerror or error}", err=True)
+        sys.exit(2)
     except KeyboardInterrupt:
         click.echo("slurm-affinode: interrupted", err=True)
         sys.exit(130)

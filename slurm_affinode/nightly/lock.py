@@ -32,8 +32,9 @@ def exclusive(path: Path, *, wait: bool = False) -> Iterator[None]:
                 f"another nightly run is at work{who}: it holds {path}",
                 hint="nothing was done; give --wait to wait for it",
             ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # only for people; the disk may be full
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(fd)

@@ -76,6 +76,7 @@ def test_a_missing_configuration_is_one_line(tmp_path: Path) -> None:
         (InputError("empty", where="f.txt"), 2, "slurm-affinode: f.txt: empty\n"),
         (UnreachableError("sacct: no such program", hint="install it"), 3,
          "slurm-affinode: sacct: no such program\n  install it\n"),
+        (OSError(28, "No space left on device", "/x"), 2, "slurm-affinode: /x: No space left on device\n"),
         (KeyboardInterrupt(), 130, "slurm-affinode: interrupted\n"),
         (click.exceptions.Abort(), 130, "slurm-affinode: interrupted\n"),
     ],

@@ -66,3 +66,14 @@ def test_a_place_where_no_lock_can_be_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnreachableError, match="file/lock: cannot be made"), exclusive(tmp_path / "file" / "lock"):
         pytest.fail("no directory")
+
+
+def test_a_full_disk_does_not_stop_the_lock(tmp_path, monkeypatch):
+    """The process id in the file is only for people."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with exclusive(tmp_path / "lock"):
+        assert (tmp_path / "lock").read_text() == ""
