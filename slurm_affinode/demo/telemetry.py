@@ -67,7 +67,8 @@ def _gpu_history(node: Node, gpu: int, runs: Sequence[Run], *, start: datetime, 
     minutes = int(days * 24 * 60)
     rng = np.random.default_rng([seed, NODES.index(node), gpu])
     offset_s = int(rng.integers(0, STEP_S))
-    util, memory = np.zeros(minutes), np.zeros(minutes)
+    util: Array = np.zeros(minutes)
+    memory: Array = np.zeros(minutes)
     job = np.full(minutes, None, dtype=object)
     at_s = np.arange(minutes) * STEP_S + offset_s
     for run in runs:
