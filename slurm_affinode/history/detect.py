@@ -62,6 +62,8 @@ def _is_json(text: str) -> bool:
 
 def _is_exposition(lines: list[str]) -> bool:
     """Whether most of the first lines are samples or comments; the last may be cut by the size of the sample."""
+    if "{" in lines[0] and _SAMPLE.match(lines[0]):
+        return True
     seen = lines[: min(50, max(1, len(lines) - 1))]
     hits = sum(bool(_SAMPLE.match(line) or line.startswith("#")) for line in seen)
     metrics = any("{" in line for line in seen) or any(not line.startswith("#") for line in seen)

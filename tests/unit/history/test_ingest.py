@@ -1,0 +1,192 @@
+"""Taking files in: each lands whole or not at all, one bad file does not stop the others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from slurm_affinode.errors import UnreachableError
+from slurm_affinode.history import aliases, inputs
+from slurm_affinode.history.ingest import FileOutcome, IngestSummary, ingest_files
+from slurm_affinode.history.reading import ReadOptions
+from slurm_affinode.history.store import SampleStore
+
+EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
+OPTIONS = ReadOptions(aliases=aliases.load(), default_cluster="alpha", zone=UTC)
+LINE = 'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n1"} 5 1793520000000\n'
+
+
+@pytest.fixture
+def site(tmp_path: Path, recorded: Path) -> Path:
+    """A directory as sites have them: good files in folders, notes, hidden and broken files."""
+    root = tmp_path / "site"
+    (root / "gpu01").mkdir(parents=True)
+    (root / "dcgm").mkdir()
+    shutil.copy(recorded / "gpu" / "nvidia-smi-gpu01.csv", root / "gpu01" / "smi.csv")
+    shutil.copy(recorded / "gpu" / "dcgm-exporter.prom", root / "dcgm" / "a.prom")
+    shutil.copy(recorded / "gpu" / "dcgm-exporter.prom", root / "dcgm" / "same-again.prom")
+    (root / "README.md").write_text("what this is")
+    (root / ".hidden").write_text("x")
+    return root
+
+
+def take(store: SampleStore, *paths: Path | str, **how: Any) -> IngestSummary:
+    """Ingest with the options of these tests."""
+    return ingest_files(store, paths, how.pop("options", OPTIONS), **how)
+
+
+def test_a_directory_is_taken_in_whole(store: SampleStore, site: Path) -> None:
+    """The summary tells files, samples, duplicates, devices, nodes, span and step."""
+    summary = take(store, site)
+    assert [(Path(one.path).name, one.status, one.format, one.samples) for one in summary.files] == [
+        ("a.prom", "taken", "prometheus", 6),
+        ("same-again.prom", "taken", "prometheus", 6),
+        ("smi.csv", "taken", "nvidia-smi", 6),
+    ]
+    assert (summary.samples, summary.new, summary.duplicates) == (18, 12, 6)
+    assert (summary.devices, summary.nodes) == (3, 1)
+    assert summary.first == EIGHT
+    assert sum(devices for _, devices in summary.steps_s) == 3
+    assert (summary.failed, summary.problem_count, summary.dry_run) == ((), 0, False)
+    assert len(store.scan().collect()) == 12
+
+
+def test_the_same_files_again_are_passed_over(store: SampleStore, site: Path) -> None:
+    """By content and by how they are read; ``again`` reads them and changes nothing."""
+    before = take(store, site)
+    summary = take(store, site)
+    assert {one.status for one in summary.files} == {"known"}
+    assert (summary.samples, summary.new, summary.first) == (0, 0, None)
+    again = take(store, site, again=True)
+    assert (again.samples, again.new) == (before.samples, 0)
+    other = take(store, site, options=replace(OPTIONS, cluster="beta"))
+    assert (other.samples, other.new) == (18, 12)
+
+
+def test_a_file_that_grew_gives_what_is_new(store: SampleStore, tmp_path: Path) -> None:
+    """A log that is appended to is read whole and counted once."""
+    path = tmp_path / "m.prom"
+    path.write_text(LINE)
+    take(store, path)
+    path.write_text(LINE + LINE.replace("1793520000000", "1793520030000"))
+    summary = take(store, path)
+    assert (summary.samples, summary.new, summary.duplicates) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("empty.csv", b"", "is empty"),
+        ("image.png", b"\x89PNG\r\n\x1a\n\x00\x00", "binary file"),
+        ("diary.txt", b"dear diary\n", "no known format"),
+        ("cut.prom", LINE.encode() + LINE[:40].encode(), "cut off"),
+        ("cpu.prom", b'node_cpu_seconds_total{cpu="0"} 1 1793520000000\n', "no GPU metric that is known"),
+        ("nodes.prom", LINE.replace('Hostname="n1"', 'a="b"').encode(), "none of its 1 samples can be used"),
+        ("wrong.csv", b"1793520000,GPU-1,5\n1793520030,GPU-1,6\n", "no known format"),
+    ],
+)
+def test_a_file_that_cannot_be_used_leaves_the_history_as_it_was(
+    store: SampleStore, tmp_path: Path, name: str, content: bytes, what: str
+) -> None:
+    """One line that names it; the files beside it are taken in."""
+    (tmp_path / "in").mkdir()
+    bad, good = tmp_path / "in" / name, tmp_path / "in" / "zz.prom"
+    bad.write_bytes(content)
+    good.write_text(LINE)
+    summary = take(store, tmp_path / "in")
+    (failed,) = summary.failed
+    assert failed.error is not None
+    assert failed.error.startswith(str(bad))
+    assert what in failed.error
+    assert "\n" not in failed.error
+    assert store.scan().collect()["node"].to_list() == ["n1"]
+
+
+def test_bad_lines_are_reported_and_strict_rejects_their_file(store: SampleStore, tmp_path: Path) -> None:
+    """The good lines of the file count, or none of it does."""
+    path, other = tmp_path / "m.prom", tmp_path / "n.prom"
+    path.write_text(LINE + LINE.replace("} 5", "} five") + "# a comment\n")
+    other.write_text(LINE.replace("GPU-1", "GPU-2"))
+    summary = take(store, path, other, options=replace(OPTIONS, strict=True))
+    assert [one.status for one in summary.files] == ["failed", "taken"]
+    assert store.devices()["uuid"].to_list() == ["GPU-2"]
+    summary = take(store, path, other)
+    assert [(one.line, one.reason[:27]) for one in summary.files[0].problems] == [(2, "has a value that is no numb")]
+    assert summary.problem_count == 1
+    assert summary.failed == ()
+
+
+def test_a_dry_run_stores_nothing(store: SampleStore, site: Path) -> None:
+    """It reads and tells, also of files that are known."""
+    summary = take(store, site, dry_run=True)
+    assert (summary.samples, summary.new, summary.dry_run) == (18, 0, True)
+    assert summary.files[0].first == EIGHT
+    assert not store.root.exists()
+
+
+def test_paths_are_files_directories_and_globs(tmp_path: Path) -> None:
+    """Each file once, in order; what names nothing is said."""
+    for name in ("a1.csv", "a2.csv", "b1.csv", "c/d.csv", "c/.x", "c/notes.md", "c/README", "e/f.tmp"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    found, missing = inputs.expand([f"{tmp_path}/a*.csv", tmp_path / "a1.csv", tmp_path / "c", f"{tmp_path}/**/b*"])
+    assert [path.relative_to(tmp_path).as_posix() for path in found] == ["a1.csv", "a2.csv", "c/d.csv", "b1.csv"]
+    assert missing == []
+    _, missing = inputs.expand([tmp_path / "none", f"{tmp_path}/z*", tmp_path / "e"])
+    assert [why for _, why in missing] == ["no such file or directory", "no file matches", "the directory has no files"]
+
+
+def test_nothing_to_read_is_said(store: SampleStore, tmp_path: Path) -> None:
+    """As a failure of the path."""
+    summary = take(store, tmp_path / "none.csv")
+    assert [one.error for one in summary.failed] == [f"{tmp_path / 'none.csv'}: no such file or directory"]
+    assert not store.root.exists()
+
+
+def test_files_are_told_of_once_they_are_durable(store: SampleStore, site: Path) -> None:
+    """Also the last of them, and each with its outcome complete."""
+    heard: list[FileOutcome] = []
+    sizes: list[int] = []
+    take(store, site, on_landed=heard.extend, advance=sizes.append)
+    assert sorted(Path(one.path).name for one in heard) == ["a.prom", "same-again.prom", "smi.csv"]
+    assert all(one.finished is not None and one.samples == 6 for one in heard)
+    assert sum(sizes) == sum(path.stat().st_size for path in site.rglob("*.[pc]*"))
+    heard.clear()
+    take(store, site, on_landed=heard.extend)
+    assert heard == []
+
+
+def test_a_full_disk_ends_the_ingest(store: SampleStore, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no fault of the file: the run stops with one line, and the history is as it was."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("slurm_affinode.history.writer.move_part", full)
+    with pytest.raises(UnreachableError, match="No space left"):
+        take(store, site)
+    assert store.days() == []
+
+
+def test_a_large_file_lands_in_one_step(
+    store: SampleStore, samples: Callable[..., pl.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although it is written part by part, and whatever waits before it lands first."""
+    monkeypatch.setattr(
+        "slurm_affinode.history.writer.Writer.__init__.__kwdefaults__", {"on_landed": None, "rows_at_once": 3}
+    )
+    monkeypatch.setattr("slurm_affinode.history.parquetfile.ROWS_AT_ONCE", 2)
+    small, large = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    samples([9.0], uuid="GPU-9").write_parquet(small)
+    samples([1.0, 2.0, 3.0, 4.0, 5.0]).write_parquet(large)
+    summary = take(store, small, large)
+    assert (summary.samples, summary.new) == (6, 6)
+    assert store.devices()["rows"].sort().to_list() == [1, 5]
