@@ -80,7 +80,7 @@ def _gpu_history(node: Node, gpu: int, runs: Sequence[Run], *, start: datetime, 
         minute = (at_s[held] - run.start_s) // STEP_S
         util[held], memory[held] = own_util[minute], own_memory[minute]
         job[held] = str(run.job_id)
-    util = np.round(np.clip(util, 0.0, 100.0))
+    util[:] = np.round(np.clip(util, 0.0, 100.0))
     engine = np.round(util / 100.0 * rng.uniform(0.93, 0.99, minutes), 4)
     power = node.idle_w + (node.tdp_w - node.idle_w) * util / 100.0 * 0.86 + rng.normal(0.0, 1.2, minutes)
     labelled = node.name != UNLABELLED_NODE
