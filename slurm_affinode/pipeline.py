@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -72,8 +73,15 @@ def build_report(
     step: Step | None = None,
 ) -> WrittenReport:
     """Analyse what is stored for ``query`` and write its report into ``out``. Raises ``AffinodeError``."""
+    made = not out.exists()
     build.check_directory(out)
-    result = analyse_stored(config, query, now=now, top_runs=options.top, step=step)
+    try:
+        result = analyse_stored(config, query, now=now, top_runs=options.top, step=step)
+    except BaseException:
+        if made:
+            with contextlib.suppress(OSError):
+                out.rmdir()
+        raise
     if step:
         step("rendering the report")
     return build.write_report(result, out, title=options.title, top=options.top, csv=options.csv)

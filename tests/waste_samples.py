@@ -207,14 +207,13 @@ def _quality(rng: random.Random, rows: Sequence[Mapping[str, Any]], measured: bo
     mapped: dict[str, int] = {}
     for row in rows:
         mapped[row["mapping"]] = mapped.get(row["mapping"], 0) + 1
+    gaps = "Two samples were more than three steps apart. Was the exporter down on these nodes?"
+    unmapped = "Record GPU ids in the prolog, or give the history job labels."
     issues = (
-        QualityIssue("gaps", "Gaps in the GPU history", "Two samples were more than three steps apart. Was the exporter "
-                     "down on these nodes?", 14, 61.2, ("node03, 2026-11-03 22:10 to 2026-11-04 03:50",)),
-        QualityIssue("unmapped-gpus", "Jobs whose GPUs are not known", "Record GPU ids in the prolog, or give the "
-                     "history job labels.", mapped.get("unknown", 0), 88.0, ("job 40012", "job 40077")),
-        QualityIssue("bad-records", "Accounting records that could not be read", "They were left out.", 2, None,
-                     ("sacct.txt, line 17: End before Start",)),
-    )  # fmt: skip
+        QualityIssue("gaps", "Gaps in the GPU history", gaps, 14, 61.2, ("node03, 2026-11-03 22:10 to 03:50",)),
+        QualityIssue("unmapped-gpus", "Jobs whose GPUs are not known", unmapped, 16, 88.0, ("job 40012", "job 40077")),
+        QualityIssue("bad-records", "Records that could not be read", "They were left out.", 2, None, ("line 17",)),
+    )
     return DataQuality(
         samples=rng.randrange(600_000, 700_000) if measured else 0, devices=32 if measured else 0,
         nodes=12 if measured else 0, job_runs=len(rows) + 211, gpu_job_runs=len(rows),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from slurm_affinode import pipeline
 from slurm_affinode.analysis.result import Thresholds, WasteQuery
-from slurm_affinode.config import Config, IdleConfig, StoreConfig
+from slurm_affinode.config import Config, IdleConfig, PriceConfig, StoreConfig
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history.schema import SAMPLES
 from slurm_affinode.history.store import SampleStore
@@ -101,7 +102,7 @@ def test_an_empty_store_says_how_to_fill_it(tmp_path: Path) -> None:
     with pytest.raises(pipeline.NoAccountingError, match="there is no accounting") as caught:
         pipeline.build_report(config_of(tmp_path / "state"), QUERY, out)
     assert "ingest sacct" in (caught.value.hint or "")
-    assert list(out.iterdir()) == []
+    assert not out.exists()
 
 
 def test_accounting_without_history_is_reported_as_unknown(tmp_path: Path, state: Path) -> None:
@@ -115,6 +116,17 @@ def test_accounting_without_history_is_reported_as_unknown(tmp_path: Path, state
     written = pipeline.build_report(config_of(state), QUERY, tmp_path / "out", now=NOW)
     assert written.result.total["gpu_hours_unknown"] == pytest.approx(4)
     assert "no GPU history covers these jobs" in written.report.read_text()
+
+
+def test_example_prices_are_told_from_the_sites_own(state: Path, tmp_path: Path) -> None:
+    """Amounts of money carry a note until the site has set its prices."""
+    config = config_of(state)
+    assert "example prices" in pipeline.analyse_stored(config, QUERY, now=NOW).price_note
+    table = tmp_path / "prices.toml"
+    table.write_text('currency = "CHF"\ndefault_per_hour = 2.0\n', encoding="utf-8")
+    priced = pipeline.analyse_stored(replace(config, price=PriceConfig(table=table)), QUERY, now=NOW)
+    assert (priced.price_note, priced.currency) == ("", "CHF")
+    assert priced.total["idle_cost"] == pytest.approx(2)
 
 
 def test_thresholds_come_from_the_configuration_unless_given() -> None:

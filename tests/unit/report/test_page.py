@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from slurm_affinode.analysis.result import WasteResult
-from slurm_affinode.report import render
+from slurm_affinode.report import headline, render
 from slurm_affinode.report.assemble import JOB_ROWS, build_context, render_report
 from slurm_affinode.report.format import NBSP
 from slurm_affinode.report.measures import known
@@ -238,6 +238,38 @@ def test_models_without_a_price_are_named(result: WasteResult) -> None:
     prices = {**result.prices, "NVIDIA L4": None}
     page = Page(render_plain(dataclasses.replace(result, prices=prices)))
     assert "Amounts leave out GPUs without a known price: NVIDIA L4." in page.text
+
+
+@pytest.mark.parametrize(
+    ("idle", "sentence"),
+    [
+        ([60.0, 20.0, 10.0, 10.0], "One user of 4 accounts for 60 % of the idle time."),
+        ([30.0, 30.0, 20.0, 20.0], "Three of 4 users account for 80 % of the idle time."),
+    ],
+)
+def test_where_the_waste_is_concentrated_is_said_in_a_sentence(
+    result: WasteResult, idle: list[float], sentence: str
+) -> None:
+    """One user where one has at least half, else the first three."""
+    users = result.groups["user"].head(4).with_columns(gpu_hours_idle=pl.Series(idle))
+    total = {**result.total, "gpu_hours_idle": 100.0}
+    some = dataclasses.replace(result, total=total, groups={**result.groups, "user": users})
+    assert sentence in [f.replace(NBSP, " ") for f in headline.findings(some)]
+
+
+def test_nothing_is_said_to_stand_out_where_little_is_known(samples: ModuleType, unmeasured: WasteResult) -> None:
+    """Few users and jobs have no concentration; without measurement there is no finding."""
+    assert headline.findings(unmeasured) == ()
+    few = samples.make_result(3)
+    assert not [f for f in headline.findings(few) if "account" in f or "Half" in f]
+
+
+def test_a_week_that_is_measured_whole_names_no_unknown_hours(result: WasteResult) -> None:
+    """The sentence stays short."""
+    total = {**result.total, "gpu_hours_measured": result.total["gpu_hours_allocated"], "gpu_hours_unknown": 0.0}
+    said = headline.answer(dataclasses.replace(result, total=total))
+    assert " of all." in said.after
+    assert "unknown" not in said.after
 
 
 def test_prices_that_are_not_the_sites_own_are_said_to_be_examples(result: WasteResult) -> None:
