@@ -14,7 +14,7 @@ from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
 from slurm_affinode.history import inputs
 from slurm_affinode.history.reading import Notes, Problem, ReadOptions
 from slurm_affinode.history.store import SampleStore
-from slurm_affinode.history.writer import Source, Taken, Totals, prepared
+from slurm_affinode.history.writer import Prepared, Source, Taken, Totals, prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,11 @@ class _Seen:
     devices: set[int] = field(default_factory=set)
     nodes: set[tuple[str, str]] = field(default_factory=set)
 
-    def watch(self, frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    def watch(self, frames: Iterator[pl.DataFrame]) -> Iterator[Prepared]:
         for frame in frames:
             ready = prepared(frame)
-            known = ready.select("device", "cluster", "node").unique()
-            self.devices.update(known["device"])
-            self.nodes.update((cluster, node) for _, cluster, node in known.iter_rows())
+            self.devices.update(ready.identities["device"])
+            self.nodes.update(ready.identities.select("cluster", "node").iter_rows())
             yield ready
 
 
@@ -122,12 +121,12 @@ def ingest_files(
     return run.summary(missing, writer.totals, run.steps(store))
 
 
-def _count(frames: Iterator[pl.DataFrame], source: Source) -> Taken:
+def _count(frames: Iterator[Prepared], source: Source) -> Taken:
     """Stand in for ``Writer.add`` where nothing is to be stored."""
     rows, times = 0, set[int]()
     for frame in frames:
-        rows += len(frame)
-        times.update(int(time) for time in frame["time"].dt.epoch("ms").unique())
+        rows += len(frame.rows)
+        times.update(int(time) for time in frame.rows["time"].dt.epoch("ms").unique())
         times = {min(times), max(times)} if times else times
     return Taken(source, rows, min(times, default=None), max(times, default=None))
 
@@ -148,7 +147,7 @@ class _Run:
         self._outcomes: dict[str, FileOutcome] = {}
         self._durable: list[str] = []
 
-    def take(self, path: Path, add: Callable[[Iterator[pl.DataFrame], Source], Taken]) -> None:
+    def take(self, path: Path, add: Callable[[Iterator[Prepared], Source], Taken]) -> None:
         """Read one file into the store."""
         name, started, notes = str(path), self._now(), Notes(str(path))
         done = 0
@@ -226,11 +225,11 @@ class _Run:
         return tuple(counts.most_common())
 
 
-def _not_empty(frames: Iterator[pl.DataFrame], notes: Notes) -> Iterator[pl.DataFrame]:
+def _not_empty(frames: Iterator[Prepared], notes: Notes) -> Iterator[Prepared]:
     """Pass frames on; raise ``InputError`` where a file had nothing of use."""
     rows = 0
     for frame in frames:
-        rows += len(frame)
+        rows += len(frame.rows)
         yield frame
     if rows:
         return

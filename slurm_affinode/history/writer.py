@@ -96,7 +96,7 @@ class Writer:
         self._root = root
         self._on_landed = on_landed
         self._rows_at_once = rows_at_once
-        self._buffer: list[pl.DataFrame] = []
+        self._buffer: list[Prepared] = []
         self._waiting: list[Taken] = []
         self._samples = 0
         self._before: dict[date, int] = {}
@@ -125,19 +125,20 @@ class Writer:
         finally:
             self._staging.close()
 
-    def add(self, frames: Iterable[pl.DataFrame], source: Source) -> Taken:
+    def add(self, frames: Iterable[pl.DataFrame | Prepared], source: Source) -> Taken:
         """Take in all ``frames`` (``SAMPLES``) of ``source``; what ``frames`` raises leaves nothing of it behind."""
-        own: list[pl.DataFrame] = []
+        own: list[Prepared] = []
         staged: list[tuple[date, PartEntry]] = []
         rows, held, first, last = 0, 0, None, None
         try:
             for frame in frames:
-                ready = prepared(frame)
+                ready = frame if isinstance(frame, Prepared) else prepared(frame)
                 own.append(ready)
-                rows += len(ready)
-                held += len(ready)
-                if len(ready):
-                    low, high = ready["time"].dt.epoch("ms").min(), ready["time"].dt.epoch("ms").max()
+                rows += len(ready.rows)
+                held += len(ready.rows)
+                if len(ready.rows):
+                    times = ready.rows["time"].dt.epoch("ms")
+                    low, high = times.min(), times.max()
                     first = min(low, first) if first is not None else low  # type: ignore[type-var]
                     last = max(high, last) if last is not None else high  # type: ignore[type-var]
                 if held >= self._rows_at_once:
@@ -158,7 +159,7 @@ class Writer:
             raise
         self._buffer += own
         self._waiting.append(taken)
-        if sum(len(frame) for frame in self._buffer) >= self._rows_at_once:
+        if sum(len(one.rows) for one in self._buffer) >= self._rows_at_once:
             with writing(self._root):
                 self.flush()
         return taken
@@ -171,13 +172,12 @@ class Writer:
         self._buffer, self._waiting = [], []
         self._land(self._stage(buffer), waiting)
 
-    def _stage(self, frames: Sequence[pl.DataFrame]) -> list[tuple[date, PartEntry]]:
-        whole = [frame for frame in frames if len(frame)]
+    def _stage(self, held: Sequence[Prepared]) -> list[tuple[date, PartEntry]]:
+        whole = [one for one in held if len(one.rows)]
         if not whole:
             return []
-        rows = pl.concat(whole)
-        identities = merged_identities(rows.select("device", *IDENTITY).unique(maintain_order=True))
-        merged = merge(rows.select(*SAMPLE_COLUMNS))
+        identities = merged_identities(pl.concat([one.identities for one in whole]))
+        merged = merge(pl.concat([one.rows for one in whole]))
         staged = []
         for (day,), part in merged.group_by(merged["time"].dt.date().alias("day"), maintain_order=True):
             name = secrets.token_hex(8)
@@ -203,13 +203,21 @@ class Writer:
             self._on_landed(taken)
 
 
-def prepared(frame: pl.DataFrame) -> pl.DataFrame:
-    """``frame`` with the column ``device``, without rows that say nothing; columns ``device``, ``SAMPLES``.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Samples with their identity held aside."""
 
-    A frame that has ``device`` was prepared before.
+    rows: pl.DataFrame
+    """``SAMPLE_COLUMNS``."""
+    identities: pl.DataFrame
+    """``device`` and the columns of ``IDENTITY``; a device has a row for each way in which it was described."""
+
+
+def prepared(frame: pl.DataFrame) -> Prepared:
+    """Take the identity out of a frame of ``SAMPLES`` and leave out rows that say nothing.
+
+    Raises ``ValueError`` for samples without a cluster or node: a reader has to see to that.
     """
-    if "device" in frame.columns:
-        return frame
     full = frame.select(
         (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
         for name, dtype in SAMPLES.items()
@@ -218,10 +226,15 @@ def prepared(frame: pl.DataFrame) -> pl.DataFrame:
     full = full.filter(pl.col("time").is_not_null() & says)
     if full["node"].has_nulls() or full["cluster"].has_nulls():
         raise ValueError("samples need a cluster and a node")
-    known = with_device(full.select(*IDENTITY).unique(maintain_order=True))
-    return full.join(known, on=list(IDENTITY), how="left", nulls_equal=True, maintain_order="left").select(
-        "device", *SAMPLES
-    )
+    described = full.select(*IDENTITY)
+    # Identities are few and rows are many: rows are told apart by a hash, and joined to the device by it.
+    hashed = pl.DataFrame({"hash": described.hash_rows()})
+    first = hashed.with_row_index("at").unique("hash", keep="first", maintain_order=True)
+    known = with_device(described[first["at"]])
+    device = hashed.join(
+        first.select("hash", known["device"]), on="hash", how="left", maintain_order="left"
+    )["device"]  # fmt: skip
+    return Prepared(full.select(device, *(name for name in SAMPLE_COLUMNS if name != "device")), known)
 
 
 @contextlib.contextmanager
