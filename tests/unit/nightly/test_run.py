@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -174,3 +175,19 @@ def test_verbose_says_each_part(site, unreachable):
     assert site.said[:3] == ["accounting", "  failed: sacct: no such program", "GPU history"]
     assert any(line.endswith("day/2026-11-19/report.html") for line in site.said)
     assert isinstance(unreachable, UnreachableError)
+
+
+def test_an_index_that_cannot_be_written_is_told(site):
+    (site.out / "index.html").mkdir(parents=True)
+    outcome = site.night()
+    assert outcome.rendered == DUE
+    assert [failure.part for failure in outcome.failures] == ["index"]
+    assert "cannot be written" in outcome.failures[0].message
+
+
+def test_a_report_whose_files_are_gone_is_forgotten_in_its_time(site):
+    site.night()
+    shutil.rmtree(site.out / "month")
+    site.toml += '[nightly]\nkeep_reports = "8d"\n'
+    site.now += timedelta(days=1)
+    assert site.night().deleted_reports == ("month/2026-10",)
