@@ -198,8 +198,11 @@ def _timelines(rng: random.Random, jobs: pl.DataFrame) -> pl.DataFrame:
                 (job["cluster"], job["job_id"], job["submit"], slot, job["start"] + slot * length,
                  job["start"] + (slot + 1) * length, idle, low, 1 - unknown - idle - low, unknown, 40.0, 30.0)
             )  # fmt: skip
-    schema = {"cluster": pl.String, "job_id": pl.Int64, "submit": TIME, "slot": pl.Int64, "from": TIME, "to": TIME,
-              **dict.fromkeys(("idle", "low", "busy", "unknown", "util_mean_pct", "fb_mean_gib"), pl.Float64)}  # fmt: skip
+    figures = ("idle", "low", "busy", "unknown", "util_mean_pct", "fb_mean_gib")
+    schema: dict[str, Any] = {
+        "cluster": pl.String, "job_id": pl.Int64, "submit": TIME, "slot": pl.Int64, "from": TIME, "to": TIME,
+        **dict.fromkeys(figures, pl.Float64),
+    }  # fmt: skip
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 

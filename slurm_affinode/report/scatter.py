@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -94,10 +94,10 @@ def _cell(value: float, top: float, cells: int) -> int:
 
 def _density(points: Sequence[Point], across: ValueAxis, up: ValueAxis, thing: str) -> Markup:
     """Cells in five strengths; equal steps of the square root of the count, so that single points are still seen."""
-    cells: dict[tuple[int, int], Counter[str]] = {}
+    cells: defaultdict[tuple[int, int], Counter[str]] = defaultdict(Counter)
     for p in points:
         key = (_cell(p.x, across.top, _COLUMNS), _cell(p.y, up.top, _ROWS))
-        cells.setdefault(key, Counter())[p.fill] += 1
+        cells[key][p.fill] += 1
     most = max(c.total() for c in cells.values())
     mark = Markup('<g class="o{}"><title>{}</title>{}</g>')
     drawn = []
