@@ -62,14 +62,18 @@ def _count_gpus(records: pl.DataFrame, counting: frozenset[str]) -> pl.DataFrame
 
     A record that never started has no allocation: unknown.
     """
-    none = pl.col("gpus_said").fill_null(value=False) & pl.col("cluster").is_in(sorted(counting))
+    few = records.select("cluster", "gpus", "gpus_said", "start", "nodes", "cpus").rechunk()
+    none = pl.col("gpus_said").fill_null(value=False)
+    if not counting.issuperset(few["cluster"].unique().to_list()):
+        none &= pl.col("cluster").is_in(sorted(counting))
     count = pl.when(pl.col("gpus").is_not_null()).then("gpus").when(none).then(0)
     started = pl.col("start").is_not_null()
-    return records.with_columns(
+    known = few.select(
         pl.when(started).then(count).alias("gpus"),
         # Of a record that never started these are what was asked for.
         *(pl.when(started).then(name).alias(name) for name in ("nodes", "cpus")),
     )
+    return records.with_columns(known.get_columns())
 
 
 def _once(frame: pl.DataFrame, key: tuple[str, ...]) -> pl.DataFrame:
@@ -133,12 +137,15 @@ def _contains(run: tuple[int, datetime, datetime | None, datetime | None], momen
 
 def _fill_from_steps(jobs: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """The largest MaxRSS of the steps is the job's: sacct prints it for steps alone."""
+    # Grouping by text is slow, and job ids are enough where there is one cluster.
+    on = ["job_id", "submit"] if jobs["cluster"].n_unique() <= 1 else list(JOB_KEY)
     largest = (
-        steps.filter(pl.col("max_rss_bytes").is_not_null())
-        .group_by(JOB_KEY)
+        steps.select(*on, "max_rss_bytes")
+        .filter(pl.col("max_rss_bytes").is_not_null())
+        .group_by(on)
         .agg(pl.col("max_rss_bytes").max().alias("of_steps"))
     )
     if largest.is_empty():
         return jobs
-    joined = jobs.join(largest, on=JOB_KEY, how="left", maintain_order="left")
+    joined = jobs.join(largest, on=on, how="left", maintain_order="left")
     return joined.with_columns(pl.max_horizontal("max_rss_bytes", "of_steps").alias("max_rss_bytes")).drop("of_steps")

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -119,10 +120,11 @@ def _read_text(stream: BinaryIO, name: str, options: Reading, advance: Callable[
     problems: list[Problem] = []
     decisions: list[TimeDecision] = []
     blocks: list[Block] = []
+    job_starts: dict[int, datetime] = {}
     unfinished = None
     read_ = read_blocks(stream, where=name, delimiter=options.delimiter, chunk_bytes=options.chunk_bytes)
     for block in _ahead(read_):
-        converter = Converter(block, zone=options.zone, cluster=options.cluster)
+        converter = Converter(block, zone=options.zone, cluster=options.cluster, job_starts=job_starts)
         frames.append(converter.convert())
         found = sorted([*block.problems, *converter.problems], key=lambda problem: problem.line or 0)
         unfinished = block.unfinished

@@ -27,14 +27,18 @@ _TEXTS = {
 
 
 class Converter:
-    """Converts one block. ``records`` has the schema ``RECORDS``; ``problems`` and ``decisions`` what was met."""
+    """Converts one block; ``problems`` and ``decisions`` are what was met.
 
-    def __init__(self, block: Block, *, zone: str, cluster: str) -> None:
+    ``job_starts`` is shared by the blocks of one input: the starts that were decided, for steps in a later block.
+    """
+
+    def __init__(self, block: Block, *, zone: str, cluster: str, job_starts: dict[int, datetime] | None = None) -> None:
         self._cells = block.cells
         self._zone = zone
         self._cluster = cluster
         self._out: dict[str, pl.Series] = {}
         self._bad: dict[int, bool] = {}
+        self._job_starts = {} if job_starts is None else job_starts
         self.problems: list[Problem] = []
         self.decisions: list[TimeDecision] = []
 
@@ -167,14 +171,15 @@ class Converter:
                 open_.setdefault(at, {})[name] = local
         if open_:
             self._decide(open_)
-        if "elapsed_s" not in self._out and {"start", "end"} <= self._out.keys():
-            self._out["elapsed_s"] = (self._out["end"] - self._out["start"]).dt.total_seconds()
+        if {"start", "end"} <= self._out.keys():
+            lasted = (self._out["end"] - self._out["start"]).dt.total_seconds()
+            self._out["elapsed_s"] = _coalesce(self._out.get("elapsed_s"), lasted)
 
     def _decide(self, open_: dict[int, dict[str, datetime]]) -> None:
         zone = ZoneInfo(self._zone)
         present = [name for name in times.ORDER if name in self._out]
         chosen: dict[str, dict[int, datetime]] = {name: {} for name in present}
-        job_starts: dict[int, datetime] = {}
+        starts = self._job_starts
         for at in sorted(open_):
             candidates = {
                 name: times.readings(open_[at][name], zone) if name in open_[at] else (self._out[name][at],)
@@ -183,9 +188,9 @@ class Converter:
             }
             elapsed = self._out["elapsed_s"][at] if "elapsed_s" in self._out else None
             job, step = self._out["job_id"][at], self._out["step_id"][at]
-            picked = times.choose(candidates, elapsed, not_before=job_starts.get(job) if step is not None else None)
+            picked = times.choose(candidates, elapsed, not_before=starts.get(job) if step is not None else None)
             if step is None and "start" in picked:
-                job_starts[job] = picked["start"]
+                starts[job] = picked["start"]
             for name, local in open_[at].items():
                 chosen[name][at] = picked[name]
                 line, printed = self._cells[LINE][at], self._out["printed"][at]
@@ -308,10 +313,10 @@ class Converter:
         told = cells.gather(where)
         util = columns.whole(told.str.extract(r"gres/gpuutil(?::[^=,]*)?=([^,]+)"))
         memory = columns.bytes_(told.str.extract(r"gres/gpumem(?::[^=,]*)?=([^,]+)"))
-        nothing = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(cells))
         positions = where.to_list() if util.bad or memory.bad else []
         for typed, target in ((util, "gpu_util_max_pct"), (memory, "gpu_mem_max_bytes")):
-            self._out[target] = nothing.scatter(where, typed.values)
+            nothing = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(cells))
+            self._out[target] = nothing.scatter(where, typed.values)  # scatter changes its series
             self._note({positions[at]: why for at, why in typed.bad.items()}, "tresusageinmax")
 
 

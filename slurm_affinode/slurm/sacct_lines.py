@@ -20,7 +20,7 @@ from slurm_affinode.slurm.accounting import Problem
 from slurm_affinode.slurm.sacct_header import Header, find_header, parse_header
 from slurm_affinode.slurm.sacct_records import SlowPath
 
-CHUNK_BYTES = 32 << 20
+CHUNK_BYTES = 16 << 20
 LINE = "#line"
 """The column with the number of the line, from 1."""
 

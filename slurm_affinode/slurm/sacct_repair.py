@@ -45,7 +45,7 @@ _FORMS: dict[str, str] = {
     "cluster": r"[\w.-]*",
 }
 _WORD = r"[^\r\n]*"
-_COMMAND = re.compile(r"^$|^\S*\b(?:sbatch|srun|salloc|scrontab|sattach|swrap|slurmrestd)\b")
+_COMMAND = re.compile(r"^$|^(?:[\w./~-]*/)?(?:sbatch|srun|salloc|scrontab|sattach|swrap|slurmrestd)\b")
 _MAX_READINGS = 64
 
 

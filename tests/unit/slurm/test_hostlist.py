@@ -1,0 +1,85 @@
+"""Hostlists: expansion, compression, and lists that must be refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.slurm import hostlist
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("gpu-2", ["gpu-2"]),
+        ("gpu[01-03,07],login", ["gpu01", "gpu02", "gpu03", "gpu07", "login"]),
+        ("r[1-2]n[08-10]", ["r1n08", "r1n09", "r1n10", "r2n08", "r2n09", "r2n10"]),
+        ("n[9-11]x", ["n9x", "n10x", "n11x"]),
+        ("a[1],b[2-2],a1", ["a1", "b2"]),
+        ("n[001-003]-ib", ["n001-ib", "n002-ib", "n003-ib"]),
+        ("None assigned", []), ("", []), ("(null)", []),
+    ],
+)  # fmt: skip
+def test_expansion(text: str, names: list[str]) -> None:
+    """Several brackets and ranges, leading zeros, repeats once; no node is an empty list."""
+    assert hostlist.expand(text) == names
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a[1-", "a]1[", "a[[1]]", "a[1-2", "a[x]", "a[3-1]", "a,,b", "a b", "a[]", "a\nb", ",a", "a[1-2-3]"],
+)
+def test_damaged_lists_are_refused(text: str) -> None:
+    """Unbalanced brackets and ranges that are none."""
+    with pytest.raises(ValueError, match=r"."):
+        hostlist.expand(text)
+
+
+@pytest.mark.parametrize("text", ["n[0-999999999]", "n[1-9999]m[1-9999]", "n[1-99999999999999999999999]"])
+def test_absurd_lists_are_refused_without_expanding_them(text: str) -> None:
+    """No memory is spent on a list longer than any cluster."""
+    with pytest.raises(ValueError, match="more than"):
+        hostlist.expand(text)
+    with pytest.raises(ValueError, match="more than"):
+        hostlist.count(text)
+
+
+def test_counting_does_not_expand() -> None:
+    """The number of nodes is arithmetic."""
+    assert hostlist.count("r[1-20]n[01-10],x") == 201
+    assert hostlist.count("None assigned") == 0
+
+
+def test_compression_folds_the_last_number() -> None:
+    """Ranges keep their width; a single name stays plain."""
+    assert hostlist.compress(["gpu01", "gpu02", "gpu03", "gpu07", "login"]) == "login,gpu[01-03,07]"
+    assert hostlist.compress(["n9", "n10", "n11"]) == "n[9-11]"
+    assert hostlist.compress(["only7"]) == "only7"
+    assert hostlist.compress([]) == ""
+    assert hostlist.compress_numbers(["1", "2", "3", "7"]) == "1-3,7"
+
+
+node = st.builds(
+    lambda prefix, number, width, suffix: f"{prefix}{str(number).zfill(width)}{suffix}",
+    st.from_regex(r"[a-z]{1,4}-?", fullmatch=True),
+    st.integers(0, 1200),
+    st.integers(1, 4),
+    st.sampled_from(["", "-ib", "x"]),
+)
+
+
+@given(st.sets(node, max_size=40))
+def test_compression_survives_a_round_trip(names: set[str]) -> None:
+    """The same set of names comes back, whatever the widths."""
+    assert set(hostlist.expand(hostlist.compress(names))) == names
+
+
+@given(st.text(alphabet="ab01,-[]", max_size=20))
+def test_any_text_is_expanded_or_refused(text: str) -> None:
+    """Nothing else than ``ValueError`` comes out of it, and counting agrees."""
+    try:
+        names = hostlist.expand(text)
+    except ValueError:
+        return
+    assert hostlist.count(text) >= len(names)

@@ -1,0 +1,267 @@
+"""sacct text of any shape: what is read, what is repaired, what is reported, what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.slurm.accounting import Accounting
+from slurm_affinode.slurm.sacct import Reading, read
+from slurm_affinode.slurm.schema import JOBS, STEPS
+
+HEAD = "JobIDRaw|JobID|State|Submit|Start|End|ElapsedRaw|AllocTRES|JobName\n"
+GPU = "billing=1,cpu=1,gres/gpu=2,mem=1G,node=1"
+
+
+def row(job: object = 1, *, name: str = "train", state: str = "COMPLETED", tres: str = GPU, printed: str = "") -> str:
+    """One record that ran for an hour."""
+    times = "2026-01-01T10:00:00|2026-01-01T10:00:05|2026-01-01T11:00:05"
+    return f"{job}|{printed or job}|{state}|{times}|3600|{tres}|{name}\n"
+
+
+def parse(text: str | bytes, **how: object) -> Accounting:
+    """Read ``text`` as a file called ``in``."""
+    data = text.encode() if isinstance(text, str) else text
+    return read(data, where="in", how=Reading(**how))  # type: ignore[arg-type]
+
+
+def utc(text: str) -> datetime:
+    """An aware time."""
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def test_a_plain_record() -> None:
+    """Job and step, with schema, UTC times and the GPU count."""
+    found = parse(HEAD + row(7) + row("7.batch", name="batch"))
+    assert dict(found.jobs.schema) == JOBS
+    assert dict(found.steps.schema) == STEPS
+    job = found.jobs.row(0, named=True)
+    assert (job["job_id"], job["gpus"], job["elapsed_s"], job["state"]) == (7, 2, 3600, "COMPLETED")
+    assert job["start"] == utc("2026-01-01T10:00:05")
+    assert job["alloc_mem_bytes"] == 1 << 30
+    assert found.steps["step_id"].to_list() == ["batch"]
+    assert found.records == 2
+    assert found.bad_records == 0
+
+
+@pytest.mark.parametrize("delimiter", ["|", ",", ";", "\t", "\x1f", "\x01", "||", "<>", " :: ", "XYZ", "§", "_"])
+@pytest.mark.parametrize("trailing", [False, True])
+def test_any_delimiter_is_found_from_the_header(delimiter: str, trailing: bool) -> None:
+    """One character or several, control characters, letters; with and without one at the end of the line."""
+    rows = [["JobID", "State", "Elapsed", "JobName"], ["1", "FAILED", "00:10:00", "a"], ["1.0", "FAILED", "05:00", "b"]]
+    end = f"{delimiter}\n" if trailing else "\n"
+    found = parse("".join(delimiter.join(cells) + end for cells in rows))
+    assert found.jobs.select("job_id", "state", "elapsed_s", "job_name").rows() == [(1, "FAILED", 600, "a")]
+    assert found.steps.select("step_id", "elapsed_s").rows() == [("0", 300)]
+    assert not found.problems
+
+
+def test_the_delimiter_can_be_given() -> None:
+    """An override that fits is taken; one that does not is one clear line."""
+    assert parse("JobID|State\n1|FAILED\n", delimiter="|").jobs.height == 1
+    with pytest.raises(InputError, match=r"not separated by ',' but by '\|'"):
+        parse("JobID|State\n1|FAILED\n", delimiter=",")
+
+
+def test_header_names_are_read_whatever_their_case_and_width() -> None:
+    """``jobid%20`` is JobID; a column that is there twice is read once."""
+    found = parse("jobid%20|STATE|jobname%-30|jobname\n1|TO|x|y\n")
+    assert found.jobs.select("job_id", "state", "job_name").rows() == [(1, "TIMEOUT", "x")]
+
+
+def test_one_column_is_a_field_set_too() -> None:
+    """Job ids alone make runs of which nothing else is known; without times the submit time is the epoch."""
+    found = parse("JobID\n1\n1.batch\n\n2\n")
+    assert found.jobs.select("job_id", "submit", "gpus").rows() == [
+        (1, utc("1970-01-01"), None),
+        (2, utc("1970-01-01"), None),
+    ]
+
+
+def test_names_with_the_delimiter_in_the_last_column() -> None:
+    """Further delimiters belong to the name."""
+    found = parse(HEAD + row(1, name="a|b|c") + row(2))
+    assert found.jobs["job_name"].to_list() == ["a|b|c", "train"]
+    assert "hold the delimiter" in found.notes[0]
+
+
+def test_names_with_newlines() -> None:
+    """A line that begins as no record goes on with the name before it; empty lines between are kept."""
+    found = parse(HEAD + row(1, name="two\nlines\n\nand|more") + row(2))
+    assert found.jobs["job_name"].to_list() == ["two\nlines\n\nand|more", "train"]
+    assert not found.problems
+
+
+@pytest.mark.parametrize("chunk", [20, 64, 100, 1 << 20])
+def test_names_with_newlines_across_chunks(chunk: int) -> None:
+    """Where a chunk ends makes no difference."""
+    text = HEAD + "".join(row(n, name=f"n{n}\nsecond|{n}") + row(f"{n}.batch", name="batch") for n in range(1, 30))
+    found = parse(text, chunk_bytes=chunk)
+    assert found.jobs["job_name"].to_list() == [f"n{n}\nsecond|{n}" for n in range(1, 30)]
+    assert found.steps.height == 29
+
+
+def test_a_name_in_the_middle_is_repaired_where_one_reading_makes_sense() -> None:
+    """Every other column has a form, so the text that holds the delimiter is found."""
+    head = "JobID|JobName|State|Start|End|NodeList\n"
+    line = "5|a|b|c|COMPLETED|2026-01-01T10:00:00|2026-01-01T11:00:00|n[1-2]\n"
+    found = parse(head + line + "6|x\ny|FAILED|2026-01-01T10:00:00|2026-01-01T11:00:00|n1\n")
+    assert found.jobs["job_name"].to_list() == ["a|b|c", "x\ny"]
+    assert found.jobs["node_list"].to_list() == ["n[1-2]", "n1"]
+
+
+def test_of_two_texts_the_submit_line_begins_with_a_command() -> None:
+    """``a|b`` is the name, because ``b|sbatch x`` is no command line."""
+    found = parse("JobID|State|JobName|SubmitLine\n5|FAILED|a|b|sbatch --wrap 'x|y'\n")
+    assert found.jobs.select("job_name", "submit_line").row(0) == ("a|b", "sbatch --wrap 'x|y'")
+
+
+def test_a_line_with_no_one_reading_is_reported() -> None:
+    """Two readings with other figures: neither is guessed."""
+    found = parse("JobID|User|Account|State\n5|a|b|c|FAILED\n6|u|x|FAILED\n")
+    assert found.jobs["job_id"].to_list() == [6]
+    assert found.problems[0].line == 2
+    assert "5 of 4 fields" in found.problems[0].reason
+
+
+def test_bytes_that_are_not_utf8_stay_readable() -> None:
+    """They are shown as escapes, and said."""
+    found = parse((HEAD + row(1, name="caf\u00e9")).encode("latin-1") + row(2, name="naïve").encode())
+    assert found.jobs["job_name"].to_list() == ["caf\\xe9", "naïve"]
+    assert "1 bytes are not UTF-8" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (row("abc"), "'abc' is not a job id"),
+        (row(9).replace("2026-01-01T10:00:05", "2026-01-41T10:00:05"), "is not a time"),
+        (row(9).replace("T11:00:05", "T09:00:05"), "End is before Start"),
+        ("9|9|COMPLETED\n", "3 of 9 fields"),
+        (row(9).replace("gres/gpu=2", "gres/gpu=two"), "not a"),
+        (row(9).replace("cpu=1,", "cpu,"), "NAME=AMOUNT"),
+    ],
+)
+def test_one_bad_record_is_reported_and_the_rest_is_read(bad: str, reason: str) -> None:
+    """With its line, its job where that can be told, and the reason; ``strict`` stops there."""
+    text = HEAD + row(1) + bad + row(2)
+    found = parse(text)
+    assert found.jobs["job_id"].to_list() == [1, 2]
+    assert [problem.line for problem in found.problems] == [3]
+    assert reason in str(found.problems[0])
+    assert found.records == 3
+    assert found.bad_records == 1
+    with pytest.raises(InputError, match="in:3"):
+        parse(text, strict=True)
+
+
+def test_a_line_that_is_no_record_is_reported() -> None:
+    """After a step that Slurm names, nothing can go on."""
+    found = parse(HEAD + row(1) + row("1.batch", name="batch") + "segmentation fault\n" + row(2))
+    assert found.problems[0].line == 4
+    assert "1 of 9 fields" in found.problems[0].reason
+    assert found.jobs.height == 2
+
+
+def test_a_field_that_means_little_is_taken_as_unknown() -> None:
+    """The GPU-hours of the job count all the same."""
+    text = "JobID|State|Start|End|AllocTRES|MaxRSS\n1|??|2026-01-01T10:00:00|2026-01-01T11:00:00|gres/gpu=1|lots\n"
+    found = parse(text)
+    assert found.jobs.select("state", "gpus", "max_rss_bytes").row(0) == (None, 1, None)
+    assert found.bad_records == 0
+    assert {problem.field for problem in found.problems} <= {"State", "MaxRSS"}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "the file is empty"),
+        (b"\n\n", "the file is empty"),
+        (b"PAR1\x00\x00", "Parquet"),
+        (b"\x7fELF\x02", "program"),
+        (b"JobID|State\n1|\x00|x\n", "binary"),
+        (b"\xff\xfeJ\x00o\x00", "UTF-16"),
+        (b"hello world\n", "not sacct output"),
+        (b"a,b,c\n1,2,3\n", "not sacct output"),
+        (b"1|1|COMPLETED\n", "no header"),
+        (b"State|User\nFAILED|a\n", "neither JobID nor JobIDRaw"),
+        (b"JobID           JobName  Partition \n------------ ---------- ---------- \n", "table for people"),
+        (b"JobID|State|User\n1|FAIL", "cut"),
+        (b"JobID|State|Start\n1|FAILED|2026-01-01T10:0", "cut"),
+        (b"JobID|State|User\n1;FAILED;a\n2;FAILED;a\n", "none of 2 records"),
+        (gzip.compress(b"JobID|State\n1|FAILED\n" * 50)[:40], "gzip"),
+    ],
+)
+def test_an_input_that_cannot_be_used_is_one_clear_line(data: bytes, message: str) -> None:
+    """Nothing of it is read."""
+    with pytest.raises(InputError, match=message) as caught:
+        parse(data)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("in")
+
+
+def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+    """Missing, and a directory."""
+    with pytest.raises(InputError, match="no such file"):
+        read(tmp_path / "none")
+    with pytest.raises(InputError, match="directory"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("end", range(120, 240, 7))
+def test_a_cut_file_is_refused_or_said(end: int) -> None:
+    """Cut within a record: refused. Cut where a record may end: said."""
+    text = (HEAD + row(1) + row("1.batch", name="batch"))[:end]
+    try:
+        found = parse(text)
+    except InputError as error:
+        assert "cut" in str(error) or "none of" in str(error)  # noqa: PT017 - either way is right
+    else:
+        assert text.endswith("\n") or any("no newline" in note for note in found.notes)
+
+
+def test_headers_alone_are_no_jobs() -> None:
+    """sacct prints that where there was nothing to print."""
+    assert parse(HEAD).jobs.is_empty()
+
+
+def test_gzip_bom_and_windows_line_ends() -> None:
+    """Wrappings are taken off."""
+    plain = parse(HEAD + row(1) + row("1.batch", name="batch"))
+    text = HEAD + row(1) + row("1.batch", name="batch")
+    for data in (
+        gzip.compress(text.encode()),
+        b"\xef\xbb\xbf" + text.encode(),
+        text.replace("\n", "\r\n").encode(),
+    ):
+        found = parse(data)
+        assert found.jobs.equals(plain.jobs)
+        assert found.steps.equals(plain.steps)
+
+
+def test_files_put_one_after_the_other() -> None:
+    """A header in the middle, of the same or another field set and delimiter, takes over."""
+    text = HEAD + row(1) + HEAD + row(2) + "JobID,State\n3,FAILED\n" + HEAD + row(1, name="later")
+    found = parse(text)
+    assert sorted(found.jobs["job_id"].to_list()) == [1, 2, 3]
+    assert found.jobs.filter(pl.col("job_id") == 1)["job_name"].to_list() == ["later"]
+    assert not found.problems
+    assert parse(text, chunk_bytes=64).jobs.sort("job_id").equals(found.jobs.sort("job_id"))
+
+
+def test_a_stream_is_read_as_a_file_is(tmp_path: Path) -> None:
+    """Path, bytes and stream give the same; progress is told."""
+    path = tmp_path / "sacct.txt"
+    path.write_text(HEAD + row(1), encoding="utf-8")
+    told: list[int] = []
+    assert read(path, advance=told.append).jobs.equals(parse(HEAD + row(1)).jobs)
+    with path.open("rb") as stream:
+        assert read(stream).jobs.height == 1
+    assert read(io.BytesIO(path.read_bytes())).jobs.height == 1
+    assert sum(told) == 1

@@ -1,0 +1,129 @@
+"""Slurm's units: what each form means, and that what cannot be read is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.slurm import units
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("00:00:09", 9), ("01:30", 90), ("00:01.250", 1.25), ("02:03:04", 7384), ("1-00:00:00", 86400),
+        ("5-12:30:01", 5 * 86400 + 45001), ("1-12", 129600), ("1-12:30", 131400), ("90", 5400),
+        ("UNLIMITED", None), ("Partition_Limit", None), ("INVALID", None), ("Unknown", None), ("", None),
+    ],
+)  # fmt: skip
+def test_every_form_of_a_span(text: str, seconds: float | None) -> None:
+    """``[DD-[HH:]]MM:SS[.frac]``, the forms of ``--time``, and the words for unknown and unlimited."""
+    assert units.parse_duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["abc", "1:2:3:4", "-5", "1d", "12:", "1-", "::"])
+def test_what_is_no_span_is_refused(text: str) -> None:
+    """A damaged cell is an error, never zero."""
+    with pytest.raises(ValueError, match="not a span"):
+        units.parse_duration_s(text)
+
+
+@given(st.integers(0, 10**9))
+def test_spans_survive_a_round_trip(seconds: int) -> None:
+    """What Slurm would print is read back."""
+    assert units.parse_duration_s(units.format_duration(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "per"),
+    [
+        ("32G", 32 << 30, ""), ("1999M", 1999 << 20, ""), ("33549588K", 33549588 << 10, ""), ("1.5G", 3 << 29, ""),
+        ("2T", 2 << 40, ""), ("1P", 1 << 50, ""), ("4Gn", 4 << 30, "n"), ("500Mc", 500 << 20, "c"), ("0", 0, ""),
+        ("512", 512, ""), ("0n", 0, "n"), ("16GB", 16 << 30, ""),
+    ],
+)  # fmt: skip
+def test_every_form_of_memory(text: str, size: int, per: str) -> None:
+    """Suffixes K to P are powers of 1024; ``n`` and ``c`` are per node and per CPU."""
+    assert units.parse_memory(text) == units.Memory(size, per)
+
+
+def test_a_bare_number_is_in_the_unit_of_its_column() -> None:
+    """ReqMem counts MiB, MaxRSS bytes."""
+    assert units.parse_memory("4096", bare="M") == units.Memory(4096 << 20)
+
+
+def test_memory_that_slurm_does_not_know_is_unknown() -> None:
+    """Empty, a question mark, and the number that stands for "not set"."""
+    assert units.parse_memory("") is None
+    assert units.parse_memory("0?") is None
+    assert units.parse_memory("18446744073709551614") is None
+    with pytest.raises(ValueError, match="not a size"):
+        units.parse_memory("12 apples")
+
+
+def test_memory_per_node_and_per_cpu_adds_up() -> None:
+    """The whole job's memory needs the number of nodes or CPUs; without it, it is unknown."""
+    assert units.Memory(2, "n").total_bytes(nodes=3, cpus=None) == 6
+    assert units.Memory(2, "c").total_bytes(nodes=3, cpus=8) == 16
+    assert units.Memory(2, "").total_bytes(nodes=None, cpus=None) == 2
+    assert units.Memory(2, "c").total_bytes(nodes=3, cpus=None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "kind"),
+    [
+        ("billing=19,cpu=1,gres/gpu:a100=1,gres/gpu=1,mem=32G,node=1", 1, "a100"),
+        ("gres/gpu:a100=1,gres/gpu:l4=2", 3, "a100+l4"), ("gres/gpu=4", 4, None), ("cpu=1,mem=2G", None, None),
+        ("gres/gpu=0", 0, None), ("", None, None), ("gres/gpu:a100_1g.5gb=2", 2, "a100_1g.5gb"),
+        ("gres/gpumem=80G,gres/gpuutil=50,cpu=1", None, None),
+    ],
+)  # fmt: skip
+def test_gpus_of_tres(text: str, count: int | None, kind: str | None) -> None:
+    """Typed entries are summed only where the untyped one is absent; no GPU at all is not zero."""
+    assert units.gpus_of_tres(units.parse_tres(text)) == units.Gpus(count, kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "kind"),
+    [
+        ("gpu:2", 2, None), ("gpu:a100:2(S:0-1)", 2, "a100"), ("gres:gpu:2", 2, None), ("gpu", 1, None),
+        ("gres/gpu:a100:1", 1, "a100"), ("gpu:a100:1,gpu:l4:2", 3, "a100+l4"), ("craynetwork:1", None, None),
+        ("", None, None), ("gpu:tesla", 1, "tesla"), ("gpu:a100:2(IDX:0,3),mps:100", 2, "a100"),
+    ],
+)  # fmt: skip
+def test_gpus_of_old_gres(text: str, count: int | None, kind: str | None) -> None:
+    """AllocGRES and ReqGRES of releases before TRES."""
+    assert units.parse_gres(text) == units.Gpus(count, kind)
+
+
+@pytest.mark.parametrize("text", ["cpu", "cpu=", "=1", "cpu=1,,mem=2G"])
+def test_damaged_tres_is_refused(text: str) -> None:
+    """A part that is not NAME=AMOUNT."""
+    with pytest.raises(ValueError, match="not NAME=AMOUNT"):
+        units.parse_tres(text)
+
+
+names = st.from_regex(r"[a-z]{1,8}(/[a-z]{1,6}(:[a-z0-9]{1,6})?)?", fullmatch=True)
+
+
+@given(st.dictionaries(names, st.integers(0, 10**6).map(str)))
+def test_tres_survives_a_round_trip(amounts: dict[str, str]) -> None:
+    """What is written is read back."""
+    assert units.parse_tres(units.format_tres(amounts)) == amounts
+
+
+def test_exit_codes() -> None:
+    """Status and signal; unknown is neither."""
+    assert units.parse_exit_code("0:15") == (0, 15)
+    assert units.parse_exit_code("7") == (7, None)
+    assert units.parse_exit_code("") == (None, None)
+    with pytest.raises(ValueError, match="STATUS:SIGNAL"):
+        units.parse_exit_code("x:y")
+
+
+def test_an_amount_that_is_no_count_is_refused() -> None:
+    """A TRES of GPUs holds a number."""
+    with pytest.raises(ValueError, match="not a"):
+        units.gpus_of_tres({"gres/gpu": "many"})
+    assert units.gpus_of_tres({"gres/gpu": "1K"}).count == 1024
