@@ -20,7 +20,8 @@ from slurm_affinode.history.reading import Identifier, Notes, ReadOptions, measu
 from slurm_affinode.history.schema import TIME
 
 _NAME = r"^\s*([a-zA-Z_:][a-zA-Z0-9_:.]*)\s*"
-_BODY = r"^(?:\{(.*)\})?\s*([^\s{}#]+)(?:\s+([^\s{}#]+))?\s*$"
+_TAIL = r"(?:\}|^)([^{}]*)$"
+_VALUE_AND_TIME = r"^\s*([^\s#]+)(?:\s+([^\s#]+))?\s*$"
 _EXEMPLAR = r'^((?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?\s*[^\s{}#]+(?:\s+[^\s{}#]+)?)\s+# \{.*$'
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,|$)', re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
@@ -132,12 +133,7 @@ class Reader:
         if not found:
             return pl.DataFrame(schema=ENTRIES)
         known = frame.filter(pl.col("name").is_in(list(found)))
-        body = pl.col("line").str.replace(_NAME, "")
-        known = known.with_columns(
-            pl.when(body.str.contains("# {", literal=True)).then(body.str.replace(_EXEMPLAR, "$1")).otherwise(body)
-            .str.extract_groups(_BODY)
-            .struct.rename_fields(["labels", "raw", "stamp"]).alias("parts")
-        ).unnest("parts")  # fmt: skip
+        known = _taken_apart(known)
         self._reject(known.filter(pl.col("raw").is_null()), block, "cannot be read as labels, value and time")
         known = known.filter(pl.col("raw").is_not_null())
         known = self._timed(self._numbered(known, block), block)
@@ -230,6 +226,30 @@ class Reader:
             block.cut_off(number, self._notes.name)
             self._notes.problem(number, f"{reason}: {_shortened(line)}", strict=self._options.strict)
         self._notes.problem_count += max(0, len(lines) - 1000)
+
+
+def _taken_apart(known: pl.DataFrame) -> pl.DataFrame:
+    """Add ``labels`` (without braces), ``raw`` (the value) and ``stamp``; ``raw`` is null where a line is no sample.
+
+    One expression for the whole line would be ten times slower: its engine has to try where the braces end.
+    """
+    known = known.with_columns(pl.col("line").str.replace(_NAME, "").alias("body"))
+    exemplars = known["body"].str.contains("# {", literal=True)
+    if exemplars.any():
+        cut = known["body"].str.replace(_EXEMPLAR, "$1")
+        known = known.with_columns(cut.zip_with(exemplars, known["body"]).alias("body"))
+    known = known.with_columns(pl.col("body").str.extract(_TAIL, 1).alias("tail"))
+    length = pl.col("body").str.len_bytes() - pl.col("tail").str.len_bytes()
+    known = known.with_columns(
+        pl.col("body").cast(pl.Binary).bin.slice(0, length).cast(pl.String).alias("labels"),
+        pl.col("tail").str.extract_groups(_VALUE_AND_TIME).struct.rename_fields(["raw", "stamp"]).alias("parts"),
+    ).unnest("parts")
+    labels = pl.col("labels")
+    whole = (labels == "") | (labels.str.starts_with("{") & labels.str.ends_with("}"))
+    return known.with_columns(
+        pl.when(whole).then(pl.col("raw")).alias("raw"),
+        labels.str.strip_prefix("{").str.strip_suffix("}").alias("labels"),
+    ).drop("body", "tail")
 
 
 def _shortened(line: str) -> str:

@@ -117,10 +117,17 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
 
 
 def lock_shared(path: Path) -> int | None:
-    """A descriptor that holds a shared lock on ``path`` until it is closed; None where there is no such file."""
+    """A descriptor that holds a shared lock on ``path`` until it is closed; None where that cannot be had.
+
+    A file system without locks can still be read: a reader that a compaction overtakes then fails and is run again.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
-    fcntl.flock(fd, fcntl.LOCK_SH)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+    except OSError:
+        os.close(fd)
+        return None
     return fd

@@ -173,7 +173,8 @@ class SampleStore:
                 stage.close()
 
     def delete_before(self, day: date) -> list[date]:
-        """Remove the days before ``day``; return them. What a reader holds goes with the next write."""
+        """Remove the days before ``day``; return them. What another reader holds goes with the next write."""
+        self.close()
         if not (self.root / manifest.FILE).exists():
             return []
         with writing(self.root), writer.write_locked(self.root):
