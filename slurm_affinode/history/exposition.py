@@ -20,6 +20,8 @@ from slurm_affinode.history.reading import Identifier, Notes, ReadOptions, measu
 from slurm_affinode.history.schema import TIME
 
 _NAME = r"^\s*([a-zA-Z_:][a-zA-Z0-9_:.]*)\s*"
+_NAME_LABEL = r'^\s*\{(?:[^"]*"(?:[^"\\]|\\.)*")*?[^"]*\b__name__\s*=\s*"([^"]+)"'
+"""``promtool tsdb dump`` writes the name as a label."""
 _TAIL = r"(?:\}|^)([^{}]*)$"
 _VALUE_AND_TIME = r"^\s*([^\s#]+)(?:\s+([^\s#]+))?\s*$"
 _EXEMPLAR = r'^((?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?\s*[^\s{}#]+(?:\s+[^\s{}#]+)?)\s+# \{.*$'
@@ -96,6 +98,8 @@ class Reader:
         lines = block.lines.select("line", "number")
         self._ends(lines)
         frame = lines.with_columns(pl.col("line").str.extract(_NAME, 1).alias("name"))
+        if frame.select((pl.col("name").is_null() & pl.col("line").str.contains(r"^\s*\{")).any()).item():
+            frame = frame.with_columns(pl.col("name").fill_null(pl.col("line").str.extract(_NAME_LABEL, 1)))
         frame = self._scraped(frame)
         odd = frame.filter(pl.col("name").is_null() & ~pl.col("line").str.contains(r"^\s*(?:#|$)"))
         self._reject(odd, block, "is no sample: a metric name is needed at its start")

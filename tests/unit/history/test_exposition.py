@@ -175,6 +175,17 @@ def test_a_job_metric_counts_for_the_samples_that_follow_it(read: Reader, tmp_pa
     assert [row["job"] for row in read(path).rows] == ["41", "42"]
 
 
+def test_the_name_of_a_metric_may_be_a_label(read: Reader, tmp_path: Path) -> None:
+    """As ``promtool tsdb dump`` writes it, first or behind other labels."""
+    path = tmp_path / "dump.txt"
+    path.write_text(
+        '{__name__="DCGM_FI_DEV_GPU_UTIL", gpu="0", UUID="GPU-1", Hostname="n1"} 5 1793520000000\n'
+        '{Hostname="n1", UUID="GPU-1", __name__="DCGM_FI_DEV_FB_USED", gpu="0"} 7 1793520000000\n'
+    )
+    (row,) = read(path).rows
+    assert (row["util_pct"], row["fb_used_mib"]) == (5.0, 7.0)
+
+
 def test_names_that_are_not_utf_8_do_not_stop_a_file(read: Reader, tmp_path: Path) -> None:
     """The byte becomes a replacement character."""
     path = tmp_path / "m.prom"
