@@ -90,9 +90,10 @@ def bytes_(cells: pl.Series, *, bare: str = "") -> Typed:
     """Sizes in bytes; a number without a suffix is in ``bare`` (see ``units.parse_memory``)."""
     last = cells.str.slice(-1)
     factor = last.replace_strict(_FACTORS, default=units.SCALE[bare], return_dtype=pl.Int64)
-    number = cells.str.strip_chars_end("KMGTPE").cast(pl.Int64, strict=False)
+    digits = cells.str.head(-1).zip_with(last.is_in(list(_FACTORS)).fill_null(value=False), cells)
+    number = digits.cast(pl.Int64, strict=False)
     # A number so large that bytes overflow is Slurm's "not set"; the slow way knows.
-    quick = number.set(number >= 1 << 40, None) * factor
+    quick = number.set(number >= units.NO_VALUE // factor, None) * factor
 
     def slow(text: str) -> int | None:
         found = units.parse_memory(text, bare=bare)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +18,9 @@ from slurm_affinode.errors import InputError
 from slurm_affinode.slurm import hostlist, jobid, states, units
 from slurm_affinode.slurm.accounting import Problem
 from slurm_affinode.slurm.records import RECORDS
+
+_BAD = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
+"""What damaged values lead to below."""
 
 _HINT = "make the input with: sacct --json --allusers --duplicates"
 
@@ -38,10 +41,17 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
     problems: list[Problem] = []
     for number, job in enumerate(jobs, 1):
         try:
-            rows.extend(_records(job, number, cluster))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            record = _job(job, number, cluster)
+        except _BAD as error:
             printed = str(job.get("job_id")) if isinstance(job, dict) and "job_id" in job else None
             problems.append(Problem(number, printed, None, _why(error)))
+            continue
+        rows.append(record)
+        for step in _list(job.get("steps")):
+            try:
+                rows.append(_step(step, record))
+            except _BAD as error:
+                problems.append(Problem(number, record["printed"], "steps", _why(error)))
     return pl.DataFrame(rows, schema=RECORDS, orient="row"), problems, notes
 
 
@@ -71,15 +81,8 @@ def _jobs(text: str, where: str) -> list[Any]:
     return jobs
 
 
-def _records(job: Mapping[str, Any], number: int, cluster: str) -> Iterator[dict[str, Any]]:
-    record = _job(job, number, cluster)
-    yield record
-    for step in _list(job.get("steps")):
-        yield _step(step, record)
-
-
-def _job(job: Mapping[str, Any], number: int, cluster: str) -> dict[str, Any]:
-    job_id = job["job_id"]
+def _job(job: Any, number: int, cluster: str) -> dict[str, Any]:
+    job_id = _object(job)["job_id"]
     if not isinstance(job_id, int) or isinstance(job_id, bool) or job_id < 0:
         raise ValueError(f"job_id {job_id!r} is not a job id")
     time = _object(job["time"])
@@ -212,14 +215,14 @@ def _step(step: Any, job: Mapping[str, Any]) -> dict[str, Any]:
 def _step_id(value: Any) -> str:
     if isinstance(value, Mapping):
         found = value.get("step_id")
-        number = _number(found)
-        text = str(found) if number is None else str(int(number))
+        number = None if isinstance(found, str) else _number(found)
+        text = str(found or "") if number is None else str(int(number))
         het = _number(value.get("step_het_component"))
         text = f"{text}+{int(het)}" if het is not None else text
     else:
         text = str(value).partition(".")[2] if "." in str(value) else str(value)
     text = text.lower() if text.isupper() else text
-    if not text or text == "none":
+    if text in ("", "None", "none"):
         raise ValueError(f"a step has no id: {value!r}")
     return jobid.SPECIAL_STEPS.get(text, text)
 

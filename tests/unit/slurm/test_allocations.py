@@ -1,0 +1,100 @@
+"""Which GPUs a job had, in the three forms."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.slurm import allocations
+from slurm_affinode.slurm.schema import ALLOCATION_GPUS
+
+
+def read(text: str, **how: object) -> allocations.Allocations:
+    """Read ``text``."""
+    return allocations.read(text.encode(), where="in", **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ("GPU-5a1f-0000", "GPU-5a1f-0000"), ("e1:00.0", "00000000:E1:00.0"), ("0000:e1:00.0", "00000000:E1:00.0"),
+        ("00000000:E1:00.0", "00000000:E1:00.0"), ("3", "3"), (3, "3"), ("MIG-abc", "MIG-abc"), ("03", "3"),
+    ],
+)  # fmt: skip
+def test_names_of_gpus(given: object, stored: str) -> None:
+    """One spelling for each."""
+    assert allocations.gpu_id(given) == stored
+
+
+def test_csv() -> None:
+    """Several GPUs in a cell, a hostlist, local and aware start, its own cluster."""
+    found = read(
+        "job_id,node,gpu,start,cluster\n1,n1.example.org,0;1,2026-07-01T10:00:00,\n2,n[1-2],GPU-ab,,other\n",
+        cluster="here",
+        zone="Europe/Oslo",
+    )
+    start = datetime(2026, 7, 1, 8, tzinfo=UTC)
+    assert dict(found.gpus.schema) == ALLOCATION_GPUS
+    assert found.gpus.rows() == [
+        ("here", 1, start, "n1", "0"),
+        ("here", 1, start, "n1", "1"),
+        ("other", 2, None, "n1", "GPU-ab"),
+        ("other", 2, None, "n2", "GPU-ab"),
+    ]
+
+
+def test_json_lines_and_a_json_list() -> None:
+    """Lists of GPUs, epoch seconds."""
+    line = '{"job_id": 1, "node": "n1", "gpu": [0, "e1:00.0"], "start": 1767261600}\n'
+    expected = read(line).gpus
+    assert expected["gpu"].to_list() == ["0", "00000000:E1:00.0"]
+    assert expected["start"].to_list() == [datetime(2026, 1, 1, 10, tzinfo=UTC)] * 2
+    assert read(f"[{line}]").gpus.equals(expected)
+    assert read(f"\n{line}\n").gpus.equals(expected)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ("1_2,n1,0", "raw id"),
+        ("1,,0", "no node"),
+        ("1,n1,", "no gpu"),
+        ("1,n1,abc", "no UUID"),
+        ("1,n[1-,0", "bracket"),
+    ],
+)
+def test_one_bad_record_is_reported_and_the_rest_is_read(bad: str, reason: str) -> None:
+    """With its line; ``strict`` stops there."""
+    text = f"job_id,node,gpu\n7,n1,0\n{bad}\n8,n1,1\n"
+    found = read(text)
+    assert found.gpus["job_id"].to_list() == [7, 8]
+    assert found.problems[0].line == 3
+    assert reason in found.problems[0].reason
+    with pytest.raises(InputError, match="in:3"):
+        read(text, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty"), ("a,b\n1,2\n", "has no job_id, node, gpu"), ("\0", "binary"), ("{nope}\n", "not JSON"),
+        ("[1]", "not an object"), ("job_id,node,gpu\nx,n1,0\n", "raw id"), ("[", "not JSON"),
+    ],
+)  # fmt: skip
+def test_an_input_that_cannot_be_used_is_one_clear_line(text: str, message: str) -> None:
+    """Nothing of it is read."""
+    with pytest.raises(InputError, match=message):
+        read(text)
+
+
+def test_indexes_that_are_none_are_reported() -> None:
+    """A damaged IDX of scontrol."""
+    job = (
+        "JobId=1 JobName=a\n   JobState=RUNNING Reason=None\n   JOB_GRES=gpu:1\n"
+        "     Nodes=n1 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:{})\n"
+    )
+    found = read(job.format("0-1,3") + "\n" + job.format("-"))
+    assert found.gpus["gpu"].to_list() == ["0", "1", "3"]
+    assert "IDX" in found.problems[0].reason

@@ -1,0 +1,116 @@
+"""Recorded output of a real Slurm 24.11: every form of it says the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.slurm import allocations
+from slurm_affinode.slurm.accounting import Accounting
+from slurm_affinode.slurm.sacct import Reading, read
+
+TEXTS = [
+    "parsable2.txt", "parsable-trailing.txt", "unit-separator.txt", "comma.txt", "two-characters.txt", "all-fields.txt",
+    "epoch-seconds.txt", "offset.txt", "kolkata.txt",
+]  # fmt: skip
+
+
+@pytest.fixture
+def slurm(recorded: Path) -> Path:
+    """The folder of this release."""
+    return recorded / "slurm-24.11"
+
+
+def parse(path: Path) -> Accounting:
+    """Read one file in the zone it was made in."""
+    return read(path, how=Reading(zone="Asia/Kolkata" if path.stem == "kolkata" else "UTC"))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_field_set_and_delimiter_gives_the_same_runs(slurm: Path, name: str) -> None:
+    """Ids, times and GPUs are those of the JSON of the same moment, whatever the fields and the delimiter."""
+    text, reference = parse(slurm / name), parse(slurm / "sacct-v0.0.42.json")
+    assert (text.records, text.jobs.height, text.steps.height) == (62, 27, 35)
+    assert not text.problems
+    wanted = ["job_id", "state", "start", "end", "gpus"]
+    key = ["job_id", "start"]
+    assert text.jobs.select(wanted).sort(key).equals(reference.jobs.select(wanted).sort(key))
+    of_steps = ["job_id", "step_id", "start", "end"]
+    assert text.steps.select(of_steps).sort(of_steps).equals(reference.steps.select(of_steps).sort(of_steps))
+
+
+def test_text_and_json_say_the_same(slurm: Path) -> None:
+    """Field by field, but for what only one of them has."""
+    key = ["cluster", "job_id", "submit"]
+    text, other = (parse(slurm / name).jobs.sort(key) for name in ("unit-separator.txt", "sacct-v0.0.42.json"))
+    only_text = {"uid", "cancelled_by", "array_spec", "total_cpu_s"}
+    different = {name for name in text.columns if not text[name].equals(other[name])}
+    assert different <= only_text
+    assert (text["total_cpu_s"] - other["total_cpu_s"]).abs().max() < 0.001
+    assert other.filter(pl.col("job_id") == 27)["array_spec"].to_list() == ["1,4,7,10,13,16,19%2"]
+
+
+@pytest.mark.parametrize("version", ["v0.0.40", "v0.0.41"])
+def test_older_data_parsers_say_the_same(slurm: Path, version: str) -> None:
+    """The same runs, as far as the recording keeps them."""
+    old, new = parse(slurm / f"sacct-{version}.json"), parse(slurm / "sacct-v0.0.42.json")
+    key = ["job_id", "submit"]
+    assert old.jobs.sort(key).equals(new.jobs.join(old.jobs.select(key), on=key, how="semi").sort(key))
+    assert old.steps.height == 14
+    assert not old.problems
+
+
+def test_what_the_jobs_were(slurm: Path) -> None:
+    """Requeued, cancelled, timed out, signalled, heterogeneous, pending array, and the names."""
+    found = parse(slurm / "unit-separator.txt")
+    jobs = {(row["job_id"], row["state"]): row for row in found.jobs.iter_rows(named=True)}
+    assert jobs[14, "REQUEUED"]["end"] is not None
+    assert jobs[14, "RUNNING"]["end"] is None
+    assert jobs[15, "CANCELLED"]["cancelled_by"] == "1001"
+    assert jobs[11, "FAILED"]["exit_signal"] == 11
+    assert jobs[10, "FAILED"]["exit_code"] == 7
+    assert jobs[13, "COMPLETED"]["het_job_id"] == 12
+    assert jobs[27, "PENDING"]["array_spec"] == "1-19:3%2"
+    assert (jobs[27, "PENDING"]["gpus"], jobs[27, "PENDING"]["req_gpus"]) == (None, 2)
+    assert jobs[26, "RUNNING"]["node_list"] == "gpu-[01-02]"
+    assert jobs[3, "COMPLETED"]["req_mem_bytes"] == 300 << 20
+    assert jobs[17, "COMPLETED"]["max_rss_bytes"] == 931820 << 10
+    names = set(found.jobs["job_name"].to_list())
+    assert {"a|b|c", "two\nlines", "<script>alert(1)</script>", "naïve-ß-日本"} <= names
+
+
+def test_running_jobs_are_completed_by_the_later_recording(slurm: Path) -> None:
+    """The same keys; typed GPUs where the cluster has come to account for them."""
+    early, later = parse(slurm / "parsable2.txt"), parse(slurm / "parsable2-later.txt")
+    key = ["cluster", "job_id", "submit"]
+    assert early.jobs.join(later.jobs, on=key, how="anti").is_empty()
+    ended = later.jobs.filter(pl.col("job_id").is_in([25, 26]))
+    assert ended["end"].null_count() == 0
+    kinds = dict(later.jobs.select("job_id", "gpu_type").drop_nulls().rows())
+    assert kinds == {29: "a100", 30: "a100+l4"}
+    assert later.jobs.filter(pl.col("job_id") == 30)["gpus"].to_list() == [2]
+
+
+def test_the_table_for_people_is_refused(slurm: Path) -> None:
+    """With what to run instead."""
+    with pytest.raises(InputError, match="table for people") as caught:
+        parse(slurm / "table-for-people.txt")
+    assert "--parsable2" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["scontrol-show-job-d.txt", "scontrol-show-job-d-oneliner.txt"])
+def test_scontrol_shows_the_gpus_of_running_jobs(slurm: Path, name: str) -> None:
+    """By node and index; those of ended jobs it does not keep, which is said."""
+    found = allocations.read((slurm / name).read_bytes(), where=name)
+    assert sorted(found.gpus.select("job_id", "node", "gpu").rows()) == [
+        (14, "gpu-02", "1"),
+        (25, "gpu-01", "0"),
+        (25, "gpu-01", "1"),
+        (26, "gpu-01", "2"),
+        (26, "gpu-02", "0"),
+    ]
+    assert found.gpus["start"].null_count() == 0
+    assert "scontrol shows those of running jobs alone" in found.notes[0]

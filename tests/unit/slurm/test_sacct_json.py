@@ -1,0 +1,143 @@
+"""``sacct --json`` beyond the recordings: old data parsers, damaged documents, bad records."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.slurm.accounting import Accounting
+from slurm_affinode.slurm.sacct import Reading, read
+
+
+def job(job_id: Any = 5, **changes: Any) -> dict[str, Any]:
+    """A job as v0.0.38 prints it: plain numbers and words."""
+    return {
+        "job_id": job_id,
+        "cluster": "larch",
+        "name": "train",
+        "user": "ana",
+        "account": "physics",
+        "partition": "gpu",
+        "state": {"current": "COMPLETED", "reason": "None"},
+        "exit_code": {"status": "SUCCESS", "return_code": 0, "signal": {"signal_id": 0}},
+        "time": {
+            "submission": 1767261600, "eligible": 1767261600, "start": 1767261605, "end": 1767265205,
+            "elapsed": 3600, "limit": 60, "total": {"seconds": 1, "microseconds": 500000},
+        },
+        "tres": {
+            "allocated": [{"type": "gres", "name": "gpu", "count": 2}, {"type": "mem", "name": None, "count": 1024}],
+            "requested": [],
+        },
+        "required": {"CPUs": 4, "memory_per_cpu": 512, "memory_per_node": None},
+        "nodes": "gpu-1",
+        "steps": [
+            {
+                "step": {"id": {"job_id": job_id, "step_id": "BATCH"}, "name": "batch"},
+                "state": "COMPLETED",
+                "time": {"start": 1767261605, "end": 1767265205, "elapsed": 3600},
+                "tres": {"requested": {"max": [{"type": "mem", "name": None, "count": 4096}]}, "allocated": []},
+            }
+        ],
+        **changes,
+    }  # fmt: skip
+
+
+def parse(*jobs: Any, **how: Any) -> Accounting:
+    """Read a document of these jobs."""
+    return read(json.dumps({"jobs": jobs}).encode(), where="in", how=Reading(**how))
+
+
+def test_an_old_data_parser() -> None:
+    """Plain numbers, one state word, a step id that is an object, memory per CPU."""
+    found = parse(job())
+    row = found.jobs.row(0, named=True)
+    assert row["start"] == datetime(2026, 1, 1, 10, 0, 5, tzinfo=UTC)
+    assert (row["gpus"], row["timelimit_s"], row["total_cpu_s"]) == (2, 3600, 1.5)
+    assert row["req_mem_bytes"] == 2048 << 20
+    assert row["max_rss_bytes"] == 4096
+    assert found.steps["step_id"].to_list() == ["batch"]
+    assert found.unit == "record"
+
+
+def test_limits_and_numbers_that_are_not_set() -> None:
+    """``infinite`` is unlimited; not set is unknown."""
+    unlimited = job(1)
+    unlimited["time"]["limit"] = {"set": True, "infinite": True, "number": 0}
+    unset = job(2)
+    unset["time"]["limit"] = {"set": False, "infinite": False, "number": 0}
+    unset["time"]["end"] = 0
+    found = parse(unlimited, unset)
+    assert found.jobs["timelimit_unlimited"].to_list() == [True, None]
+    assert found.jobs["timelimit_s"].to_list() == [None, None]
+    assert found.jobs["end"].to_list()[1] is None
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (job("x"), "not a job id"),
+        ({"name": "no id"}, "has no 'job_id'"),
+        (job(7, time="yesterday"), "not an object"),
+        (job(7, state={"current": ["??"]}), "not a job state"),
+        ("text", "is not"),
+    ],
+)
+def test_one_bad_record_is_reported_and_the_rest_is_read(bad: Any, reason: str) -> None:
+    """With its number in the document."""
+    found = parse(job(1), bad, job(2))
+    assert found.jobs["job_id"].to_list() == [1, 2]
+    assert found.problems[0].line == 2
+    assert reason in found.problems[0].reason
+    with pytest.raises(InputError, match="record 2"):
+        parse(job(1), bad, strict=True)
+
+
+def test_a_bad_step_does_not_cost_its_job() -> None:
+    """The step is reported, the job is read."""
+    found = parse(job(1), job(7, steps=[{"step": {"id": None}}, 5]))
+    assert found.jobs["job_id"].to_list() == [1, 7]
+    assert [problem.line for problem in found.problems] == [2, 2]
+    assert "no id" in found.problems[0].reason
+
+
+def test_an_end_before_the_start_is_a_bad_record() -> None:
+    """Its interval would be negative."""
+    wrong = job(7)
+    wrong["time"]["end"] = 1767261600
+    assert "End is before Start" in parse(job(1), wrong).problems[0].reason
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"jobs": [', "cut"),
+        ('{"jobs": [{"job_id": 5, "name": "abc', "cut"),
+        ('{"jobs": nonsense, "meta": {}}', "not JSON"),
+        ('{"meta": {}}', "no list 'jobs'"),
+        ("[1, 2]", "no list 'jobs'"),
+        ('{"jobs": [{"job_id": 1, "job_state": "RUNNING"}]}', "squeue or scontrol"),
+        ('{"jobs": [1, 2]}', "no objects"),
+        ("[" * 100_000, "not sacct output|cut"),
+    ],
+)
+def test_a_document_that_cannot_be_used_is_one_clear_line(text: str, message: str) -> None:
+    """Cut, damaged, or of another command."""
+    with pytest.raises(InputError, match=message):
+        read(text.encode(), where="in")
+
+
+def test_bytes_that_are_not_utf8_stay_readable() -> None:
+    """As in text."""
+    data = json.dumps({"jobs": [job(name="CAFE")]}).encode().replace(b"CAFE", b"caf\xe9")
+    found = read(data, where="in")
+    assert found.jobs["job_name"].to_list() == ["caf\\xe9"]
+    assert found.notes
+
+
+def test_no_jobs_are_no_jobs() -> None:
+    """An empty answer is an answer."""
+    assert parse().jobs.is_empty()
