@@ -29,7 +29,7 @@ Examples:
 )  # fmt: skip
 @click.option("--until", type=When(), default="now", show_default=True, metavar="TIME", help="End, not included.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), required=True, metavar="DIR",
+    "--out", type=click.Path(path_type=Path), default=Path("report"), show_default=True, metavar="DIR",
     help="Where report.html and summary.json (and CSV files) go; made if need be.",
 )  # fmt: skip
 @click.option("--cluster", "clusters", multiple=True, metavar="NAME", help="Only this cluster. Repeatable.")

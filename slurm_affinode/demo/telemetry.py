@@ -99,7 +99,7 @@ def _gpu_history(node: Node, gpu: int, runs: Sequence[Run], *, start: datetime, 
             "DCGM_FI_DEV_FB_FREE": node.fb_mib - np.round(memory * node.fb_mib),
             "DCGM_FI_DEV_POWER_USAGE": np.round(power, 1),
             "DCGM_FI_DEV_XID_ERRORS": pl.Series([0] * minutes, dtype=pl.Int32),
-            "hpc_job": pl.Series(job if labelled else [None] * minutes, dtype=pl.String),
+            "hpc_job": pl.Series(job.tolist() if labelled else [None] * minutes, dtype=pl.String),
         }
     )
     name, down, up = OUTAGE
