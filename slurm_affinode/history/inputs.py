@@ -36,8 +36,10 @@ def expand(paths: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str
             if not inside:
                 missing.append((str(given), "the directory has no files"))
             found.update(dict.fromkeys(inside))
-        elif path.exists():
+        elif path.is_file():
             found[path] = None
+        elif path.exists():
+            missing.append((str(given), "is no regular file; pipe it to standard input and give -"))
         elif matches := sorted(glob.glob(str(given), recursive=True)) if glob.has_magic(str(given)) else []:  # noqa: PTH207 - keeps absolute and relative patterns as they are
             inner, _ = expand(matches)
             found.update(dict.fromkeys(inner))

@@ -97,6 +97,7 @@ class Writer:
         self._on_landed = on_landed
         self._rows_at_once = rows_at_once
         self._buffer: list[Prepared] = []
+        self._buffered = 0
         self._waiting: list[Taken] = []
         self._samples = 0
         self._before: dict[date, int] = {}
@@ -158,8 +159,9 @@ class Writer:
                     path.unlink(missing_ok=True)
             raise
         self._buffer += own
+        self._buffered += rows
         self._waiting.append(taken)
-        if sum(len(one.rows) for one in self._buffer) >= self._rows_at_once:
+        if self._buffered >= self._rows_at_once:
             with writing(self._root):
                 self.flush()
         return taken
@@ -169,7 +171,7 @@ class Writer:
         if not self._waiting:
             return
         buffer, waiting = self._buffer, self._waiting
-        self._buffer, self._waiting = [], []
+        self._buffer, self._waiting, self._buffered = [], [], 0
         self._land(self._stage(buffer), waiting)
 
     def _stage(self, held: Sequence[Prepared]) -> list[tuple[date, PartEntry]]:

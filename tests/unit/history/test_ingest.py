@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -140,8 +141,11 @@ def test_paths_are_files_directories_and_globs(tmp_path: Path) -> None:
     found, missing = inputs.expand([f"{tmp_path}/a*.csv", tmp_path / "a1.csv", tmp_path / "c", f"{tmp_path}/**/b*"])
     assert [path.relative_to(tmp_path).as_posix() for path in found] == ["a1.csv", "a2.csv", "c/d.csv", "b1.csv"]
     assert missing == []
-    _, missing = inputs.expand([tmp_path / "none", f"{tmp_path}/z*", tmp_path / "e"])
-    assert [why for _, why in missing] == ["no such file or directory", "no file matches", "the directory has no files"]
+    os.mkfifo(tmp_path / "pipe")
+    _, missing = inputs.expand([tmp_path / "none", f"{tmp_path}/z*", tmp_path / "e", tmp_path / "pipe"])
+    assert [why.split(";")[0] for _, why in missing] == [
+        "no such file or directory", "no file matches", "the directory has no files", "is no regular file",
+    ]  # fmt: skip
 
 
 def test_nothing_to_read_is_said(store: SampleStore, tmp_path: Path) -> None:
