@@ -60,8 +60,8 @@ CREATE USER IF NOT EXISTS 'slurm'@'%' IDENTIFIED BY 'slurm';
 GRANT ALL ON slurm_acct_db.* TO 'slurm'@'%';
 SQL
   exec mariadbd --user=mysql --datadir="$data" --bind-address=0.0.0.0 --init-file=/run/mysqld/init.sql \
-    --socket=/run/mysqld/mysqld.sock --innodb-buffer-pool-size=128M --innodb-log-file-size=32M \
-    --innodb-lock-wait-timeout=900 --innodb-flush-log-at-trx-commit=2 --performance-schema=OFF --skip-log-bin
+    --socket=/run/mysqld/mysqld.sock --innodb-buffer-pool-size=1G --innodb-log-file-size=32M \
+    --innodb-lock-wait-timeout=900 --innodb-snapshot-isolation=OFF --innodb-flush-log-at-trx-commit=2 --performance-schema=OFF --skip-log-bin
 }
 
 role_slurmdbd() {
@@ -103,7 +103,8 @@ role_compute() {
     fi
   fi
   wait_for_port slurmctld 6817 || say "starting slurmd all the same"
-  exec slurmd -D
+  # -b: a container that starts is a node that booted; the kernel's uptime is the host's.
+  exec slurmd -D -b
 }
 
 role_login() {

@@ -3,7 +3,7 @@
 set -euo pipefail
 
 wait_s=90
-sacctmgr() { command sacctmgr --immediate --quiet "$@"; }
+sacctmgr() { command sacctmgr --immediate --quiet "$@" >/dev/null; }
 
 # slurmctld registers the TRES that limits name, and the cluster itself.
 waited=0

@@ -1,0 +1,159 @@
+"""What the workloads do on a GPU, through the CUDA driver API: hold memory, compute for a time, prove memory intact.
+
+Runs on an NVIDIA GPU as on the emulated driver: the kernel is PTX that watches the GPU's own clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cuda.bindings import driver
+
+MIB = 1024 * 1024
+PATTERN_BYTES = 4 * MIB
+
+# busy_ns(ns): one thread that looks at the clock until the time has passed. A GPU that runs any kernel counts as
+# fully utilised for that time.
+BUSY_PTX = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry busy_ns(.param .u64 ns)
+{
+    .reg .pred %p;
+    .reg .u64 %t<4>;
+    ld.param.u64 %t0, [ns];
+    mov.u64 %t1, %globaltimer;
+LOOP:
+    mov.u64 %t2, %globaltimer;
+    sub.u64 %t3, %t2, %t1;
+    setp.lt.u64 %p, %t3, %t0;
+    @%p bra LOOP;
+    ret;
+}
+\0"""
+
+
+class CudaError(Exception):
+    """A call of the driver failed."""
+
+    def __init__(self, call: str, code: driver.CUresult) -> None:
+        super().__init__(f"{call}: {code.name}")
+        self.code = code
+
+
+def call(function: Any, *arguments: Any) -> Any:
+    """Calls the driver; returns what it gave: nothing, a value, or a tuple of values."""
+    code, *values = function(*arguments)
+    if code != driver.CUresult.CUDA_SUCCESS:
+        raise CudaError(function.__name__, code)
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Device memory with a pattern in it, and the digest of that pattern."""
+
+    address: int
+    size_bytes: int
+    digest: str
+
+
+class Gpu:
+    """One GPU of those that CUDA_VISIBLE_DEVICES shows, with its primary context."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        call(driver.cuInit, 0)
+        self.device = call(driver.cuDeviceGet, ordinal)
+        self.uuid = format_uuid(bytes(call(driver.cuDeviceGetUuid, self.device).bytes))
+        self.context = call(driver.cuDevicePrimaryCtxRetain, self.device)
+        self.activate()
+        module = call(driver.cuModuleLoadData, BUSY_PTX)
+        self._busy = call(driver.cuModuleGetFunction, module, b"busy_ns")
+
+    def activate(self) -> None:
+        """Makes this GPU the current one of the calling thread."""
+        call(driver.cuCtxSetCurrent, self.context)
+
+    def compute(self, seconds: float) -> None:
+        """Keeps the GPU busy for a time and waits for it, in kernels of at most a quarter of a second."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            arguments = ((round(min(left, 0.25) * 1e9),), (ctypes.c_uint64,))
+            call(driver.cuLaunchKernel, self._busy, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0)
+            call(driver.cuCtxSynchronize)
+
+    def hold(self, size_bytes: int, seed: int = 0) -> Buffer:
+        """Takes device memory; its first and last bytes get a pattern that depends on the seed."""
+        address = int(call(driver.cuMemAlloc, size_bytes))
+        for offset, length in _edges(size_bytes):
+            pattern = random.Random(seed + offset).randbytes(length)  # noqa: S311  (a pattern, not a secret)
+            call(driver.cuMemcpyHtoD, address + offset, pattern, length)
+        return Buffer(address, size_bytes, self._digest(address, size_bytes))
+
+    def intact(self, buffer: Buffer) -> bool:
+        """Whether the memory holds what was put there."""
+        return self._digest(buffer.address, buffer.size_bytes) == buffer.digest
+
+    def _digest(self, address: int, size_bytes: int) -> str:
+        digest = hashlib.sha256()
+        for offset, length in _edges(size_bytes):
+            host = bytearray(length)
+            call(driver.cuMemcpyDtoH, (ctypes.c_char * length).from_buffer(host), address + offset, length)
+            digest.update(host)
+        return digest.hexdigest()
+
+
+def _edges(size_bytes: int) -> Iterator[tuple[int, int]]:
+    """The parts of a buffer that carry the pattern: (offset, length)."""
+    first = min(size_bytes, PATTERN_BYTES)
+    yield 0, first
+    last = min(size_bytes - first, PATTERN_BYTES)
+    if last:
+        yield size_bytes - last, last
+
+
+def format_uuid(raw: bytes) -> str:
+    """As nvidia-smi and NVML write it."""
+    text = raw.hex()
+    return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def say(phase: str, **values: object) -> None:
+    """One line of progress: the time, the phase, and what belongs to it. Tests read these lines."""
+    stamp = f"{time.time():.3f}"
+    job = os.environ.get("SLURM_JOB_ID", "-")
+    print(stamp, f"job={job}", f"pid={os.getpid()}", phase, *(f"{k}={v}" for k, v in values.items()), flush=True)
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The options that all workloads have."""
+    result = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    result.add_argument("--memory-mib", type=int, default=256, metavar="N", help="device memory to hold")
+    return result
+
+
+def start(options: argparse.Namespace, ordinal: int = 0) -> tuple[Gpu, Buffer]:
+    """Opens the GPU, takes the memory, says so."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    gpu = Gpu(ordinal)
+    buffer = gpu.hold(options.memory_mib * MIB, seed=os.getpid())
+    say("start", gpu=gpu.uuid, memory_mib=options.memory_mib)
+    return gpu, buffer
+
+
+def finish(gpu: Gpu, buffer: Buffer) -> int:
+    """Looks at the memory a last time. The exit status: 0, or 9 when the memory is not what it was."""
+    intact = gpu.intact(buffer)
+    say("end", memory="intact" if intact else "damaged")
+    return 0 if intact else 9

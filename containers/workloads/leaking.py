@@ -1,0 +1,49 @@
+#!/opt/slurm-affinode/bin/python
+"""Leaves a process behind that keeps GPU memory when the job has ended: a daemon in a session of its own."""
+
+import argparse
+import os
+import sys
+import time
+
+import gpu
+
+
+def main() -> int:
+    """Runs the workload. The child has left the job's process tree before it opens the GPU."""
+    parser = gpu.parser(__doc__)
+    parser.add_argument("--outlive", type=float, default=600, metavar="S", help="seconds that the leftover lives")
+    parser.add_argument("--compute", action="store_true", help="the leftover computes, instead of only holding memory")
+    options = parser.parse_args()
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() != 0:
+            os._exit(0)
+        os.close(reader)
+        leftover(options, writer)
+    os.close(writer)
+    os.wait()
+    with os.fdopen(reader) as told:
+        pid = told.read().strip()
+    gpu.say("left", leftover=pid or "failed")
+    return 0 if pid else 1
+
+
+def leftover(options: argparse.Namespace, ready: int) -> None:
+    """The process that stays. It tells its PID when it holds the memory, and lets go of the job's output."""
+    device, _buffer = gpu.start(options)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.write(ready, str(os.getpid()).encode())
+    os.close(ready)
+    if options.compute:
+        device.compute(options.outlive)
+    else:
+        time.sleep(options.outlive)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""One cluster per test run, a clean queue per test, logs of a failed test.
+
+- ``CLUSTER_NAME`` in the environment: that cluster is used, started if need be, and left running. Otherwise the run
+  starts one of its own and takes it down.
+- ``SLURM_RELEASE``: 24.11 (default) or 26.05.
+- ``CLUSTER_LOGS``: where the logs of failed tests go (default ``out/cluster-logs``).
+
+Where no Docker daemon answers the tests are skipped with that reason; with ``CI=true`` they fail.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.driver import SCRIPT, Cluster, script
+
+UP_S = 1200.0
+DOWN_S = 120.0
+TEST_S = 300
+SHOWN_LINES = 30
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test also builds and starts the cluster."""
+    ours = [item for item in items if item.get_closest_marker("cluster")]
+    for number, item in enumerate(ours):
+        item.add_marker(pytest.mark.timeout(TEST_S + (UP_S if number == 0 else 0)))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The running cluster."""
+    answered = subprocess.run((SCRIPT.parent / "ensure-docker.sh", "--check"), timeout=60, check=False).returncode == 0
+    if not answered:
+        reason = "no Docker daemon answers: start one with containers/ensure-docker.sh"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    kept = os.environ.get("CLUSTER_NAME")
+    name = kept or f"affinode-test-{os.getpid()}"
+    release = os.environ.get("SLURM_RELEASE", "24.11")
+    started = script(("up",), name, release, UP_S)
+    try:
+        if started.returncode != 0:
+            pytest.fail(f"the cluster did not start:\n{started.stderr}")
+        yield Cluster(name, release)
+    finally:
+        if not kept:
+            script(("down",), name, release, DOWN_S)
+
+
+@pytest.fixture(autouse=True)
+def clean_queue(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No job, every node idle, when a test of the cluster begins; its logs when it has failed."""
+    if request.node.get_closest_marker("cluster") is None:
+        yield
+        return
+    cluster: Cluster = request.getfixturevalue("cluster")
+    began = time.time()
+    cluster.clear()
+    yield
+    report = request.node.stash.get(REPORT, None)
+    if report is not None and report.failed:
+        report.sections.extend(_collect(cluster, began, request.node.nodeid))
+
+
+REPORT = pytest.StashKey[pytest.TestReport]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[Any]:
+    """Keeps the report of the test itself, for the fixture above to add to."""
+    report = yield
+    if call.when == "call":
+        item.stash[REPORT] = report
+    return report
+
+
+def _collect(cluster: Cluster, began: float, test: str) -> list[tuple[str, str]]:
+    """Writes everything to files; gives the ends of them for the terminal."""
+    directory = Path(os.environ.get("CLUSTER_LOGS", REPOSITORY / "out" / "cluster-logs"))
+    directory = directory / re.sub(r"[^\w.-]+", "_", test.rpartition("/")[2])
+    directory.mkdir(parents=True, exist_ok=True)
+    found = cluster.logs(began)
+    for name, argv in {
+        "squeue": ("squeue", "--all", "--long"),
+        "sinfo": ("sinfo", "--Node", "--long"),
+        "jobs": ("scontrol", "show", "job"),
+        "outputs": ("sh", "-c", "tail -n 50 /home/*/slurm-*.out"),
+    }.items():
+        done = cluster.run("login", *argv)
+        found[name] = done.stdout + done.stderr
+    for name, text in found.items():
+        (directory / f"{name}.log").write_text(text)
+    shown = [(name, "\n".join(text.splitlines()[-SHOWN_LINES:])) for name, text in found.items() if text.strip()]
+    return [(f"{name} (all of it in {directory})", text) for name, text in shown]

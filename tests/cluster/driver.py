@@ -1,0 +1,250 @@
+"""The container cluster as tests see it: run commands on its nodes, submit jobs, wait for what must happen."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+SERVICES = ("mariadb", "slurmdbd", "slurmctld", "login", "c1", "c2", "cpu1")
+GPU_NODES = ("c1", "c2")
+COMPUTE_NODES = ("c1", "c2", "cpu1")
+WORKLOADS = "/usr/local/share/workloads"
+SCRIPT = Path(__file__).resolve().parents[2] / "containers" / "cluster"
+COMMAND_S = 60.0
+WAIT_S = 60.0
+POLL_S = 0.2
+
+T = TypeVar("T")
+
+# Waits where the answer is, so that a wait costs one command and not one for each look. Arguments: the job, seconds,
+# the states waited for. Ends with 3 when the job has ended in another way.
+WAIT_FOR_STATE = r"""
+job=$1 deadline=$((SECONDS + $2)) wanted=" $3 "
+ended=" COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL BOOT_FAIL DEADLINE OUT_OF_MEMORY "
+while :; do
+  state=$(scontrol --oneliner show job "$job" 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' | head -n 1)
+  case "$wanted" in *" ${state:-none} "*) echo "$state"; exit 0 ;; esac
+  case "$ended" in *" ${state:-none} "*) echo "$state"; exit 3 ;; esac
+  [ "$SECONDS" -lt "$deadline" ] || { echo "${state:-unknown}"; exit 4; }
+  sleep 0.1
+done
+"""
+
+
+class ClusterError(AssertionError):
+    """A command on the cluster failed, or something did not happen in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One row of sacct for a job, without its steps."""
+
+    job_id: str
+    state: str
+    user: str
+    account: str
+    partition: str
+    qos: str
+    tres: dict[str, str]
+    restarts: int
+    nodes: str
+    elapsed_s: int
+    exit_code: str
+
+
+@dataclass(slots=True)
+class Cluster:
+    """A running cluster. ``name`` is its compose project."""
+
+    name: str
+    release: str
+    _containers: dict[str, str] = field(default_factory=dict)
+
+    def container(self, node: str) -> str:
+        """The container id of a node, also while it is stopped."""
+        if node not in self._containers:
+            labels = (f"com.docker.compose.project={self.name}", f"com.docker.compose.service={node}")
+            found = docker("ps", "--all", "--quiet", "--no-trunc", *(f"--filter=label={label}" for label in labels))
+            if not found.strip():
+                raise ClusterError(f"{node} of {self.name} has no container")
+            self._containers[node] = found.split()[0]
+        return self._containers[node]
+
+    def run(
+        self, node: str, *argv: str, user: str = "root", stdin: str = "", timeout_s: float = COMMAND_S
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command on a node, whatever its exit status."""
+        home = "/root" if user == "root" else f"/home/{user}"
+        identity = (f"--user={user}", f"--workdir={home}", f"--env=HOME={home}", f"--env=USER={user}")
+        return subprocess.run(
+            ("docker", "exec", "--interactive", *identity, self.container(node), *argv),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def exec(self, node: str, *argv: str, user: str = "root", stdin: str = "", timeout_s: float = COMMAND_S) -> str:
+        """What a command says on a node. A failing command fails the test with what it said."""
+        done = self.run(node, *argv, user=user, stdin=stdin, timeout_s=timeout_s)
+        if done.returncode != 0:
+            raise ClusterError(f"{node}$ {' '.join(argv)} -> {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def shell(self, node: str, script: str, *arguments: str, user: str = "root", timeout_s: float = COMMAND_S) -> str:
+        """What a shell script says on a node."""
+        return self.exec(node, "bash", "-c", script, "test", *arguments, user=user, timeout_s=timeout_s)
+
+    # --- jobs
+
+    def submit(self, *options: str, script: str = "", wrap: str = "", user: str = "alice") -> str:
+        """Submits a batch job, given as script or as one command; the job id. Output goes to the user's home."""
+        text = script or f"#!/bin/bash\n{wrap}\n"
+        return self.exec("login", "sbatch", "--parsable", *options, user=user, stdin=text).strip()
+
+    def wait_for_state(self, job_id: str, *states: str, timeout_s: float = WAIT_S) -> str:
+        """Waits until the job is in one of the states; which one. Fails at once when it has ended otherwise."""
+        done = self.run(
+            "login", "bash", "-c", WAIT_FOR_STATE, "wait", job_id, str(int(timeout_s)), " ".join(states),
+            timeout_s=timeout_s + COMMAND_S,
+        )  # fmt: skip
+        state = done.stdout.strip()
+        if done.returncode == 0:
+            return state
+        why = "ended as" if done.returncode == 3 else f"is after {timeout_s:g} s"
+        details = self.run("login", "scontrol", "show", "job", job_id)
+        raise ClusterError(f"job {job_id} {why} {state}, waited for {states}\n{details.stdout}{details.stderr}")
+
+    def job(self, job_id: str) -> dict[str, str]:
+        """What scontrol says of a job: its fields as text."""
+        line = self.exec("login", "scontrol", "--oneliner", "show", "job", job_id)
+        return dict(word.split("=", 1) for word in line.split() if "=" in word)
+
+    def runs(self, job_id: str, *, duplicates: bool = False) -> list[Run]:
+        """The job's records in accounting, one per run when ``duplicates``."""
+        fields = "JobID,State,User,Account,Partition,QOS,AllocTRES,Restarts,NodeList,ElapsedRaw,ExitCode"
+        options = ("--allusers", "--allocations", "--noheader", "--parsable2", f"--format={fields}", f"--jobs={job_id}")
+        text = self.exec("login", "sacct", *options, *(("--duplicates",) if duplicates else ()))
+        return [_run_of(line) for line in text.splitlines()]
+
+    def wait_for_runs(self, job_id: str, *states: str, duplicates: bool = False) -> list[Run]:
+        """Waits until accounting shows as many runs as states are named, in these states; they arrive a little late."""
+        return wait_until(
+            f"accounting shows job {job_id} as {states}",
+            lambda: self.runs(job_id, duplicates=duplicates),
+            lambda runs: sorted(run.state.split()[0] for run in runs) == sorted(states),
+        )
+
+    def output(self, job_id: str, user: str = "alice") -> str:
+        """What a job wrote to its default output file."""
+        return self.exec("login", "cat", f"/home/{user}/slurm-{job_id}.out")
+
+    # --- the queue and the nodes
+
+    def nodes(self) -> dict[str, str]:
+        """State of each compute node."""
+        text = self.exec("login", "sinfo", "--Node", "--noheader", "--format=%N %T")
+        return dict(line.split() for line in text.splitlines())
+
+    def clear(self) -> None:
+        """Cancels every job, ends what users left behind, and waits until every node is idle."""
+        self.shell("login", 'jobs=$(squeue --noheader --format=%A); [ -z "$jobs" ] || scancel $jobs')
+        for node in GPU_NODES:
+            self.shell(node, "for user in alice bob carol; do pkill -KILL -u $user || true; done")
+        self.wait_idle()
+
+    def wait_idle(self, timeout_s: float = WAIT_S) -> None:
+        """Waits until no job is left and every node is idle; a node that was set down is resumed."""
+
+        def look() -> dict[str, str]:
+            states = self.nodes()
+            for node, state in states.items():
+                if state.startswith(("down", "drain")) and not state.endswith("*"):
+                    self.run("login", "scontrol", "update", f"nodename={node}", "state=resume")
+            return states
+
+        wait_until("every node is idle", look, lambda s: set(s.values()) == {"idle"}, timeout_s=timeout_s)
+
+    def logs(self, since: float) -> dict[str, str]:
+        """What each container has said since a time (seconds of the epoch)."""
+        found: dict[str, str] = {}
+        for node in SERVICES:
+            done = subprocess.run(
+                ("docker", "logs", f"--since={since:.3f}", self.container(node)),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=COMMAND_S,
+                check=False,
+            )
+            found[node] = done.stdout
+        return found
+
+    # --- faults
+
+    def kill(self, node: str) -> None:
+        """Ends a container as a power failure does."""
+        docker("kill", self.container(node))
+
+    def start(self, node: str) -> None:
+        """Starts a stopped container."""
+        docker("start", self.container(node))
+
+    def restart(self, node: str) -> None:
+        """Stops a container in good order and starts it."""
+        docker("restart", "--time=5", self.container(node))
+
+
+def docker(*argv: str, timeout_s: float = COMMAND_S) -> str:
+    """What a docker command says."""
+    done = subprocess.run(("docker", *argv), capture_output=True, text=True, timeout=timeout_s, check=False)
+    if done.returncode != 0:
+        raise ClusterError(f"docker {' '.join(argv)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def wait_until(
+    what: str, look: Callable[[], T], good: Callable[[T], bool] = bool, *, timeout_s: float = WAIT_S
+) -> T:  # fmt: skip
+    """Looks again and again until what it sees is good; what it saw. Fails with the last sight after the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        seen = look()
+        if good(seen):
+            return seen
+        if time.monotonic() > deadline:
+            raise ClusterError(f"after {timeout_s:g} s still not true that {what}: {seen!r}")
+        time.sleep(POLL_S)
+
+
+def _run_of(line: str) -> Run:
+    (job_id, state, user, account, partition, qos, tres, restarts, nodes, elapsed, exit_code) = line.split("|")
+    return Run(
+        job_id=job_id,
+        state=state,
+        user=user,
+        account=account,
+        partition=partition,
+        qos=qos,
+        tres=dict(item.split("=", 1) for item in tres.split(",") if item),
+        restarts=int(restarts or 0),
+        nodes=nodes,
+        elapsed_s=int(elapsed or 0),
+        exit_code=exit_code,
+    )
+
+
+def script(arguments: Sequence[str], name: str, release: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Runs containers/cluster for one cluster."""
+    return subprocess.run(
+        ("env", f"CLUSTER_NAME={name}", f"SLURM_RELEASE={release}", str(SCRIPT), *arguments),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )

@@ -1,0 +1,116 @@
+"""The containers behave as nodes do: no privileges, shared files, restarts, processes that can be checkpointed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cluster.driver import COMPUTE_NODES, SERVICES, Cluster, docker, script, wait_until
+
+pytestmark = pytest.mark.cluster
+
+NEEDED_BY_CRIU = {"SYS_ADMIN", "SYS_PTRACE", "SYS_TIME", "NET_ADMIN", "DAC_READ_SEARCH"}
+
+# A process of another user, dumped and restored: it counts, and must go on from where it was.
+CHECKPOINT = r"""
+set -eu
+directory=$(mktemp -d)
+cd "$directory"
+cat >count.py <<'END'
+import itertools, time
+for number in itertools.count(1):
+    print(number, flush=True)
+    time.sleep(0.05)
+END
+chmod 0755 .
+setsid setpriv --reuid alice --regid alice --init-groups python3 count.py >log </dev/null 2>&1 &
+pid=$!
+until [ "$(tail -n 1 log)" -ge 5 ] 2>/dev/null; do sleep 0.05; done
+criu dump --tree "$pid" --images-dir . --manage-cgroups=ignore --shell-job >dump.out 2>&1 || { cat dump.out; exit 1; }
+wait "$pid" || true
+before=$(tail -n 1 log)
+criu restore --images-dir . --manage-cgroups=ignore --shell-job --restore-detached >restore.out 2>&1 \
+  || { cat restore.out; exit 1; }
+for look in $(seq 100); do
+  [ "$(tail -n 1 log)" -le $((before + 3)) ] || break
+  sleep 0.1
+done
+after=$(tail -n 1 log)
+kill "$pid"
+echo "$before $after $(sort -n log | uniq -d | wc -l)"
+"""
+
+
+def test_no_container_is_privileged(cluster: Cluster) -> None:
+    """Capabilities are named one by one, and CAP_SYS_RESOURCE, which some hosts lack, is not among them."""
+    for node in SERVICES:
+        host = json.loads(docker("inspect", cluster.container(node)))[0]["HostConfig"]
+        added = {name.removeprefix("CAP_") for name in host["CapAdd"] or []}
+        assert not host["Privileged"], node
+        assert not added & {"ALL", "SYS_RESOURCE"}, node
+        assert (added >= NEEDED_BY_CRIU) == (node in COMPUTE_NODES), node
+
+
+def test_homes_and_the_store_are_shared(cluster: Cluster) -> None:
+    """What a job writes on one node is there on the others; the node-local store is not shared."""
+    cluster.exec("c1", "sh", "-c", "date >/home/alice/shared-home", user="alice")
+    cluster.shell("c1", "date >/shared/probe && date >/var/lib/slurm-affinode/probe")
+    for node in ("c2", "cpu1", "login"):
+        cluster.exec(node, "test", "-s", "/home/alice/shared-home")
+        cluster.exec(node, "test", "-s", "/shared/probe")
+        assert cluster.run(node, "test", "-e", "/var/lib/slurm-affinode/probe").returncode == 1
+
+
+def test_slurm_affinode_runs_on_every_node(cluster: Cluster) -> None:
+    """The checkout's own version is installed, and Slurm's accounting is in its reach."""
+    for node in ("login", *COMPUTE_NODES):
+        assert cluster.exec(node, "slurm-affinode", "--version", user="alice").startswith("slurm-affinode")
+
+
+def test_process_of_another_user_is_checkpointed_and_restored(cluster: Cluster) -> None:
+    """CRIU works with the capabilities that the nodes have."""
+    before, after, repeated = map(int, cluster.shell("c1", CHECKPOINT).split())
+    assert after > before + 3
+    assert repeated == 0
+
+
+def test_controller_restart_leaves_a_job_running(cluster: Cluster) -> None:
+    """slurmctld comes back with its state; the job never noticed."""
+    job = cluster.submit("--partition=gpu", "--gres=gpu:1", wrap="sleep 1800")
+    cluster.wait_for_state(job, "RUNNING")
+    cluster.restart("slurmctld")
+    wait_until("slurmctld answers", lambda: "is UP" in cluster.run("login", "scontrol", "ping").stdout)
+    assert cluster.job(job)["JobState"] == "RUNNING"
+    assert cluster.job(job)["Restarts"] == "0"
+
+
+def test_lost_node_comes_back_and_its_job_is_requeued(cluster: Cluster) -> None:
+    """A node that loses power is set down and its job goes back to the queue; powered on, the node serves again."""
+    job = cluster.submit("--partition=gpu", "--gres=gpu:1", "--nodelist=c2", wrap="sleep 1800")
+    cluster.wait_for_state(job, "RUNNING")
+    cluster.kill("c2")
+    try:
+        wait_until("the job was requeued", lambda: cluster.job(job)["Restarts"], lambda restarts: restarts == "1")
+    finally:
+        cluster.start("c2")
+    wait_until("c2 serves again", lambda: cluster.nodes()["c2"], lambda state: state == "idle")
+    cluster.exec("login", "scontrol", "update", f"jobid={job}", "starttime=now")
+    cluster.wait_for_state(job, "RUNNING")
+    assert cluster.job(job)["NodeList"] == "c2"
+
+
+def test_status_names_containers_nodes_and_jobs(cluster: Cluster) -> None:
+    """`containers/cluster status` is enough to see how the cluster is."""
+    job = cluster.submit("--partition=cpu", wrap="sleep 1800")
+    cluster.wait_for_state(job, "RUNNING")
+    said = script(("status",), cluster.name, cluster.release, 60)
+    assert said.returncode == 0, said.stderr
+    for word in (*SERVICES, "gpu:h100:2", f" {job} "):
+        assert word in said.stdout
+
+
+def test_status_of_a_cluster_that_is_not_up_says_so(cluster: Cluster) -> None:
+    """Another name is another cluster."""
+    said = script(("status",), f"{cluster.name}-other", cluster.release, 60)
+    assert said.returncode == 3
+    assert "is not up" in said.stderr
