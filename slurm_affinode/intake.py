@@ -45,12 +45,18 @@ def take_in(
     finished: datetime,
     fingerprint: str | None = None,
 ) -> Intake:
-    """Store ``accounting`` and write the journal. Runs and steps are one transaction."""
+    """Store ``accounting`` and write the journal. Runs and steps are one transaction.
+
+    Content that was taken in before (``fingerprint``) and changes nothing leaves no second entry in the journal.
+    """
     stored = repository.upsert(accounting.jobs, accounting.steps)
     known = counting_clusters(repository)
     if accounting.gpu_clusters - known:
         repository.set(_COUNTING, json.dumps(sorted(known | accounting.gpu_clusters)))
     total = stored.jobs + stored.steps
+    if total.new + total.updated == 0 and fingerprint is not None and fingerprint in repository.fingerprints("sacct"):
+        # The same content again: its bad records are in the journal already.
+        return Intake(source, accounting, stored.jobs, stored.steps)
     first, last = span(accounting.jobs)
     repository.record_ingest(
         IngestRecord(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import zlib
@@ -87,20 +88,23 @@ def read(
         raise InputError(f"cannot be read: {error.strerror or error}", where=name) from error
 
 
-def _opened(source: Path | bytes | BinaryIO, name: str) -> io.BufferedReader:
-    if isinstance(source, bytes):
-        source = io.BytesIO(source)
-    opened = source.open("rb") if isinstance(source, Path) else source
-    buffered: io.BufferedReader = (
-        opened if isinstance(opened, io.BufferedReader) else io.BufferedReader(cast(io.RawIOBase, opened))
-    )
-    head = buffered.peek(2)[:2]
-    if not head:
-        raise InputError("the file is empty", where=name)
-    if head == b"\x1f\x8b":
-        unpacked: io.BufferedReader = io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=buffered)))
-        return unpacked
-    return buffered
+@contextlib.contextmanager
+def _opened(source: Path | bytes | BinaryIO, name: str) -> Iterator[io.BufferedReader]:
+    """``source`` to read, unpacked; what was opened here is closed, a stream of the caller is not."""
+    with contextlib.ExitStack() as stack:
+        if isinstance(source, Path):
+            opened: BinaryIO = stack.enter_context(source.open("rb"))
+        else:
+            opened = io.BytesIO(source) if isinstance(source, bytes) else source
+        buffered = opened if isinstance(opened, io.BufferedReader) else io.BufferedReader(cast(io.RawIOBase, opened))
+        head = buffered.peek(2)[:2]
+        if not head:
+            raise InputError("the file is empty", where=name)
+        if head == b"\x1f\x8b":
+            unpacked = stack.enter_context(gzip.GzipFile(fileobj=buffered))
+            yield io.BufferedReader(cast(io.RawIOBase, unpacked))
+        else:
+            yield buffered
 
 
 def _refuse_binary(head: bytes, name: str) -> None:

@@ -1,0 +1,64 @@
+"""``ingest allocations``: what a person sees, what is stored, exit statuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from slurm_affinode.cli.main import cli
+from slurm_affinode.errors import InputError
+from slurm_affinode.store.repository import Repository
+
+CSV = "job_id,node,gpu\n1,n1,0;1\nx,n1,0\n"
+
+
+def run(state: Path, *args: str | Path, text: str | None = None) -> Result:
+    """Run ``ingest allocations``."""
+    argv = ["ingest", "allocations", "--state", str(state), "--timezone", "UTC", *map(str, args)]
+    return CliRunner().invoke(cli, argv, input=text, standalone_mode=False)
+
+
+def test_a_file_is_taken_in_once(tmp_path: Path) -> None:
+    """The bad record is reported, the second time changes nothing, the journal keeps both."""
+    source = tmp_path / "gpus.csv"
+    source.write_text(CSV, encoding="utf-8")
+    result = run(tmp_path, source)
+    assert result.return_value == 0
+    assert f"{source}:3: job x: job_id 'x' is not the raw id" in result.stderr
+    assert result.stdout.split("\n")[1].split()[1:] == ["2", "1", "2", "2", "0", "1"]
+    assert run(tmp_path, source).stdout.split("\n")[1].split()[1:] == ["2", "1", "2", "0", "2", "1"]
+    with Repository.open(f"sqlite:///{tmp_path / 'affinode.sqlite'}") as repository:
+        assert repository.counts().allocation_gpus == 2
+        assert [entry.bad for entry in repository.ingests(kind="allocations")] == [1, 1]
+
+
+def test_standard_input_for_machines(tmp_path: Path) -> None:
+    """JSON out; nothing stored in a dry run."""
+    result = run(tmp_path / "state", "-", "--json", "--dry-run", text='{"job_id": 1, "node": "n1", "gpu": [0]}\n')
+    (told,) = json.loads(result.stdout)["sources"]
+    assert (told["records"], told["gpus"], told["new"]) == (1, 1, None)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_dry_run_says_so(tmp_path: Path) -> None:
+    """And only the first problems are printed."""
+    result = run(tmp_path / "state", "-", "--dry-run", "--problems", "0", text=CSV)
+    assert "nothing was stored" in result.stdout
+    assert "1 more bad records" in result.stderr
+
+
+def test_what_scontrol_does_not_show_is_said(tmp_path: Path, recorded: Path) -> None:
+    """The GPUs of ended jobs."""
+    result = run(tmp_path, recorded / "slurm-24.11" / "scontrol-show-job-d.txt")
+    assert "of running jobs alone" in result.stderr
+
+
+@pytest.mark.parametrize(("name", "message"), [("none", "no such file"), ("", "directory")])
+def test_files_that_cannot_be_opened(tmp_path: Path, name: str, message: str) -> None:
+    """One clear line."""
+    result = run(tmp_path / "state", tmp_path / name)
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception)

@@ -1,0 +1,243 @@
+"""``ingest sacct``: what a person sees, what is stored, exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+import pytest
+from click import UsageError
+from click.testing import CliRunner, Result
+
+from slurm_affinode import intake
+from slurm_affinode.cli.main import cli
+from slurm_affinode.errors import InputError, UnreachableError
+from slurm_affinode.store.repository import Repository
+
+HEAD = "JobIDRaw|State|Submit|Start|End|AllocTRES|JobName\n"
+GOOD = "1|COMPLETED|2026-01-01T10:00:00|2026-01-01T10:00:05|2026-01-01T11:00:05|cpu=1,gres/gpu=2|train\n"
+STEP = "1.batch|COMPLETED|2026-01-01T10:00:05|2026-01-01T10:00:05|2026-01-01T11:00:05|cpu=1|batch\n"
+BAD = "2|COMPLETED|never|2026-01-01T10:00:05|2026-01-01T11:00:05|cpu=1|x\n"
+SINCE, UNTIL = datetime(2020, 1, 1, tzinfo=UTC), datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state directory."""
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A file with a good job, its step and a bad record."""
+    path = tmp_path / "jobs.txt"
+    path.write_text(HEAD + GOOD + STEP + BAD, encoding="utf-8")
+    return path
+
+
+def run(state: Path, *args: str | Path, text: str | bytes | None = None) -> Result:
+    """Run ``ingest sacct``."""
+    argv = ["ingest", "sacct", "--state", str(state), *map(str, args)]
+    return CliRunner().invoke(cli, argv, input=text, standalone_mode=False)
+
+
+def store(state: Path) -> Repository:
+    """Open what was stored."""
+    return Repository.open(f"sqlite:///{state / 'affinode.sqlite'}")
+
+
+def stored(state: Path) -> pl.DataFrame:
+    """The runs in the store."""
+    with store(state) as repository:
+        return repository.jobs(SINCE, UNTIL)
+
+
+def test_a_file_is_taken_in_and_its_bad_record_reported(state: Path, source: Path) -> None:
+    """The bad record with file, line, job, column and reason; the rest is stored; the journal keeps it."""
+    result = run(state, "--timezone", "UTC", source)
+    assert result.return_value == 0
+    assert f"{source}:4: job 2: Submit: 'never' is not a time" in result.stderr
+    assert result.stdout.split("\n")[1].split() == [str(source), "3", "1", "1", "2", "0", "0", "1"]
+    assert stored(state).select("job_id", "gpus").rows() == [(1, 2)]
+    with store(state) as repository:
+        (entry,) = repository.ingests(kind="sacct")
+    assert (entry.records, entry.new, entry.bad) == (2, 2, 1)
+    assert entry.problems[0].line == 4
+    assert entry.first == datetime(2026, 1, 1, 10, 0, 5, tzinfo=UTC)
+
+
+def test_the_same_input_twice_changes_nothing(state: Path, source: Path) -> None:
+    """Not even the journal."""
+    run(state, "--timezone", "UTC", source)
+    before = stored(state)
+    result = run(state, "--timezone", "UTC", source)
+    assert result.stdout.split("\n")[1].split()[4:] == ["0", "0", "2", "1"]
+    assert stored(state).equals(before)
+    with store(state) as repository:
+        assert len(repository.ingests()) == 1
+
+
+def test_a_running_job_seen_again_is_completed(state: Path, recorded: Path) -> None:
+    """Two recordings of a real Slurm, minutes apart, in either order."""
+    early, later = (recorded / "slurm-24.11" / name for name in ("parsable2.txt", "parsable2-later.txt"))
+    for first, second in ((early, later), (later, early)):
+        place = state / first.stem
+        run(place, "--timezone", "UTC", first)
+        run(place, "--timezone", "UTC", second)
+        jobs = {(row["job_id"], row["submit"]): row for row in stored(place).iter_rows(named=True)}
+        ended = [row for row in jobs.values() if row["job_id"] in (25, 26)]
+        assert [row["state"] for row in ended] == ["CANCELLED", "CANCELLED"]
+        assert all(row["end"] is not None for row in ended)
+        assert len([row for row in jobs.values() if row["job_id"] == 14]) == 2
+
+
+def test_standard_input_and_json(state: Path) -> None:
+    """A dash reads standard input; the summary for machines has every figure."""
+    result = run(state, "-", "--json", "--cluster", "larch", "--timezone", "UTC", text=HEAD + GOOD + STEP + BAD)
+    (told,) = json.loads(result.stdout)["sources"]
+    assert (told["records"], told["job_runs"], told["steps"], told["new"], told["bad_records"]) == (3, 1, 1, 2, 1)
+    assert told["problems"][0]["line"] == 4
+    assert stored(state)["cluster"].to_list() == ["larch"]
+
+
+def test_strict_stores_nothing(state: Path, source: Path) -> None:
+    """The first bad record stops it."""
+    result = run(state, "--strict", "--timezone", "UTC", source)
+    assert isinstance(result.exception, InputError)
+    assert f"{source}:4" in str(result.exception)
+    assert stored(state).is_empty()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x7fELF\0", b"JobID|State|User\n1|FAIL", b"hello\n", b"JobID,State\n1|FAILED\n"]
+)
+def test_an_input_that_cannot_be_read_changes_nothing(state: Path, source: Path, tmp_path: Path, data: bytes) -> None:
+    """One line, and the good file beside it is taken in."""
+    wrong = tmp_path / "wrong"
+    wrong.write_bytes(data)
+    result = run(state, "--timezone", "UTC", wrong, source)
+    assert isinstance(result.exception, InputError)
+    assert str(wrong) in str(result.exception)
+    assert stored(state)["job_id"].to_list() == [1]
+    with store(state) as repository:
+        assert [entry.source for entry in repository.ingests()] == [str(source)]
+
+
+def test_several_inputs_that_cannot_be_read(state: Path, tmp_path: Path) -> None:
+    """A line each, and status 2."""
+    paths = [tmp_path / name for name in ("a", "b")]
+    result = run(state, "--timezone", "UTC", *paths)
+    assert result.return_value == 2
+    assert result.stderr.count("no such file") == 2
+
+
+def test_a_dry_run_stores_nothing(state: Path, source: Path) -> None:
+    """It does not even make the store."""
+    result = run(state, "--dry-run", "--timezone", "UTC", source)
+    assert "nothing was stored" in result.stdout
+    assert not state.exists()
+
+
+def test_only_the_first_problems_are_printed(state: Path, source: Path) -> None:
+    """The rest is counted."""
+    source.write_text(HEAD + GOOD + BAD * 5, encoding="utf-8")
+    result = run(state, "--problems", "2", "--timezone", "UTC", source)
+    assert result.stderr.count("is not a time") == 2
+    assert "3 more problems" in result.stderr
+
+
+def test_decided_times_are_told(state: Path, source: Path) -> None:
+    """With what they were taken for."""
+    source.write_text(HEAD + GOOD.replace("2026-01-01T10:00:0", "2025-10-26T02:30:0"), encoding="utf-8")
+    result = run(state, "--timezone", "Europe/Oslo", "--problems", "1", source)
+    assert "exists twice: taken as 2025-10-26T00:30:00Z" in result.stderr
+    assert "1 more times were decided" in result.stderr
+
+
+def test_a_delimiter_can_be_written_as_an_escape(state: Path, source: Path) -> None:
+    r"""``\x1f`` and ``\t`` as in a shell without quotes for them."""
+    for escape, character in ((r"\x1f", "\x1f"), (r"\t", "\t"), ("|", "|")):
+        source.write_text((HEAD + GOOD).replace("|", character), encoding="utf-8")
+        assert run(state, "--delimiter", escape, "--timezone", "UTC", source).return_value == 0
+    with pytest.raises(UsageError, match="cannot stand between"):
+        raise run(state, "--delimiter", r"\n", source).exception  # type: ignore[misc]
+
+
+def test_options_that_make_no_sense_together(state: Path, source: Path) -> None:
+    """A span of time is for sacct, a zone for files."""
+    assert isinstance(run(state, "--since", "1d", source).exception, UsageError)
+    assert isinstance(run(state, "--timezone", "UTC").exception, UsageError)
+
+
+def fake_sacct(directory: Path, answer: str, status: int = 0) -> None:
+    """A program called sacct that notes what it was asked."""
+    directory.mkdir(exist_ok=True)
+    (directory / "answer").write_text(answer, encoding="utf-8")
+    program = directory / "sacct"
+    program.write_text(
+        "#!/bin/sh\n"
+        f'if [ "$1" = --helpformat ]; then echo "JobIDRaw State Submit Start End AllocTRES JobName"; exit; fi\n'
+        f'printf "%s\\n" "$*" >> {directory}/asked\ncat {directory}/answer\n'
+        f"[ {status} = 0 ] || echo 'sacct: error: Problem talking to the database: Connection refused' >&2\n"
+        f"exit {status}\n",
+        encoding="utf-8",
+    )
+    program.chmod(0o755)
+
+
+def test_sacct_is_run_where_no_file_is_named(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first time for a week; then from the end of the last run, less the overlap."""
+    fake_sacct(tmp_path / "bin", (HEAD + GOOD + STEP).replace("|", "\x1f"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    assert run(state, "--until", "2026-01-08T00:00:00Z").return_value == 0
+    assert stored(state)["job_id"].to_list() == [1]
+    assert run(state, "--until", "2026-01-09T00:00:00Z").return_value == 0
+    first, second = (tmp_path / "bin" / "asked").read_text(encoding="utf-8").splitlines()
+    assert "--starttime=2026-01-01T00:00:00 --endtime=2026-01-08T00:00:00" in first
+    assert "--starttime=2026-01-06T00:00:00 --endtime=2026-01-09T00:00:00" in second
+    assert isinstance(run(state, "--since", "2026-01-09", "--until", "2026-01-08").exception, UsageError)
+
+
+def test_a_database_that_does_not_answer_is_status_3(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And changes nothing."""
+    fake_sacct(tmp_path / "bin", "", status=1)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    result = run(state)
+    assert isinstance(result.exception, UnreachableError)
+    assert "cannot reach the accounting database" in str(result.exception)
+    with store(state) as repository:
+        assert repository.ingests() == []
+
+
+def test_a_cluster_that_counts_gpus_is_remembered(state: Path, source: Path) -> None:
+    """A later file without any GPU says 0, not unknown."""
+    run(state, "--timezone", "UTC", source)
+    source.write_text(HEAD + GOOD.replace(",gres/gpu=2", "").replace("1|", "9|", 1), encoding="utf-8")
+    run(state, "--timezone", "UTC", source)
+    assert dict(stored(state).select("job_id", "gpus").rows()) == {1: 2, 9: 0}
+
+
+def test_where_to_go_on(state: Path) -> None:
+    """A week back at first, else before the last run stored or the end of the last run of sacct."""
+    state.mkdir()
+    now, overlap = datetime(2026, 1, 10, tzinfo=UTC), timedelta(days=2)
+    with store(state) as repository:
+        assert intake.default_since(repository, now=now, overlap=overlap) == now - timedelta(days=7)
+        intake.reached(repository, now)
+        intake.reached(repository, now - timedelta(days=1))
+        assert intake.default_since(repository, now=now, overlap=overlap) == now - overlap
+
+
+def test_the_real_sacct_of_a_gpu_cluster(state: Path, shared_data: Path) -> None:
+    """876 records, 294 runs, 582 steps; twice changes nothing."""
+    path = shared_data / "jobanalyzer" / "sacct_p.txt"
+    assert run(state, path).stdout.split("\n")[1].split()[1:] == ["876", "294", "582", "876", "0", "0", "0"]
+    assert run(state, path).stdout.split("\n")[1].split()[1:] == ["876", "294", "582", "0", "0", "876", "0"]
+    jobs = stored(state).filter(pl.col("gpus") > 0)
+    assert jobs.height == 84
+    assert round((jobs["gpus"] * jobs["elapsed_s"]).sum() / 3600, 1) == 39.0
