@@ -14,10 +14,12 @@ from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history import aliases
 from slurm_affinode.history.ingest import FileOutcome, IngestSummary, ingest_files
+from slurm_affinode.history.localtime import local_zone
 from slurm_affinode.history.reading import ReadOptions
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.store.records import IngestProblem, IngestRecord
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.timespec import parse_when
 
 
 def read_options(
@@ -26,19 +28,26 @@ def read_options(
     cluster: str | None = None,
     node: str | None = None,
     zone: str | None = None,
-    start: datetime | None = None,
+    start: str | None = None,
     interval_s: float | None = None,
     fields: Sequence[str] = (),
     strict: bool = False,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> ReadOptions:
-    """How files are read: what was asked for, else what the configuration says. Raises ``ConfigError``."""
+    """How files are read: what was asked for, else what the configuration says.
+
+    ``start`` is a time as people type it; without a zone of its own it is in ``zone`` like the times of the files.
+    Raises ``ConfigError``, and ``AffinodeError`` for a zone or time that is none.
+    """
+    of_times = _zone(zone or config.cluster.timezone)
+    of_start = of_times or local_zone() or now().astimezone().tzinfo or UTC
     return ReadOptions(
         aliases=aliases.load(config.gpu_history.aliases, config.gpu_history.columns),
         cluster=cluster,
         default_cluster=config.cluster.name or "default",
         node=node,
-        zone=_zone(zone or config.cluster.timezone),
-        start=start,
+        zone=of_times,
+        start=parse_when(start, now=now(), zone=of_start) if start is not None else None,
         interval_s=interval_s,
         fields=tuple(fields),
         strict=strict,

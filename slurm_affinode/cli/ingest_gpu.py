@@ -7,14 +7,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
 from slurm_affinode import gpu_intake
-from slurm_affinode.cli.options import When, config_options, json_option, print_json, printable, progress, warn
+from slurm_affinode.cli.options import config_options, json_option, print_json, printable, progress, warn
 from slurm_affinode.config import Config
 from slurm_affinode.history import inputs
 from slurm_affinode.history.detect import FORMATS
@@ -65,7 +64,7 @@ class Span(click.ParamType[float]):
 @click.option("--cluster", metavar="NAME", help="Cluster of every sample. [default: the file, else the configuration]")
 @click.option("--node", metavar="NAME", help="Node of samples that name none. [default: the file or directory name]")
 @click.option("--timezone", metavar="ZONE", help="IANA zone of times without one. [default: configuration, local]")
-@click.option("--start", type=When(), metavar="TIME", help="Time of the first sample, for files without times.")
+@click.option("--start", metavar="TIME", help="Time of the first sample, for files without times: 2026-11-01T08:00.")
 @click.option("--interval", type=Span(), metavar="SPAN", help="Time between samples, for files without times: 30s.")
 @click.option("--fields", metavar="LIST", help="Column names of a table without a header: the list of --query-gpu.")
 @click.option("--strict", is_flag=True, help="A bad line rejects its whole file.")
@@ -84,7 +83,7 @@ def ingest_gpu(
     cluster: str | None,
     node: str | None,
     timezone: str | None,
-    start: datetime | None,
+    start: str | None,
     interval: float | None,
     fields: str | None,
     strict: bool,

@@ -112,6 +112,17 @@ def test_dmon_with_interval_and_node(state: Path, recorded: Path) -> None:
     assert "60 s (4 devices)" in result.stdout
 
 
+def test_the_start_is_in_the_given_zone(state: Path, recorded: Path) -> None:
+    """Like every other time without a zone of its own."""
+    path = recorded / "gpu" / "dmon.txt"
+    how = ("--timezone", "Europe/Oslo", "--node", "gpu01", "--interval", "30s")
+    run(state, *how, "--start", "2026-11-01T09:00", path)
+    span = SampleStore(state / "history").span()
+    assert span is not None
+    assert span[0] == datetime(2026, 11, 1, 8, tzinfo=UTC)
+    assert "'soon' is not a time" in str(run(state, *how, "--start", "soon", path).exception)
+
+
 def test_the_node_from_the_path_and_times_that_exist_twice_are_said(state: Path, tmp_path: Path) -> None:
     """What was decided is no secret."""
     path = tmp_path / "gpu01.csv"
