@@ -87,6 +87,7 @@ class TableReader:
         self._numbers: dict[Identity, int] = {}
         self._clock = _Clock(options.zone)
         if self.layout.time is None and ticks is None:
+            _check_time(self._header, notes, options)
             ticks = Ticks(notes, options)
         self._ticks = ticks or Ticks(notes, replace(options, start=_NEVER))
         _check_identity(self.layout, notes, options, fallback_node)
@@ -222,6 +223,17 @@ def numbers(frame: pl.DataFrame, column: str) -> pl.DataFrame:
         lower.str.extract(_UNIT, 1).replace({"%": None, "percent": None}).alias("_unit"),
         (given & number.is_null()).alias("_bad"),
     )
+
+
+def _check_time(header: Sequence[str], notes: Notes, options: ReadOptions) -> None:
+    """Raise ``InputError`` for a table without a time whose unknown columns may have it under another name."""
+    unknown = [name for name in header if name in notes.unknown]
+    if options.start is None and unknown:
+        raise InputError(
+            f"no column is known as a time; not known: {', '.join(unknown)[:200]}",
+            where=notes.name,
+            hint="say which column is the time in gpu_history.columns of the configuration, or give --start and --interval",
+        )
 
 
 class Ticks:
