@@ -1,16 +1,17 @@
 """Samples x cells: the sums of a block of samples, without hashing and without a search per sample.
 
 Samples lie sorted by (device, time); cells (``segments``) are few. So the boundaries of the cells are searched in the
-samples, and sums are taken over runs: stretches of rows of one device, in one cell, of one class of activity, without
-a gap. The time of a run is the difference of two times, exact in milliseconds; of the other values one product and
-one sum per sample is all that is done. Only the last sample of a cell can reach beyond it: these few are put right
-one by one (``_corrections``).
+samples, and sums are taken over the stretch of rows that lies in a cell. Times of the classes of activity come from
+runs (stretches of one class without a gap) as differences of two times, exact in milliseconds; of the other values
+one product and one sum per sample is all that is done. Only the last sample of a cell can reach beyond it: these few
+are put right by themselves (``_corrections``).
 
-Values are 32-bit floats as they are stored, sums over a run are taken pairwise, everything beyond a run is 64 bit.
+Values are 32-bit floats as they are stored, sums over a cell's rows are taken pairwise, all further sums are 64 bit.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -88,6 +89,34 @@ class Block:
     """Time of the row behind the block, where that belongs to the same piece; else of no meaning."""
 
 
+class Scratch:
+    """Memory for values per sample that is used again block after block; for one thread.
+
+    Memory that is given back to the system and taken again costs more than what is computed in it.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, npt.NDArray[np.generic]] = {}
+
+    def floats(self, name: str, count: int) -> Float32s:
+        """An array of ``count`` 32-bit floats, of any content."""
+        return self._array(name, count, np.float32)  # type: ignore[return-value]
+
+    def ints(self, name: str, count: int) -> npt.NDArray[np.int32]:
+        """An array of ``count`` 32-bit integers, of any content."""
+        return self._array(name, count, np.int32)  # type: ignore[return-value]
+
+    def flags(self, name: str, count: int) -> Flags:
+        """An array of ``count`` truth values, of any content."""
+        return self._array(name, count, np.bool_)  # type: ignore[return-value]
+
+    def _array(self, name: str, count: int, dtype: type[np.generic]) -> npt.NDArray[np.generic]:
+        held = self._arrays.get(name)
+        if held is None or len(held) < count:
+            self._arrays[name] = held = np.empty(count, dtype)
+        return held[:count]
+
+
 @dataclass(frozen=True, slots=True)
 class Windows:
     """Stretches of idle time of one allocation, as columns."""
@@ -133,7 +162,8 @@ class _Rows:
     device: Ints
     first: Ints
     end: Ints
-    weight: Ints
+    weight: npt.NDArray[np.int32]
+    """How long each sample counts before it is cut to its cell, ms."""
     gap_after: Ints
     """Rows that a gap follows, within a piece."""
     goes_on: Flags
@@ -142,39 +172,43 @@ class _Rows:
     """Of each gap, the time for which a run that counts held the device, ms."""
 
 
-def fold(block: Block, pieces: Pieces, allocations: Allocations, cells: Cells, thresholds: Thresholds) -> Folded:
+def fold(  # noqa: PLR0917
+    block: Block,
+    pieces: Pieces,
+    allocations: Allocations,
+    cells: Cells,
+    thresholds: Thresholds,
+    scratch: Scratch,
+) -> Folded:
     """Sum the samples of ``block`` over the cells that they count for."""
     time = block.time
-    rows = _weigh(block, pieces, cells)
+    rows = _weigh(block, pieces, cells, scratch)
     at = _Places.find(time, rows, cells)
-    activity = classify(block.columns, len(time), thresholds)
-    mark = np.empty(len(time), np.bool_)
+    activity = classify(block.columns, len(time), thresholds, scratch)
+    mark = scratch.flags("mark", len(time))
     np.not_equal(activity[1:], activity[:-1], out=mark[1:])
-    mark[rows.first] = True
     mark[rows.gap_after + 1] = True
-    mark[at.low[at.low < len(time)]] = True
+    mark[at.low[at.full]] = True
     runs = _Runs.between(np.flatnonzero(mark), time, rows.weight, activity, at)
-    sums, peak = _sum_runs(block, rows.weight, runs, at)
-    shared = _corrections(block, rows, at, activity, cells, sums)
-    closed, still_open = _windows(time, rows, runs, at, allocations, cells)
-    outside = ~cells.inside[at.cell]
+    fix = _Corrections.find(time, rows, at, cells)
+    sums, peak = _sums(block, rows.weight, activity, runs, at, fix, scratch)
+    closed, still_open = _windows(rows, runs, at, allocations, cells)
     return Folded(
         cell=at.cell,
         sums=sums,
         fb_peak=peak,
-        shared_cell=shared[0],
-        shared_sums=shared[1],
-        shared_time=shared[2],
+        shared_cell=at.cell[fix.some_place],
+        shared_sums=_amounts(block, activity, fix.some_row, fix.some_duration),
+        shared_time=time[fix.some_row],
         windows=closed,
         open_windows=still_open,
         gap_ms=int(rows.gaps.sum()),
         gaps=int(np.count_nonzero(rows.gaps)),
-        samples=len(time) - int((at.high - at.low)[outside].sum()),
+        samples=int((at.high - at.low)[cells.inside[at.cell]].sum()),
     )
 
 
-def _weigh(block: Block, pieces: Pieces, cells: Cells) -> _Rows:
-    """How long each sample counts, before it is cut to its cell."""
+def _weigh(block: Block, pieces: Pieces, cells: Cells, scratch: Scratch) -> _Rows:
     time, count = block.time, len(block.time)
     here = slice(
         int(np.searchsorted(pieces.end, block.row, side="right")),
@@ -186,8 +220,10 @@ def _weigh(block: Block, pieces: Pieces, cells: Cells) -> _Rows:
     following = pieces.next_time[here].copy()
     if pieces.end[here][-1] > block.row + count:
         following[-1] = block.next_time
-    weight = np.empty(count, np.int64)
-    np.subtract(time[1:], time[:-1], out=weight[:-1])
+    weight = scratch.ints("weight", count)
+    # Within a piece, that is within a day, distances fit 32 bits; modulo 2^32 they come from the low words alone.
+    low = time.view(np.int32)[::2] if sys.byteorder == "little" else time.astype(np.int32)
+    np.subtract(low[1:], low[:-1], out=weight[:-1])
     last = end - 1
     weight[last] = 0
     least = limit.min()
@@ -198,12 +234,13 @@ def _weigh(block: Block, pieces: Pieces, cells: Cells) -> _Rows:
         gap, piece = gap[real], piece[real]
     else:
         piece = gap
-    to_next = following - time[last]
+    last_time = time[last]
+    to_next = following - last_time
     goes_on = to_next <= limit
     behind = ~goes_on & (following < FAR)
     gaps = cells.held_between(
         np.concatenate([device[piece], device[behind]]),
-        np.concatenate([time[gap] + step[piece], (time[last] + step)[behind]]),
+        np.concatenate([time[gap] + step[piece], (last_time + step)[behind]]),
         np.concatenate([time[gap] + weight[gap], following[behind]]),
     )
     weight[gap] = step[piece]
@@ -220,6 +257,8 @@ class _Places:
     low: Ints
     """First row of the piece in the cell; where the cell has none, the row where it would be."""
     high: Ints
+    full: Ints
+    """Elements that have rows. Their rows are all rows, in order."""
 
     @classmethod
     def find(cls, time: Ints, rows: _Rows, cells: Cells) -> _Places:
@@ -232,72 +271,75 @@ class _Places:
         low = _first_at_or_after(time, cells.start[cell], rows.first[piece], rows.end[piece])
         high = np.append(low[1:], len(time))
         # Behind the last cell of a piece begins the next piece.
-        final = np.cumsum(count) - 1
-        high[final] = rows.end
-        return cls(piece, cell, low, high)
+        high[np.cumsum(count) - 1] = rows.end
+        return cls(piece, cell, low, high, np.flatnonzero(high > low))
 
 
 def _first_at_or_after(time: Ints, wanted: Ints, first: Ints, end: Ints) -> Ints:
     """For each element, the first row of ``first <= row < end`` with ``time[row] >= wanted``, else ``end``.
 
-    Samples are almost evenly spaced: a bracket around the row that this suggests is tried before the whole range.
+    Samples are almost evenly spaced: the row that this suggests is right for most, the others are searched.
     """
-    low, high = first.copy(), end.copy()
     begin = time[first]
     length = np.maximum(time[end - 1] - begin, 1)
-    into = np.clip(wanted - begin, 0, length)
-    guess = first + (into * (end - 1 - first)) // length
-    near_low = np.maximum(guess - 1, first)
-    near_high = np.minimum(guess + 3, end)
-    fits = (near_low == first) | (time[near_low - 1] < wanted)
-    fits &= (near_high == end) | (time[np.minimum(near_high, len(time) - 1)] >= wanted)
-    low[fits], high[fits] = near_low[fits], near_high[fits]
-    while True:
-        active = low < high
-        if not active.any():
-            return low
+    into = np.clip(wanted - begin, 0, length + 1)
+    guess = first + -((into * (first + 1 - end)) // length)
+    np.minimum(guess, end, out=guess)
+    before_is_earlier = (guess == first) | (time[guess - 1] < wanted)
+    this_is_not = (guess == end) | (time[np.minimum(guess, len(time) - 1)] >= wanted)
+    wrong = np.flatnonzero(~(before_is_earlier & this_is_not))
+    if len(wrong):
+        guess[wrong] = _bisect(time, wanted[wrong], first[wrong], end[wrong])
+    return guess
+
+
+def _bisect(time: Ints, wanted: Ints, low: Ints, high: Ints) -> Ints:
+    low, high = low.copy(), high.copy()
+    while (searching := low < high).any():
         middle = (low + high) >> 1
-        before = active & (time[np.minimum(middle, len(time) - 1)] < wanted)
-        low = np.where(before, middle + 1, low)
-        high = np.where(active & ~before, middle, high)
+        before = searching & (time[np.minimum(middle, len(time) - 1)] < wanted)
+        np.copyto(low, middle + 1, where=before)
+        np.copyto(high, middle, where=searching & ~before)
+    return low
 
 
-def classify(columns: Mapping[str, Column], count: int, thresholds: Thresholds) -> Classes:
+def classify(columns: Mapping[str, Column], count: int, thresholds: Thresholds, scratch: Scratch) -> Classes:
     """The class of each sample from the largest of its activity signals."""
-    fractions = [columns[name] for name in FRACTIONS if name in columns]
-    percents = [columns[name] for name in PERCENT if name in columns]
-    largest = _largest(fractions)
-    if largest is not None:
-        # A new array, so that no column is changed.
-        largest = Column(largest.values * np.float32(100), largest.complete)
-    together = [*percents, *([largest] if largest is not None else [])]
-    activity = _largest(together)
+    largest = scratch.floats("largest", count)
+    fraction = _largest([columns[name] for name in FRACTIONS if name in columns], largest)
+    signals = [columns[name] for name in PERCENT if name in columns]
+    if fraction is not None:
+        np.multiply(fraction.values, np.float32(100), out=largest)
+        signals.append(Column(largest, fraction.complete))
+    activity = _largest(signals, largest)
     if activity is None:
         return np.full(count, UNKNOWN, np.uint8)
-    idle = np.less_equal(activity.values, np.float32(thresholds.idle_pct))
-    low = np.less_equal(activity.values, np.float32(thresholds.low_pct))
+    idle, low = scratch.flags("idle", count), scratch.flags("low", count)
+    np.less_equal(activity.values, np.float32(thresholds.idle_pct), out=idle)
+    np.less_equal(activity.values, np.float32(thresholds.low_pct), out=low)
     # idle is low too: 0 busy, 1 low, 2 idle.
-    classes = np.add(idle.view(np.uint8), low.view(np.uint8))
+    classes = np.add(idle.view(np.uint8), low.view(np.uint8), out=low.view(np.uint8))
     if not activity.complete:
-        classes[np.isnan(activity.values)] = UNKNOWN
+        np.isnan(activity.values, out=idle)
+        classes[idle] = UNKNOWN
     return classes
 
 
-def _largest(columns: list[Column]) -> Column | None:
+def _largest(columns: list[Column], out: Float32s) -> Column | None:
     if not columns:
         return None
-    # Complete ones first: the faster comparison does for them, and one of them makes the result complete.
+    # A complete one makes the result complete; fmax passes over what is missing.
     ordered = sorted(columns, key=lambda column: not column.complete)
     result = ordered[0]
     for column in ordered[1:]:
         take = np.maximum if column.complete else np.fmax
-        result = Column(take(result.values, column.values), result.complete)
+        result = Column(take(result.values, column.values, out=out), result.complete)
     return result
 
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """Stretches of rows of one piece, cell and class without a gap."""
+    """Stretches of rows of one place and class without a gap."""
 
     first: Ints
     last: Ints
@@ -310,68 +352,104 @@ class _Runs:
     """Element of ``_Places``."""
 
     @classmethod
-    def between(cls, first: Ints, time: Ints, weight: Ints, activity: Classes, at: _Places) -> _Runs:
+    def between(cls, first: Ints, time: Ints, weight: npt.NDArray[np.int32], activity: Classes, at: _Places) -> _Runs:
         last = np.append(first[1:], len(time)) - 1
-        place = np.searchsorted(at.low, first, side="right") - 1
+        # Every place with rows begins with a run.
+        begins = np.append(np.searchsorted(first, at.low[at.full]), len(first))
+        place = np.repeat(at.full, np.diff(begins))
         return cls(first, last, time[first], time[last] + weight[last], activity[first], place)
 
 
-def _sum_runs(block: Block, weight: Ints, runs: _Runs, at: _Places) -> tuple[Floats, Floats]:
+@dataclass(frozen=True, slots=True)
+class _Corrections:
+    """What the last sample of a cell counts beyond the cell's end: taken there, given to the cells behind.
+
+    A cell gets it only where an allocation holds it that held the device when the sample was taken. Where that is so
+    for some sharers of the cell and not for others, the part is kept apart (``some_*``).
+    """
+
+    place: Ints
+    row: Ints
+    duration: Ints
+    """Milliseconds of the sample in ``row`` to add at ``place``; negative where they are taken."""
+    some_place: Ints
+    some_row: Ints
+    some_duration: Ints
+
+    @classmethod
+    def find(cls, time: Ints, rows: _Rows, at: _Places, cells: Cells) -> _Corrections:
+        start, end = cells.start[at.cell], cells.end[at.cell]
+        last = at.high[at.full] - 1
+        over = time[last] + rows.weight[last] - end[at.full]
+        beyond = over > 0
+        after = np.flatnonzero(at.low > rows.first[at.piece])
+        before = at.low[after] - 1
+        taken = time[before]
+        reach = np.minimum(taken + rows.weight[before], end[after]) - start[after]
+        cell = at.cell[after]
+        reaches = (reach > 0) & (taken >= cells.earliest_start[cell])
+        everyone = reaches & (taken >= cells.latest_start[cell])
+        some = reaches & ~everyone
+        return cls(
+            place=np.concatenate([at.full[beyond], after[everyone]]),
+            row=np.concatenate([last[beyond], before[everyone]]),
+            duration=np.concatenate([-over[beyond], reach[everyone]]),
+            some_place=after[some],
+            some_row=before[some],
+            some_duration=reach[some],
+        )
+
+
+def _sums(  # noqa: PLR0917
+    block: Block,
+    weight: npt.NDArray[np.int32],
+    activity: Classes,
+    runs: _Runs,
+    at: _Places,
+    fix: _Corrections,
+    scratch: Scratch,
+) -> tuple[Floats, Floats]:
+    """``SUMS`` (one row per place), and the peak of the framebuffer."""
     places = len(at.cell)
+    start = at.low[at.full]
     sums = np.zeros((places, len(SUMS)))
-    length = runs.until - runs.begin
-    by_class = np.bincount(runs.place * TIME_SUMS + runs.activity, weights=length, minlength=places * TIME_SUMS)
-    sums[:, :TIME_SUMS] = by_class.reshape(places, TIME_SUMS)
-    idle = runs.activity == IDLE
-    weight32 = weight.astype(np.float32)
+    idle = np.equal(activity, IDLE, out=scratch.flags("idle", len(activity)))
+    fix_idle = idle[fix.row]
+    bins = np.concatenate([runs.place * TIME_SUMS + runs.activity, fix.place * TIME_SUMS + activity[fix.row]])
+    length = np.concatenate([runs.until - runs.begin, fix.duration])
+    times = np.bincount(bins, weights=length, minlength=places * TIME_SUMS).reshape(places, TIME_SUMS)
+    sums[:, :TIME_SUMS] = times
+    in_all = times.sum(axis=1)
+    weight32, idle32 = scratch.floats("weight32", len(weight)), scratch.floats("idle32", len(weight))
+    product = scratch.floats("largest", len(weight))
+    np.copyto(weight32, weight, casting="unsafe")
+    np.copyto(idle32, idle)
+    any_idle = bool(idle.any())
     for name, total, known, while_idle in _METRICS:
         column = block.columns.get(name)
         if column is None:
             continue
-        product = column.values * weight32
-        with_value: npt.NDArray[np.generic] = length
+        np.multiply(column.values, weight32, out=product)
+        value = column.values[fix.row].astype(np.float64)
+        sums[:, known] = in_all
         if not column.complete:
-            missing = np.isnan(column.values)
-            product[missing] = 0
-            with_value = np.add.reduceat(np.where(missing, 0, weight), runs.first)
-        value = np.add.reduceat(product, runs.first).astype(np.float64)
-        sums[:, total] = np.bincount(runs.place, weights=value, minlength=places)
-        sums[:, known] = np.bincount(runs.place, weights=with_value, minlength=places)
-        if while_idle is not None:
-            sums[:, while_idle] = np.bincount(runs.place, weights=value * idle, minlength=places)
+            np.fmax(product, 0, out=product)
+            missing, fix_missing = np.isnan(column.values), np.isnan(value)
+            value[fix_missing] = 0
+            unknown = np.add.reduceat(weight * missing, start, dtype=np.int64)
+            sums[at.full, known] -= unknown
+            sums[:, known] -= np.bincount(fix.place, weights=fix.duration * fix_missing, minlength=places)
+        value *= fix.duration
+        sums[:, total] = np.bincount(fix.place, weights=value, minlength=places)
+        sums[at.full, total] += np.add.reduceat(product, start)
+        if while_idle is not None and any_idle:
+            product *= idle32
+            sums[:, while_idle] = np.bincount(fix.place, weights=value * fix_idle, minlength=places)
+            sums[at.full, while_idle] += np.add.reduceat(product, start)
     peak = np.full(places, np.nan)
     if (fb := block.columns.get(FB)) is not None:
-        largest = (np.maximum if fb.complete else np.fmax).reduceat(fb.values, runs.first)
-        np.fmax.at(peak, runs.place, largest.astype(np.float64))
+        peak[at.full] = (np.maximum if fb.complete else np.fmax).reduceat(fb.values, start)
     return sums, peak
-
-
-def _corrections(  # noqa: PLR0917
-    block: Block, rows: _Rows, at: _Places, activity: Classes, cells: Cells, sums: Floats
-) -> tuple[Ints, Floats, Ints]:
-    """Take from a cell what its last sample counts beyond its end, give it to the cells there.
-
-    A cell gets it only where an allocation holds it that held the device when the sample was taken. Where that is so
-    for some sharers of the cell and not for others, the part is returned apart.
-    """
-    start, end = cells.start[at.cell], cells.end[at.cell]
-    full = np.flatnonzero(at.high > at.low)
-    last = at.high[full] - 1
-    over = block.time[last] + rows.weight[last] - end[full]
-    beyond = over > 0
-    minus = _amounts(block, activity, last[beyond], -over[beyond])
-    np.add.at(sums, full[beyond], minus)
-
-    after = np.flatnonzero(at.low > rows.first[at.piece])
-    before = at.low[after] - 1
-    taken = block.time[before]
-    reach = np.minimum(taken + rows.weight[before], end[after]) - start[after]
-    cell = at.cell[after]
-    reaches = (reach > 0) & (taken >= cells.earliest_start[cell])
-    everyone = reaches & (taken >= cells.latest_start[cell])
-    some = reaches & ~everyone
-    np.add.at(sums, after[everyone], _amounts(block, activity, before[everyone], reach[everyone]))
-    return cell[some], _amounts(block, activity, before[some], reach[some]), taken[some]
 
 
 def _amounts(block: Block, activity: Classes, row: Ints, duration: Ints) -> Floats:
@@ -393,39 +471,37 @@ def _amounts(block: Block, activity: Classes, row: Ints, duration: Ints) -> Floa
     return amounts
 
 
-def _windows(  # noqa: PLR0917
-    time: Ints, rows: _Rows, runs: _Runs, at: _Places, allocations: Allocations, cells: Cells
-) -> tuple[Windows, Windows]:
-    """Idle windows of each allocation: neighbouring idle runs are one, however the cells cut them."""
-    idle = np.flatnonzero(runs.activity == IDLE)
-    cell = at.cell[runs.place[idle]]
-    sharers = cells.sharers[cell]
-    # Also a cell that is only reached counts: the time of a window that ends in it is shared there.
-    shared = bool((cells.sharers[at.cell] > 1).any())
-    run = np.repeat(idle, sharers)
-    allocation = cells.owners[ranges(cells.owner_offset[cell], sharers)]
+def _windows(rows: _Rows, runs: _Runs, at: _Places, allocations: Allocations, cells: Cells) -> tuple[Windows, Windows]:
+    """Idle windows of each allocation, closed and open: neighbouring idle runs are one, however the cells cut them."""
+    sharers = cells.sharers[at.cell]
+    # Also a place that is only reached counts: the time of a window that ends in it is shared there.
+    shared = bool((sharers > 1).any())
+    run = np.flatnonzero((runs.activity == IDLE) & (sharers > 0)[runs.place])
+    place = runs.place[run]
     if shared:
+        count = sharers[place]
+        allocation = cells.owners[ranges(cells.owner_offset[at.cell[place]], count)]
         order = np.argsort(allocation, kind="stable")
-        run, allocation = run[order], allocation[order]
-    if not len(run):
-        nothing = _select(allocation, run, run, np.empty(0), np.empty(0, np.bool_))
-        return nothing, nothing
+        run, allocation = np.repeat(run, count)[order], allocation[order]
+    else:
+        allocation = cells.owners[cells.owner_offset[at.cell[place]]] if len(run) else run
     joined = (run[1:] == run[:-1] + 1) & (allocation[1:] == allocation[:-1])
     joined &= runs.until[run[:-1]] == runs.begin[run[1:]]
-    piece = at.piece[runs.place]
-    joined &= piece[run[1:]] == piece[run[:-1]]
-    head = np.flatnonzero(np.append(True, ~joined))
-    tail = np.append(head[1:], len(run)) - 1
-    holder = allocation[head]
-    begin = runs.begin[run[head]]
-    until = np.minimum(runs.until[run[tail]], allocations.end[holder])
-    share = (until - begin).astype(np.float64)
-    if shared:
-        share = cells.shared_time(allocations.device[holder], begin, until)
-    first_piece, last_piece = piece[run[head]], piece[run[tail]]
-    open_ = runs.first[run[head]] == rows.first[first_piece]
-    at_end = runs.last[run[tail]] == rows.end[last_piece] - 1
-    open_ |= at_end & rows.goes_on[last_piece] & (runs.until[run[tail]] < allocations.end[holder])
+    fresh = np.ones(len(run), np.bool_)
+    np.logical_not(joined, out=fresh[1:])
+    head = np.flatnonzero(fresh)
+    holder, first, last = allocation[head], run[head], run[np.append(head[1:], len(run))[: len(head)] - 1]
+    begin, until = runs.begin[first], runs.until[last]
+    limit = allocations.end[holder]
+    # A window at the edge of a piece may go on in another.
+    first_piece, last_piece = at.piece[runs.place[first]], at.piece[runs.place[last]]
+    open_ = runs.last[last] == rows.end[last_piece] - 1
+    open_ &= rows.goes_on[last_piece] & (until < limit)
+    open_ |= runs.first[first] == rows.first[first_piece]
+    until = np.minimum(until, limit)
+    share = (
+        cells.shared_time(allocations.device[holder], begin, until) if shared else (until - begin).astype(np.float64)
+    )
     # A sample of a device whose step is unknown counts for no time.
     some = until > begin
     return _select(holder, begin, until, share, some & ~open_), _select(holder, begin, until, share, some & open_)

@@ -10,7 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_affinode.analysis.join import SUMS, WINDOW_BOUNDS_S, Block, Folded, Pieces, Windows, fold, window_bins
+from slurm_affinode.analysis.join import (
+    SUMS,
+    WINDOW_BOUNDS_S,
+    Block,
+    Folded,
+    Pieces,
+    Scratch,
+    Windows,
+    fold,
+    window_bins,
+)
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.analysis.segments import Allocations, Cells, Floats, Ints
 
@@ -65,8 +75,13 @@ class _Sink:
 
     def add(self, folded: Folded) -> None:
         with self._lock:
-            np.add.at(self._sums, folded.cell, folded.sums)
-            np.fmax.at(self._peak, folded.cell, folded.fb_peak)
+            # A cell occurs twice only where a block has a device twice, that is, at the turn of a day.
+            if len(np.unique(folded.cell)) == len(folded.cell):
+                self._sums[folded.cell] += folded.sums
+                self._peak[folded.cell] = np.fmax(self._peak[folded.cell], folded.fb_peak)
+            else:
+                np.add.at(self._sums, folded.cell, folded.sums)
+                np.fmax.at(self._peak, folded.cell, folded.fb_peak)
             if len(folded.shared_cell):
                 self._partly.append(folded)
             self._close(folded.windows)
@@ -139,8 +154,12 @@ def run(
     """Fold every block and add up. ``advance`` is told the number of rows of each block that is done."""
     sink = _Sink(allocations, len(cells))
 
+    local = threading.local()
+
     def work(block: Block) -> int:
-        sink.add(fold(block, pieces, allocations, cells, thresholds))
+        if not hasattr(local, "scratch"):
+            local.scratch = Scratch()
+        sink.add(fold(block, pieces, allocations, cells, thresholds, local.scratch))
         return len(block.time)
 
     waiting: deque[Future[int]] = deque()
