@@ -24,7 +24,7 @@ RECORDS: dict[str, pl.DataType] = {
 }
 """One row per record as read; ``submit`` is the record's own."""
 
-_OF_STEP = ["line", "printed", *("job_name" if name == "step_name" else name for name in STEPS)]
+_OF_STEP = ["line", "printed", "gpus_said", *("job_name" if name == "step_name" else name for name in STEPS)]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RUN = ("cluster", "job_id")
 
@@ -35,21 +35,26 @@ def gpu_clusters(records: pl.DataFrame) -> frozenset[str]:
     return frozenset(records.select(pl.col("cluster").filter(named).unique()).to_series().to_list())
 
 
+def settle(records: pl.DataFrame) -> pl.DataFrame:
+    """``records`` in which one that never started has nothing allocated: its nodes and CPUs are what was asked for."""
+    if not records["start"].has_nulls():
+        return records
+    started = pl.col("start").is_not_null()
+    return records.with_columns(pl.when(started).then(name).alias(name) for name in ("gpus", "nodes", "cpus"))
+
+
 def assemble(records: pl.DataFrame, *, counting: frozenset[str]) -> tuple[pl.DataFrame, pl.DataFrame, list[Problem]]:
     """Runs (``JOBS``), steps (``STEPS``), and the steps whose job is not in the input.
 
     ``counting`` names the clusters that count GPUs in accounting: those of ``gpu_clusters``, and others known before.
     """
-    records = _count_gpus(records, counting)
     is_step = records["step_id"].is_not_null()
-    jobs = (
-        records.select("line", *JOBS)
-        .filter(~is_step)
-        .with_columns(pl.coalesce("submit", "eligible", "start", pl.lit(_EPOCH, dtype=TIME)).alias("submit"))
+    jobs = _zero_gpus(records.select("line", "gpus_said", *JOBS).filter(~is_step), counting).with_columns(
+        pl.coalesce("submit", "eligible", "start", pl.lit(_EPOCH, dtype=TIME)).alias("submit")
     )
     met = jobs.height
     jobs = _once(jobs, JOB_KEY)
-    steps, problems = _place(records.select(_OF_STEP).filter(is_step), jobs)
+    steps, problems = _place(_zero_gpus(records.select(_OF_STEP).filter(is_step), counting), jobs)
     if jobs.height < met:
         steps = _once(steps, STEP_KEY)
     jobs = _fill_from_steps(jobs, steps)
@@ -57,23 +62,12 @@ def assemble(records: pl.DataFrame, *, counting: frozenset[str]) -> tuple[pl.Dat
     return conform(jobs, JOBS), conform(steps, STEPS), problems
 
 
-def _count_gpus(records: pl.DataFrame, counting: frozenset[str]) -> pl.DataFrame:
-    """Allocated GPUs: as said; 0 where the allocation is said without GPUs and the cluster counts them; else unknown.
-
-    A record that never started has no allocation: unknown.
-    """
-    few = records.select("cluster", "gpus", "gpus_said", "start", "nodes", "cpus").rechunk()
-    none = pl.col("gpus_said").fill_null(value=False)
-    if not counting.issuperset(few["cluster"].unique().to_list()):
+def _zero_gpus(frame: pl.DataFrame, counting: frozenset[str]) -> pl.DataFrame:
+    """No GPUs is 0 where the allocation is said and the cluster counts GPUs, and else stays unknown."""
+    none = pl.col("gpus").is_null() & pl.col("start").is_not_null() & pl.col("gpus_said").fill_null(value=False)
+    if not counting.issuperset(frame["cluster"].unique().to_list()):
         none &= pl.col("cluster").is_in(sorted(counting))
-    count = pl.when(pl.col("gpus").is_not_null()).then("gpus").when(none).then(0)
-    started = pl.col("start").is_not_null()
-    known = few.select(
-        pl.when(started).then(count).alias("gpus"),
-        # Of a record that never started these are what was asked for.
-        *(pl.when(started).then(name).alias(name) for name in ("nodes", "cpus")),
-    )
-    return records.with_columns(known.get_columns())
+    return frame.with_columns(pl.when(none).then(0).otherwise("gpus").alias("gpus"))
 
 
 def _once(frame: pl.DataFrame, key: tuple[str, ...]) -> pl.DataFrame:

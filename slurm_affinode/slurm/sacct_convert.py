@@ -11,7 +11,7 @@ import polars as pl
 
 from slurm_affinode.slurm import columns, hostlist, jobid, states, times, units
 from slurm_affinode.slurm.accounting import Problem, TimeDecision
-from slurm_affinode.slurm.records import RECORDS
+from slurm_affinode.slurm.records import RECORDS, settle
 from slurm_affinode.slurm.sacct_lines import LINE, Block
 from slurm_affinode.slurm.sacct_records import printed_name, shorten
 from slurm_affinode.slurm.schema import conform
@@ -58,7 +58,8 @@ class Converter:
         self._times()
         self._nodes_and_tres()
         self._usage()
-        frame = conform(pl.DataFrame({name: series.alias(name) for name, series in self._out.items()}), RECORDS)
+        columns_ = {name: series.alias(name) for name, series in self._out.items()}
+        frame = settle(conform(pl.DataFrame(columns_), RECORDS))
         backwards = (frame["end"] < frame["start"]).fill_null(value=False)
         for at in backwards.arg_true().to_list():
             self._problem(at, "end", "End is before Start", needed=True)
@@ -95,9 +96,9 @@ class Converter:
         assert shown is not None  # noqa: S101 - a header has one of the two
         if raw is not None and printed is not None:
             shown = printed.set(printed == "", None).fill_null(raw)
-        self._out["printed"] = shown.str.strip_chars()
+        self._out["printed"] = shown
         # JobIDRaw alone says it all unless the two differ: most jobs are neither array tasks nor heterogeneous.
-        raw_parts = None if raw is None else _id_parts(raw.str.strip_chars())
+        raw_parts = None if raw is None else _id_parts(raw)
         if raw is None or raw_parts is None:
             groups = _id_parts(self._out["printed"])
         else:
@@ -320,17 +321,28 @@ class Converter:
             self._note({positions[at]: why for at, why in typed.bad.items()}, "tresusageinmax")
 
 
-def _id_parts(cells: pl.Series) -> pl.DataFrame:
-    """The parts of printed ids; most are a number and perhaps a step, and need no regular expression."""
-    parts = cells.str.split_exact(".", 1).struct.unnest()
-    job, step = parts.to_series(0).cast(pl.Int64, strict=False), parts.to_series(1)
+def _id_parts(cells: pl.Series, *, arrays: bool = False) -> pl.DataFrame:
+    """The parts of printed ids.
+
+    Most are a number and perhaps a step, many of the rest an array task (``arrays``): those need no regular expression.
+    """
+    head, step = cells.str.split_exact(".", 1).struct.unnest().get_columns()
     nothing = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(cells))
-    plain = pl.DataFrame({"job": job, "task": nothing, "spec": nothing.cast(pl.String), "het": nothing, "step": step})
+    task = index = nothing
+    if arrays:
+        head, index = head.str.split_exact("_", 1).struct.unnest().get_columns()
+        task = index.cast(pl.Int64, strict=False)
+    job = head.cast(pl.Int64, strict=False)
+    plain = pl.DataFrame({"job": job, "task": task, "spec": nothing.cast(pl.String), "het": nothing, "step": step})
     odd = job.is_null() | (job < 0) | step.str.contains(r"[^A-Za-z0-9]").fill_null(value=False) | (step == "")
+    odd |= (task < 0) | (index.is_not_null() & task.is_null())
     where = odd.fill_null(value=True).arg_true()
     if where.is_empty():
         return plain
-    groups = cells.gather(where).str.extract_groups(jobid.PATTERN).struct.unnest()
+    left = cells.gather(where)
+    if not arrays:
+        return _replaced(plain, where, _id_parts(left, arrays=True))
+    groups = left.str.strip_chars().str.extract_groups(jobid.PATTERN).struct.unnest()
     groups.columns = plain.columns
     return _replaced(plain, where, groups)
 

@@ -17,7 +17,7 @@ import polars as pl
 from slurm_affinode.errors import InputError
 from slurm_affinode.slurm import hostlist, jobid, states, units
 from slurm_affinode.slurm.accounting import Problem
-from slurm_affinode.slurm.records import RECORDS
+from slurm_affinode.slurm.records import RECORDS, settle
 
 _BAD = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
 """What damaged values lead to below."""
@@ -52,7 +52,7 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
                 rows.append(_step(step, record))
             except _BAD as error:
                 problems.append(Problem(number, record["printed"], "steps", _why(error)))
-    return pl.DataFrame(rows, schema=RECORDS, orient="row"), problems, notes
+    return settle(pl.DataFrame(rows, schema=RECORDS, orient="row")), problems, notes
 
 
 def _why(error: Exception) -> str:

@@ -7,7 +7,6 @@ over several lines (a newline in a name), delimiters in names, lines that are cu
 from __future__ import annotations
 
 import codecs
-import io
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -51,9 +50,9 @@ def read_blocks(
     line, rest = 1, b""
     while True:
         data = stream.read(chunk_bytes)
-        buffer = rest + data
         if b"\0" in data:
             raise InputError("this is a binary file, not sacct output", where=where)
+        buffer = rest + data if rest else data
         if b"\r" in buffer:
             buffer = buffer.replace(b"\r\n", b"\n")
         if header is None:
@@ -102,7 +101,7 @@ def _lines(data: bytes) -> pl.Series:
 
 def _csv(data: bytes, separator: str, names: list[str]) -> pl.DataFrame:
     return pl.read_csv(
-        io.BytesIO(data), separator=separator, quote_char=None, has_header=False, new_columns=names, infer_schema=False
+        data, separator=separator, quote_char=None, has_header=False, new_columns=names, infer_schema=False
     )
 
 
@@ -135,14 +134,13 @@ def _blocks(buffer: bytes, header: Header, first_line: int, delimiter: str | Non
     """Split at headers in the middle (of files put one after the other); also the header that is in force then."""
     if not buffer:
         return [], header
-    data, wrong = _utf8(buffer)
-    quick = _regular(data, header)
+    quick = _regular(buffer, header)
     if quick is not None:
         count = quick.height
         numbers = pl.int_range(first_line, first_line + count, eager=True, dtype=pl.Int64).alias(LINE)
         unfinished = None if buffer.endswith(b"\n") else first_line + count - 1
-        block = Block(quick.insert_column(0, numbers), header, not_utf8=wrong, unfinished=unfinished)
-        return [block], header
+        return [Block(quick.insert_column(0, numbers), header, unfinished=unfinished)], header
+    data, wrong = _utf8(buffer)
     lines = _lines(data)
     headers = _header_lines(lines, delimiter)
     if not headers:
@@ -161,10 +159,10 @@ def _blocks(buffer: bytes, header: Header, first_line: int, delimiter: str | Non
 
 
 def _regular(data: bytes, header: Header) -> pl.DataFrame | None:
-    """The cells, where every line has exactly the delimiters that it should; else ``None``.
+    """The cells, where all is UTF-8 and every line has exactly the delimiters that it should; else ``None``.
 
-    Polars refuses a line with more fields than the first and fills one with fewer; so where the delimiters are as
-    many as all lines should have together, each line has its own.
+    Polars refuses what is not UTF-8 and a line with more fields than the first, and fills one with fewer; so where
+    the delimiters are as many as all lines should have together, each line has its own.
     """
     if header.delimiter is None or len(header.delimiter.encode()) != 1:
         return None
