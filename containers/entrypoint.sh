@@ -96,11 +96,8 @@ role_compute() {
     for ((index = 0; index < GPUS; index++)); do
       [ -e "/dev/nvidia$index" ] || mknod -m 0666 "/dev/nvidia$index" c 1 3
     done
-    if command -v gpu-emulatorctl >/dev/null; then
-      gpu-emulatorctl init --gpus "$GPUS"
-    else
-      say "no GPU emulator in this image: the GPUs are only counted"
-    fi
+    # Equal on every start, different on every node.
+    gpu-emulatorctl init --force --gpus "$GPUS" --model h100-80g --seed "$(hostname)"
   fi
   wait_for_port slurmctld 6817 || say "starting slurmd all the same"
   # -b: a container that starts is a node that booted; the kernel's uptime is the host's.

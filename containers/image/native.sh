@@ -6,9 +6,15 @@ destdir=$1
 src=$(cd "$(dirname "$0")/../.." && pwd)
 mkdir -p "$destdir"
 
-for part in containers/criu-shim spank; do
+for part in containers/gpu-emulator containers/criu-shim spank; do
   [ -f "$src/$part/Makefile" ] || continue
   make -s -C "$src/$part" clean
   make -s -C "$src/$part"
   make -s -C "$src/$part" install DESTDIR="$destdir"
 done
+
+# The emulated driver's libraries are found as the real one's would be.
+if [ -d "$destdir/usr/local/lib/gpu-emulator" ]; then
+  mkdir -p "$destdir/etc/ld.so.conf.d"
+  echo /usr/local/lib/gpu-emulator >"$destdir/etc/ld.so.conf.d/gpu-emulator.conf"
+fi

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +36,24 @@ done
 """
 
 
+# What NVML says of a node's GPUs.
+READ_GPUS = r"""
+import json, pynvml as nvml
+nvml.nvmlInit()
+found = []
+for index in range(nvml.nvmlDeviceGetCount()):
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    found.append({
+        "uuid": nvml.nvmlDeviceGetUUID(handle),
+        "used_mib": nvml.nvmlDeviceGetMemoryInfo(handle).used // 2**20,
+        "utilization_pct": nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        "pids": sorted(process.pid for process in processes),
+    })
+print(json.dumps(found))
+"""
+
+
 class ClusterError(AssertionError):
     """A command on the cluster failed, or something did not happen in time."""
 
@@ -54,6 +73,16 @@ class Run:
     nodes: str
     elapsed_s: int
     exit_code: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU of a node as NVML shows it at a moment. ``used_mib`` counts what the driver keeps for itself."""
+
+    uuid: str
+    used_mib: int
+    utilization_pct: int
+    pids: list[int]
 
 
 @dataclass(slots=True)
@@ -144,7 +173,22 @@ class Cluster:
         """What a job wrote to its default output file."""
         return self.exec("login", "cat", f"/home/{user}/slurm-{job_id}.out")
 
+    def wait_for_output(self, job_id: str, text: str, user: str = "alice", timeout_s: float = WAIT_S) -> str:
+        """Waits until a job has written ``text``; all that it has written."""
+        path = f"/home/{user}/slurm-{job_id}.out"
+        return wait_until(
+            f"job {job_id} has written {text!r}",
+            lambda: self.run("login", "cat", path).stdout,
+            lambda written: text in written,
+            timeout_s=timeout_s,
+        )
+
     # --- the queue and the nodes
+
+    def gpus(self, node: str) -> list[GpuReading]:
+        """What NVML says of a node's GPUs now."""
+        text = self.exec(node, "/opt/slurm-affinode/bin/python", "-c", READ_GPUS)
+        return [GpuReading(**reading) for reading in json.loads(text)]
 
     def nodes(self) -> dict[str, str]:
         """State of each compute node."""
@@ -152,11 +196,12 @@ class Cluster:
         return dict(line.split() for line in text.splitlines())
 
     def clear(self) -> None:
-        """Cancels every job, ends what users left behind, and waits until every node is idle."""
+        """Cancels every job, ends what users left behind, waits until every node is idle, and takes old output away."""
         self.shell("login", 'jobs=$(squeue --noheader --format=%A); [ -z "$jobs" ] || scancel $jobs')
         for node in GPU_NODES:
             self.shell(node, "for user in alice bob carol; do pkill -KILL -u $user || true; done")
         self.wait_idle()
+        self.shell("login", "rm -f /home/*/slurm-*.out")
 
     def wait_idle(self, timeout_s: float = WAIT_S) -> None:
         """Waits until no job is left and every node is idle; a node that was set down is resumed."""

@@ -1,0 +1,156 @@
+"""The workloads do on the emulated GPUs what their names say, seen through the real NVML bindings."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from cluster.driver import GPU_NODES, WORKLOADS, Cluster, GpuReading, wait_until
+
+pytestmark = pytest.mark.cluster
+
+ALL = "busy idle_after bursty squatter leaking out_of_memory model_server multi_process task_array".split()
+ON_C1 = ("--partition=gpu", "--nodelist=c1")
+
+
+def workload(name: str, *arguments: str) -> str:
+    """The command line of a workload."""
+    return " ".join(("exec", f"{WORKLOADS}/{name}.py", *arguments))
+
+
+def reading_of(cluster: Cluster, written: str) -> GpuReading:
+    """What NVML says of the GPU that a workload on c1 wrote it had opened."""
+    found = re.search(r"gpu=(GPU-\S+)", written)
+    assert found is not None, written
+    return next(gpu for gpu in cluster.gpus("c1") if gpu.uuid == found[1])
+
+
+def test_every_gpu_has_an_identity_of_its_own(cluster: Cluster) -> None:
+    """Four GPUs, four UUIDs, the same after a restart of the node."""
+    seen = {node: [gpu.uuid for gpu in cluster.gpus(node)] for node in GPU_NODES}
+    assert len({uuid for uuids in seen.values() for uuid in uuids}) == 4
+    cluster.restart("c2")
+    wait_until("c2 serves again", lambda: cluster.nodes()["c2"], lambda state: state == "idle")
+    assert [gpu.uuid for gpu in cluster.gpus("c2")] == seen["c2"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_workload_explains_itself(cluster: Cluster, name: str) -> None:
+    """Each has a help text that begins with what it does."""
+    said = cluster.exec("login", f"{WORKLOADS}/{name}.py", "--help", user="alice")
+    assert "--memory-mib" in said
+
+
+def test_two_jobs_on_a_node_see_different_gpus(cluster: Cluster) -> None:
+    """Each job sees one GPU, as its device 0, and they are not the same."""
+    command = (
+        "/opt/slurm-affinode/bin/python -c 'import sys; sys.path.append(sys.argv[1]); import gpu; \
+print(gpu.call(gpu.driver.cuInit, 0), gpu.call(gpu.driver.cuDeviceGetCount), gpu.Gpu().uuid)' "
+        + WORKLOADS
+    )
+    jobs = [cluster.submit(*ON_C1, "--gres=gpu:1", wrap=f"{command}; sleep 1800") for _ in range(2)]
+    written = [cluster.wait_for_output(job, "GPU-").split() for job in jobs]
+    assert [words[1] for words in written] == ["1", "1"]
+    assert {words[2] for words in written} == {gpu.uuid for gpu in cluster.gpus("c1")}
+
+
+def test_busy_job_shows_as_utilization(cluster: Cluster) -> None:
+    """While it computes its GPU is busy and lists its process; when it has ended the GPU is empty."""
+    job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("busy", "--seconds=4", "--memory-mib=1000"))
+    written = cluster.wait_for_output(job, " busy ")
+    reading = wait_until("the GPU is busy", lambda: reading_of(cluster, written), lambda gpu: gpu.utilization_pct > 90)
+    assert reading.used_mib >= 1000
+    assert f"pid={reading.pids[0]} " in written
+    cluster.wait_for_state(job, "COMPLETED")
+    assert cluster.output(job).strip().endswith("end memory=intact")
+    after = reading_of(cluster, written)
+    assert (after.pids, after.used_mib < 1000) == ([], True)
+
+
+def test_idle_job_computes_then_idles_then_proves_its_memory(cluster: Cluster) -> None:
+    """Busy, then memory held and nothing computed, then its memory is what it was."""
+    arguments = ("--busy=1", "--idle=3", "--again=1", "--every=0.5")
+    job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("idle_after", *arguments))
+    written = cluster.wait_for_output(job, " step number=3")
+    reading = reading_of(cluster, written)
+    assert (reading.utilization_pct, len(reading.pids)) == (0, 1)
+    cluster.wait_for_state(job, "COMPLETED")
+    assert cluster.output(job).strip().endswith("end memory=intact")
+
+
+def test_squatter_pins_memory_and_computes_nothing(cluster: Cluster) -> None:
+    """Most of the memory, no utilization; cancelled, it gives the memory back."""
+    job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("squatter", "--memory-mib=60000"))
+    written = cluster.wait_for_output(job, " squatting ")
+    reading = reading_of(cluster, written)
+    assert reading.used_mib >= 60000
+    assert reading.utilization_pct == 0
+    cluster.exec("login", "scancel", job)
+    cluster.wait_for_state(job, "CANCELLED")
+    wait_until("the memory is free", lambda: reading_of(cluster, written).used_mib, lambda used: used < 60000)
+
+
+def test_leaking_job_leaves_a_process_on_the_gpu(cluster: Cluster) -> None:
+    """The job has completed and its node is idle, but a process of its user still holds the GPU's memory."""
+    job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("leaking", "--memory-mib=5000"))
+    cluster.wait_for_state(job, "COMPLETED")
+    cluster.wait_idle()
+    written = cluster.output(job)
+    reading = reading_of(cluster, written)
+    assert f"leftover={reading.pids[0]}" in written
+    assert reading.used_mib >= 5000
+    assert cluster.exec("c1", "ps", "-o", "user=", "-p", str(reading.pids[0])).strip() == "alice"
+
+
+def test_job_out_of_device_memory_fails(cluster: Cluster) -> None:
+    """It takes what there is, then fails with status 1."""
+    job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("out_of_memory", "--step-mib=20000", "--compute=0"))
+    cluster.wait_for_state(job, "FAILED")
+    (run,) = cluster.wait_for_runs(job, "FAILED")
+    assert run.exit_code == "1:0"
+    assert "error=CUDA_ERROR_OUT_OF_MEMORY" in cluster.output(job)
+
+
+def test_model_server_answers_over_the_network(cluster: Cluster) -> None:
+    """A request from another node makes the GPU compute; the server goes on until it is stopped."""
+    job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("model_server", "--port=8123", "--service-ms=50"))
+    cluster.wait_for_output(job, " listening port=8123")
+    first, second = (
+        cluster.exec("login", "curl", "--silent", "--fail", "--data", "{}", "http://c1:8123/predict") for _ in range(2)
+    )
+    assert '"number": 1' in first
+    assert '"number": 2' in second
+    assert first.split(",")[0] == second.split(",")[0]
+    cluster.exec("login", "curl", "--silent", "--fail", "--data", "", "http://c1:8123/stop")
+    cluster.wait_for_state(job, "COMPLETED")
+
+
+def test_multi_process_job_uses_both_gpus(cluster: Cluster) -> None:
+    """Two ranks, one on each GPU of the node."""
+    arguments = ("--processes=2", "--gpus=2", "--busy=3", "--idle=0", "--again=0.1")
+    job = cluster.submit(*ON_C1, "--gres=gpu:2", wrap=workload("multi_process", *arguments))
+    cluster.wait_for_output(job, " busy rank=1")
+    readings = wait_until(
+        "both GPUs have a process", lambda: cluster.gpus("c1"), lambda gpus: all(g.pids for g in gpus)
+    )
+    assert not set(readings[0].pids) & set(readings[1].pids)
+    cluster.wait_for_state(job, "COMPLETED")
+    assert cluster.output(job).count("end memory=intact") == 2
+
+
+def test_array_of_workloads_runs_each_task_on_a_gpu(cluster: Cluster) -> None:
+    """Each task does its share."""
+    job = cluster.submit(
+        "--partition=gpu", "--array=1-3", "--gres=gpu:1", wrap=workload("task_array", "--unit=0.5", "--memory-mib=64")
+    )
+    cluster.wait_for_runs(job, *["COMPLETED"] * 3)
+    assert " busy task=3 seconds=1.5" in cluster.output(f"{job}_3")
+
+
+def test_bursty_job_is_never_idle_for_long(cluster: Cluster) -> None:
+    """Bursts and pauses follow one another."""
+    arguments = ("--burst=0.3", "--pause=0.3", "--count=3")
+    job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("bursty", *arguments))
+    cluster.wait_for_state(job, "COMPLETED")
+    phases = [line.split()[3] for line in cluster.output(job).splitlines()]
+    assert phases == ["start", *["burst", "pause"] * 3, "end"]
