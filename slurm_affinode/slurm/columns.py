@@ -75,15 +75,22 @@ def whole(cells: pl.Series) -> Typed:
 
 def seconds(cells: pl.Series) -> Typed:
     """Spans like ``[DD-]HH:MM:SS[.frac]`` in seconds, fraction kept."""
-    groups = cells.str.extract_groups(r"^(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)(\.\d+)?$").struct.unnest()
-    days, hours, minutes, secs, fraction = (groups.to_series(i) for i in range(5))
-    quick = (
-        days.cast(pl.Int64).fill_null(0) * 86400
-        + hours.cast(pl.Int64).fill_null(0) * 3600
-        + minutes.cast(pl.Int64) * 60
-        + secs.cast(pl.Int64)
-    ).cast(pl.Float64) + fraction.cast(pl.Float64, strict=False).fill_null(0.0)
+    plain = cells.str.contains(r"^\d+:\d+(?::\d+)?(?:\.\d+)?$")
+    first, second, third = cells.str.split_exact(":", 2).struct.unnest().get_columns()
+    one, two = first.cast(pl.Int64, strict=False), second.cast(pl.Float64, strict=False)
+    clock = one * 3600 + two * 60 + third.cast(pl.Float64, strict=False)
+    quick = clock.zip_with(third.is_not_null(), one * 60 + two)
+    days = cells.str.contains("-", literal=True).arg_true()
+    quick = quick.set(~plain.fill_null(value=False), None)
+    if not days.is_empty():
+        quick = quick.scatter(days, _with_days(cells.gather(days)))
     return _fallback(cells, quick.rename(cells.name), units.parse_duration_s)
+
+
+def _with_days(cells: pl.Series) -> pl.Series:
+    groups = cells.str.extract_groups(r"^(\d+)-(\d+):(\d+):(\d+(?:\.\d+)?)$").struct.unnest()
+    days, hours, minutes, secs = groups.cast(pl.Float64).get_columns()
+    return days * 86400 + hours * 3600 + minutes * 60 + secs
 
 
 def bytes_(cells: pl.Series, *, bare: str = "") -> Typed:

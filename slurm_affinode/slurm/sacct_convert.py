@@ -97,12 +97,13 @@ class Converter:
         if raw is not None and printed is not None:
             shown = printed.set(printed == "", None).fill_null(raw)
         self._out["printed"] = shown
-        # JobIDRaw alone says it all unless the two differ: most jobs are neither array tasks nor heterogeneous.
+        # JobIDRaw alone says it all unless the two differ (array tasks, heterogeneous jobs), and of a step always.
         raw_parts = None if raw is None else _id_parts(raw)
         if raw is None or raw_parts is None:
             groups = _id_parts(self._out["printed"])
         else:
-            other = (self._out["printed"] != raw).fill_null(value=True).arg_true()
+            differs = (self._out["printed"] != raw).fill_null(value=True)
+            other = (differs & (raw_parts["step"].is_null() | raw_parts["job"].is_null())).arg_true()
             groups = _replaced(raw_parts, other, _id_parts(self._out["printed"].gather(other)))
         job, task, spec, het, step = (groups.to_series(i) for i in range(5))
         is_array = task.is_not_null() | spec.is_not_null()
@@ -334,9 +335,11 @@ def _id_parts(cells: pl.Series, *, arrays: bool = False) -> pl.DataFrame:
         task = index.cast(pl.Int64, strict=False)
     job = head.cast(pl.Int64, strict=False)
     plain = pl.DataFrame({"job": job, "task": task, "spec": nothing.cast(pl.String), "het": nothing, "step": step})
-    odd = job.is_null() | (job < 0) | step.str.contains(r"[^A-Za-z0-9]").fill_null(value=False) | (step == "")
-    odd |= (task < 0) | (index.is_not_null() & task.is_null())
-    where = odd.fill_null(value=True).arg_true()
+    damaged = (job < 0, task < 0, step == "", step.str.contains(r"[^A-Za-z0-9]"))
+    odd = job.is_null() | (index.is_not_null() & task.is_null())
+    for mask in damaged:
+        odd |= mask.fill_null(value=False)
+    where = odd.arg_true()
     if where.is_empty():
         return plain
     left = cells.gather(where)

@@ -94,7 +94,8 @@ def parse_memory(text: str, *, bare: str = "") -> Memory | None:
     if match is None:
         raise ValueError(f"{text!r} is not a size of memory")
     number, suffix, per = match.groups()
-    size = round(float(number) * SCALE[(suffix or bare).upper()])
+    scale = SCALE[(suffix or bare).upper()]
+    size = int(number) * scale if number.isdigit() else round(float(number) * scale)
     if size >= NO_VALUE or per == "?":
         return None
     return Memory(size, per.lower())
