@@ -1,0 +1,186 @@
+/* cuCheckpointProcess*: what one process asks of another. None but restore needs cuInit() in the process that asks, and that
+ * only where the GPUs are not in persistence mode. */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define DRIVER_CHECKPOINT 570
+#define DRIVER_GPU_PAIRS 580
+
+static long driver_major(const struct emu_state *state)
+{
+    return strtol(state->driver_version, NULL, 10);
+}
+
+static bool is_zero(const void *data, size_t size)
+{
+    for (const char *at = data; size > 0; at++, size--)
+        if (*at != 0)
+            return false;
+    return true;
+}
+
+static CUresult begin(struct emu_state **state)
+{
+    *state = emu_attach();
+    if (*state == NULL)
+        return CUDA_ERROR_NO_DEVICE;
+    if (driver_major(*state) >= DRIVER_CHECKPOINT)
+        return CUDA_SUCCESS;
+    emu_detach();
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* A process without the thread has not initialised CUDA. */
+static CUresult thread_of(pid_t pid, pid_t *tid)
+{
+    *tid = emu_restore_thread(pid);
+    if (*tid > 0)
+        return CUDA_SUCCESS;
+    return emu_alive(pid) ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult send(struct emu_state *state, pid_t pid, const struct emu_order *order)
+{
+    pid_t tid;
+    int result = CUDA_ERROR_UNKNOWN;
+    CUresult rc = thread_of(pid, &tid);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    switch (emu_post(state, pid, tid, order, &result)) {
+    case EMU_POST_OK:
+        return (CUresult)result;
+    case EMU_POST_GONE:
+        return CUDA_ERROR_INVALID_VALUE;
+    case EMU_POST_DENIED:
+        return CUDA_ERROR_NOT_PERMITTED;
+    default:
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+}
+
+static CUresult ask(pid_t pid, const struct emu_order *order)
+{
+    struct emu_state *state;
+    CUresult rc = begin(&state);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    rc = send(state, pid, order);
+    emu_detach();
+    return rc;
+}
+
+CUDA_EXPORT(cuCheckpointProcessLock, int pid, CUcheckpointLockArgs *args)
+{
+    struct emu_order order = {.op = EMU_OP_LOCK};
+
+    if (args != NULL && (args->reserved0 != 0 || !is_zero(args->reserved1, sizeof(args->reserved1))))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (args != NULL)
+        order.timeout_ms = args->timeoutMs;
+    return ask(pid, &order);
+}
+
+CUDA_EXPORT(cuCheckpointProcessCheckpoint, int pid, CUcheckpointCheckpointArgs *args)
+{
+    struct emu_order order = {.op = EMU_OP_CHECKPOINT};
+
+    if (args != NULL && args->customStorageInfo_out != NULL)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (args != NULL && !is_zero(args->reserved, sizeof(args->reserved)))
+        return CUDA_ERROR_INVALID_VALUE;
+    return ask(pid, &order);
+}
+
+CUDA_EXPORT(cuCheckpointProcessUnlock, int pid, CUcheckpointUnlockArgs *args)
+{
+    struct emu_order order = {.op = EMU_OP_UNLOCK};
+
+    if (args != NULL && !is_zero(args, sizeof(*args)))
+        return CUDA_ERROR_INVALID_VALUE;
+    return ask(pid, &order);
+}
+
+static CUresult fill_pairs(const CUcheckpointRestoreArgs *args, const struct emu_state *state, struct emu_order *order)
+{
+    if (args == NULL)
+        return CUDA_SUCCESS;
+    if (args->customStorageInfo_out != NULL)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (args->padding0 != 0 || !is_zero(args->reserved, sizeof(args->reserved)) || args->gpuPairsCount > EMU_MAX_GPUS ||
+        (args->gpuPairsCount > 0) != (args->gpuPairs != NULL))
+        return CUDA_ERROR_INVALID_VALUE;
+    /* To an older driver the pairs are reserved bytes, which must be zero. */
+    if (args->gpuPairsCount > 0 && driver_major(state) < DRIVER_GPU_PAIRS)
+        return CUDA_ERROR_INVALID_VALUE;
+    order->pair_count = args->gpuPairsCount;
+    for (unsigned at = 0; at < order->pair_count; at++) {
+        memcpy(order->pairs[at].old_uuid, args->gpuPairs[at].oldUuid.bytes, 16);
+        memcpy(order->pairs[at].new_uuid, args->gpuPairs[at].newUuid.bytes, 16);
+    }
+    return CUDA_SUCCESS;
+}
+
+static bool persistent(const struct emu_state *state)
+{
+    for (unsigned gpu = 0; gpu < state->gpu_count; gpu++)
+        if (!state->gpus[gpu].persistence)
+            return false;
+    return true;
+}
+
+CUDA_EXPORT(cuCheckpointProcessRestore, int pid, CUcheckpointRestoreArgs *args)
+{
+    struct emu_order order = {.op = EMU_OP_RESTORE};
+    struct emu_state *state;
+    CUresult rc = begin(&state);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    rc = fill_pairs(args, state, &order);
+    if (rc == CUDA_SUCCESS && !cuda.initialised && !persistent(state))
+        rc = CUDA_ERROR_NOT_INITIALIZED;
+    if (rc == CUDA_SUCCESS)
+        rc = send(state, pid, &order);
+    emu_detach();
+    return rc;
+}
+
+/* A live process that has nothing to do with CUDA is "running": with the real driver too, so whoever wants to know which
+ * processes use CUDA asks for the restore thread. */
+CUDA_EXPORT(cuCheckpointProcessGetState, int pid, CUprocessState *out)
+{
+    struct emu_state *state;
+    CUresult rc = out == NULL ? CUDA_ERROR_INVALID_VALUE : begin(&state);
+    int slot;
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    emu_lock(state);
+    slot = emu_slot_of_pid(state, pid);
+    if (slot >= 0)
+        *out = (CUprocessState)state->procs[slot].cuda_state;
+    emu_unlock(state);
+    emu_detach();
+    if (slot >= 0)
+        return CUDA_SUCCESS;
+    if (!emu_alive(pid))
+        return CUDA_ERROR_INVALID_VALUE;
+    /* It has the thread but no place on this node: its memory is its own. */
+    *out = emu_restore_thread(pid) > 0 ? CU_PROCESS_STATE_CHECKPOINTED : CU_PROCESS_STATE_RUNNING;
+    return CUDA_SUCCESS;
+}
+
+CUDA_EXPORT(cuCheckpointProcessGetRestoreThreadId, int pid, int *tid)
+{
+    struct emu_state *state;
+    CUresult rc = tid == NULL ? CUDA_ERROR_INVALID_VALUE : begin(&state);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    emu_detach();
+    return thread_of(pid, tid);
+}

@@ -1,0 +1,117 @@
+/* The emulated CUDA driver within one process.
+ *
+ * `cuda.mutex` guards the tables below; it is never held while sleeping. An exported function that touches the GPU stands
+ * between enter() and leave(), which is where a locked process waits.
+ */
+#ifndef GPU_EMULATOR_CUDA_INTERNAL_H
+#define GPU_EMULATOR_CUDA_INTERNAL_H
+
+#include "core.h"
+#include "cuda_abi.h"
+
+/* A GPU of the node as the driver shows it to this process, whether or not the process uses it. */
+struct gpu {
+    uint8_t uuid[16];
+    char chip[16];
+    unsigned minor; /* place in the node's state; changes when the process is restored elsewhere */
+    uint64_t bytes;
+    unsigned contexts;
+};
+
+struct CUctx_st {
+    CUcontext next;
+    unsigned ordinal;
+    bool primary, active;
+    unsigned users; /* of a primary context */
+    unsigned flags;
+    uint64_t id;
+    uint64_t end_ns; /* when the last kernel launched here ends */
+    uint32_t poison_epoch;
+    CUresult broken; /* an error that the context does not get over */
+};
+
+struct CUstream_st {
+    CUstream next;
+    CUcontext context;
+    unsigned flags;
+    int priority;
+    uint64_t id, end_ns;
+};
+
+struct allocation {
+    CUdeviceptr at;
+    size_t size;
+    CUcontext context;
+    unsigned gpu;
+    void *staged;  /* the contents while the process is checkpointed */
+    bool managed;  /* host memory that the GPU sees too */
+};
+
+struct cuda {
+    pthread_mutex_t mutex;
+    bool initialised, forked;
+    struct emu_state *state; /* mapped while the process holds GPUs, else NULL */
+    unsigned gpu_count, ordinal_count;
+    struct gpu gpus[EMU_MAX_GPUS];
+    unsigned ordinals[EMU_MAX_GPUS]; /* CUdevice -> gpus[] */
+    CUcontext contexts;
+    CUstream streams;
+    struct allocation *allocations; /* by address */
+    size_t allocation_count, allocation_room;
+    CUdeviceptr next_address;
+    uint64_t next_id;
+};
+
+extern struct cuda cuda;
+
+/* gate.c */
+CUresult enter(void);
+void leave(void);
+CUprocessState gate_state(void);
+CUresult gate_lock(uint32_t timeout_ms);
+CUresult gate_unlock(void);
+/* Between the two the restore thread has the process to itself, locked or checkpointed. */
+bool gate_is(CUprocessState state);
+void gate_set(CUprocessState state);
+
+/* context.c: enter() and the current context, whole and on a GPU that is there. With CUDA_SUCCESS leave() must follow. */
+CUresult enter_context(CUcontext *context);
+CUresult context_health(CUcontext context);
+CUcontext current_context(void);
+bool context_exists(CUcontext context);
+uint64_t last_kernel_end(void);
+struct gpu *gpu_of(CUdevice device);
+
+/* stream.c */
+CUresult stream_of(CUcontext context, CUstream handle, uint64_t **end_ns);
+void streams_drop(CUcontext context);
+void streams_settle(uint64_t now_ns);
+CUresult wait_until(CUcontext context, uint64_t end_ns);
+
+/* memory.c, cuda.mutex held */
+CUresult memory_allocate(CUcontext context, size_t size, bool managed, CUdeviceptr *out);
+CUresult memory_free(CUdeviceptr at);
+void memory_drop(CUcontext context);
+struct allocation *allocation_at(CUdeviceptr at);
+bool is_device_range(CUdeviceptr at, size_t size);
+
+/* vram.c: contents of device memory, outside of the process's own. */
+int vram_open(void);
+void vram_close(void);
+CUresult vram_write(CUdeviceptr at, const void *from, size_t size);
+CUresult vram_read(CUdeviceptr at, void *to, size_t size);
+CUresult vram_fill(CUdeviceptr at, const void *pattern, size_t width, size_t count);
+void vram_discard(CUdeviceptr at, size_t size);
+CUresult vram_stage(struct allocation *allocation);
+CUresult vram_unstage(struct allocation *allocation);
+#define VRAM_BASE 0x302000000ULL
+#define VRAM_END 0x400000000000ULL
+
+/* hold.c: what a process that holds GPUs has open. */
+void hold_devices(void);
+void release_devices(void);
+
+/* restore.c */
+CUresult restore_thread_start(void);
+
+#endif

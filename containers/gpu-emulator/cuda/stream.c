@@ -1,0 +1,287 @@
+/* Streams and events. What is queued takes its time; its effects on memory are there at once, in the order of the calls. */
+#include "internal.h"
+
+#include <stdlib.h>
+
+#define LEGACY ((CUstream)1)
+#define PER_THREAD ((CUstream)2)
+
+struct CUevent_st {
+    CUevent next;
+    CUcontext context;
+    unsigned flags;
+    bool recorded;
+    uint64_t at_ns;
+};
+
+static CUevent events;
+
+#define EVENT_NO_TIMING 2U
+
+/* The default streams are the context's own time. cuda.mutex must be held, here and below. */
+CUresult stream_of(CUcontext context, CUstream handle, uint64_t **end_ns)
+{
+    if (handle == NULL || handle == LEGACY || handle == PER_THREAD) {
+        *end_ns = &context->end_ns;
+        return CUDA_SUCCESS;
+    }
+    for (CUstream at = cuda.streams; at != NULL; at = at->next) {
+        if (at == handle && at->context != NULL) {
+            *end_ns = &at->end_ns;
+            return CUDA_SUCCESS;
+        }
+    }
+    return CUDA_ERROR_INVALID_HANDLE;
+}
+
+void streams_drop(CUcontext context)
+{
+    for (CUstream at = cuda.streams; at != NULL; at = at->next)
+        if (at->context == context)
+            at->context = NULL;
+    for (CUevent at = events; at != NULL; at = at->next)
+        if (at->context == context)
+            at->context = NULL;
+}
+
+/* After a restore nothing is queued, whatever the clock of the other node said. */
+void streams_settle(uint64_t now_ns)
+{
+    for (CUcontext at = cuda.contexts; at != NULL; at = at->next)
+        at->end_ns = at->end_ns < now_ns ? at->end_ns : now_ns;
+    for (CUstream at = cuda.streams; at != NULL; at = at->next)
+        at->end_ns = at->end_ns < now_ns ? at->end_ns : now_ns;
+    for (CUevent at = events; at != NULL; at = at->next)
+        at->at_ns = at->at_ns < now_ns ? at->at_ns : now_ns;
+}
+
+CUresult wait_until(CUcontext context, uint64_t end_ns)
+{
+    CUresult rc;
+
+    emu_sleep_until(end_ns);
+    pthread_mutex_lock(&cuda.mutex);
+    rc = context_health(context);
+    pthread_mutex_unlock(&cuda.mutex);
+    return rc;
+}
+
+static CUresult begin(CUcontext *context)
+{
+    CUresult rc = enter_context(context);
+
+    if (rc == CUDA_SUCCESS)
+        pthread_mutex_lock(&cuda.mutex);
+    return rc;
+}
+
+static CUresult end(CUresult rc)
+{
+    pthread_mutex_unlock(&cuda.mutex);
+    leave();
+    return rc;
+}
+
+CUDA_EXPORT(cuStreamCreateWithPriority, CUstream *out, unsigned flags, int priority)
+{
+    CUcontext context;
+    CUresult rc = out == NULL ? CUDA_ERROR_INVALID_VALUE : begin(&context);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    *out = calloc(1, sizeof(**out));
+    if (*out == NULL)
+        return end(CUDA_ERROR_OUT_OF_MEMORY);
+    **out = (struct CUstream_st){.next = cuda.streams, .context = context, .flags = flags, .priority = priority,
+                                 .id = ++cuda.next_id};
+    cuda.streams = *out;
+    return end(CUDA_SUCCESS);
+}
+
+CUDA_EXPORT(cuStreamCreate, CUstream *out, unsigned flags)
+{
+    return cuStreamCreateWithPriority(out, flags, 0);
+}
+
+CUDA_EXPORT(cuStreamDestroy_v2, CUstream stream)
+{
+    CUcontext context;
+    uint64_t *end_ns;
+    CUresult rc = begin(&context);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    rc = stream_of(context, stream, &end_ns);
+    if (rc == CUDA_SUCCESS && end_ns == &context->end_ns)
+        rc = CUDA_ERROR_INVALID_HANDLE;
+    if (rc == CUDA_SUCCESS)
+        stream->context = NULL;
+    return end(rc);
+}
+
+/* When what the stream holds now is done. */
+static CUresult stream_end(CUstream stream, CUcontext *context, uint64_t *end_ns)
+{
+    uint64_t *tail;
+    CUresult rc = begin(context);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    rc = stream_of(*context, stream, &tail);
+    if (rc != CUDA_SUCCESS)
+        return end(rc);
+    *end_ns = *tail;
+    pthread_mutex_unlock(&cuda.mutex);
+    return CUDA_SUCCESS;
+}
+
+CUDA_EXPORT(cuStreamSynchronize, CUstream stream)
+{
+    CUcontext context;
+    uint64_t end_ns;
+    CUresult rc = stream_end(stream, &context, &end_ns);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    rc = wait_until(context, end_ns);
+    leave();
+    return rc;
+}
+
+CUDA_EXPORT(cuStreamQuery, CUstream stream)
+{
+    CUcontext context;
+    uint64_t end_ns;
+    CUresult rc = stream_end(stream, &context, &end_ns);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    leave();
+    return end_ns > emu_now_ns() ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+
+CUDA_EXPORT(cuEventCreate, CUevent *out, unsigned flags)
+{
+    CUcontext context;
+    CUresult rc = out == NULL ? CUDA_ERROR_INVALID_VALUE : begin(&context);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    *out = calloc(1, sizeof(**out));
+    if (*out == NULL)
+        return end(CUDA_ERROR_OUT_OF_MEMORY);
+    **out = (struct CUevent_st){.next = events, .context = context, .flags = flags};
+    events = *out;
+    return end(CUDA_SUCCESS);
+}
+
+static bool event_exists(CUevent event)
+{
+    for (CUevent at = events; at != NULL; at = at->next)
+        if (at == event)
+            return at->context != NULL;
+    return false;
+}
+
+CUDA_EXPORT(cuEventDestroy_v2, CUevent event)
+{
+    CUcontext context;
+    CUresult rc = begin(&context);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (!event_exists(event))
+        return end(CUDA_ERROR_INVALID_HANDLE);
+    event->context = NULL;
+    return end(CUDA_SUCCESS);
+}
+
+CUDA_EXPORT(cuEventRecord, CUevent event, CUstream stream)
+{
+    CUcontext context;
+    uint64_t *tail, now_ns = emu_now_ns();
+    CUresult rc = begin(&context);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    rc = event_exists(event) ? stream_of(context, stream, &tail) : CUDA_ERROR_INVALID_HANDLE;
+    if (rc == CUDA_SUCCESS) {
+        event->recorded = true;
+        event->at_ns = *tail > now_ns ? *tail : now_ns;
+    }
+    return end(rc);
+}
+
+CUDA_EXPORT(cuStreamWaitEvent, CUstream stream, CUevent event, unsigned flags)
+{
+    CUcontext context;
+    uint64_t *tail;
+    CUresult rc = begin(&context);
+
+    (void)flags;
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    rc = event_exists(event) ? stream_of(context, stream, &tail) : CUDA_ERROR_INVALID_HANDLE;
+    if (rc == CUDA_SUCCESS && event->recorded && event->at_ns > *tail)
+        *tail = event->at_ns;
+    return end(rc);
+}
+
+static CUresult event_time(CUevent event, CUcontext *context, uint64_t *at_ns)
+{
+    CUresult rc = begin(context);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (!event_exists(event))
+        return end(CUDA_ERROR_INVALID_HANDLE);
+    *at_ns = event->recorded ? event->at_ns : 0;
+    pthread_mutex_unlock(&cuda.mutex);
+    return CUDA_SUCCESS;
+}
+
+CUDA_EXPORT(cuEventSynchronize, CUevent event)
+{
+    CUcontext context;
+    uint64_t at_ns;
+    CUresult rc = event_time(event, &context, &at_ns);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    rc = wait_until(context, at_ns);
+    leave();
+    return rc;
+}
+
+CUDA_EXPORT(cuEventQuery, CUevent event)
+{
+    CUcontext context;
+    uint64_t at_ns;
+    CUresult rc = event_time(event, &context, &at_ns);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    leave();
+    return at_ns > emu_now_ns() ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+
+CUDA_EXPORT(cuEventElapsedTime_v2, float *ms, CUevent from, CUevent to)
+{
+    CUcontext context;
+    uint64_t now_ns = emu_now_ns();
+    CUresult rc = ms == NULL ? CUDA_ERROR_INVALID_VALUE : begin(&context);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (!event_exists(from) || !event_exists(to) || !from->recorded || !to->recorded || (from->flags | to->flags) & EVENT_NO_TIMING)
+        return end(CUDA_ERROR_INVALID_HANDLE);
+    if (from->at_ns > now_ns || to->at_ns > now_ns)
+        return end(CUDA_ERROR_NOT_READY);
+    *ms = (float)(((double)to->at_ns - (double)from->at_ns) / 1e6);
+    return end(CUDA_SUCCESS);
+}
+
+CUDA_EXPORT(cuEventElapsedTime, float *ms, CUevent from, CUevent to)
+{
+    return cuEventElapsedTime_v2(ms, from, to);
+}

@@ -1,0 +1,182 @@
+/* Contents of device memory.
+ *
+ * They lie in a memory file that is not mapped, so that they are no part of the process's resident set, as with a real GPU;
+ * it is the process's own and goes with it. While the process is checkpointed they lie in ordinary private memory of the
+ * process and the file is closed. What was never written costs nothing, neither here nor in an image.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define CHUNK (8UL * 1024UL * 1024UL)
+
+static int vram_fd = -1;
+
+int vram_open(void)
+{
+    if (vram_fd < 0)
+        vram_fd = memfd_create("gpu-emulator-vram", MFD_CLOEXEC);
+    return vram_fd;
+}
+
+void vram_close(void)
+{
+    if (vram_fd >= 0)
+        close(vram_fd);
+    vram_fd = -1;
+}
+
+static off_t offset_of(CUdeviceptr at)
+{
+    return (off_t)(at - VRAM_BASE);
+}
+
+CUresult vram_write(CUdeviceptr at, const void *from, size_t size)
+{
+    const char *next = from;
+
+    while (size > 0) {
+        ssize_t done = pwrite(vram_fd, next, size, offset_of(at));
+
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done <= 0)
+            return CUDA_ERROR_OPERATING_SYSTEM;
+        next += done;
+        at += (size_t)done;
+        size -= (size_t)done;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult vram_read(CUdeviceptr at, void *to, size_t size)
+{
+    char *next = to;
+
+    while (size > 0) {
+        ssize_t done = pread(vram_fd, next, size, offset_of(at));
+
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done < 0)
+            return CUDA_ERROR_OPERATING_SYSTEM;
+        if (done == 0) { /* beyond what was ever written */
+            memset(next, 0, size);
+            break;
+        }
+        next += done;
+        at += (size_t)done;
+        size -= (size_t)done;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult vram_fill(CUdeviceptr at, const void *pattern, size_t width, size_t count)
+{
+    char block[65536];
+    size_t per_block = sizeof(block) / width;
+    CUresult rc = CUDA_SUCCESS;
+
+    for (size_t done = 0; done < per_block && done < count; done++)
+        memcpy(block + done * width, pattern, width);
+    while (count > 0 && rc == CUDA_SUCCESS) {
+        size_t now = count < per_block ? count : per_block;
+
+        rc = vram_write(at, block, now * width);
+        at += now * width;
+        count -= now;
+    }
+    return rc;
+}
+
+void vram_discard(CUdeviceptr at, size_t size)
+{
+    if (vram_fd >= 0 && size > 0)
+        (void)!fallocate(vram_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset_of(at), (off_t)size);
+}
+
+static size_t page_up(size_t size)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+    return (size + page - 1) / page * page;
+}
+
+/* Moves the contents into the process's memory, piece by piece: the host never holds them twice. */
+CUresult vram_stage(struct allocation *allocation)
+{
+    off_t begin = offset_of(allocation->at), end = begin + (off_t)allocation->size;
+    char *staged = mmap(NULL, page_up(allocation->size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    if (staged == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    allocation->staged = staged;
+    for (off_t data = lseek(vram_fd, begin, SEEK_DATA); data >= 0 && data < end;) {
+        off_t hole = lseek(vram_fd, data, SEEK_HOLE);
+
+        if (hole < 0 || hole > end)
+            hole = end;
+        while (data < hole) {
+            size_t now = (size_t)(hole - data) < CHUNK ? (size_t)(hole - data) : CHUNK;
+            CUdeviceptr at = VRAM_BASE + (CUdeviceptr)data;
+            CUresult rc = vram_read(at, staged + (data - begin), now);
+
+            if (rc != CUDA_SUCCESS)
+                return rc;
+            vram_discard(at, now);
+            data += (off_t)now;
+        }
+        data = lseek(vram_fd, hole, SEEK_DATA);
+    }
+    return CUDA_SUCCESS;
+}
+
+/* How many pages from `from` on are alike in having contents or not; /proc/self/pagemap: bit 63 present, 62 swapped out. */
+static size_t alike(int pagemap, const char *from, size_t pages, size_t page, bool *filled)
+{
+    uint64_t entries[512];
+    size_t want = pages < 512 ? pages : 512;
+    ssize_t got = pagemap < 0 ? -1 : pread(pagemap, entries, want * sizeof(entries[0]),
+                                           (off_t)((uintptr_t)from / page * sizeof(entries[0])));
+    size_t run = 1;
+
+    *filled = true;
+    if (got < (ssize_t)sizeof(entries[0]))
+        return want;
+    *filled = entries[0] >> 62 != 0;
+    while (run < (size_t)got / sizeof(entries[0]) && (entries[run] >> 62 != 0) == *filled)
+        run++;
+    return run;
+}
+
+CUresult vram_unstage(struct allocation *allocation)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), length = page_up(allocation->size);
+    int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    char *staged = allocation->staged;
+    CUresult rc = CUDA_SUCCESS;
+
+    for (size_t done = 0; done < length && rc == CUDA_SUCCESS;) {
+        bool filled;
+        size_t run = alike(pagemap, staged + done, (length - done) / page, page, &filled) * page;
+
+        if (filled) {
+            size_t now = done + run > allocation->size ? allocation->size - done : run;
+
+            rc = vram_write(allocation->at + done, staged + done, now);
+            madvise(staged + done, run, MADV_DONTNEED);
+        }
+        done += run;
+    }
+    if (pagemap >= 0)
+        close(pagemap);
+    if (rc == CUDA_SUCCESS) {
+        munmap(staged, length);
+        allocation->staged = NULL;
+    }
+    return rc;
+}
