@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from slurm_affinode.analysis.join import SUMS, WINDOW_BOUNDS_S, Block, Pieces
+from slurm_affinode.analysis import windows
+from slurm_affinode.analysis.block import Block, Pieces
+from slurm_affinode.analysis.join import SUMS
 from slurm_affinode.analysis.measures import MIB_PER_GIB, MS_PER_HOUR, owner_pairs, partly_pairs
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.analysis.runs import epoch_ms
@@ -124,7 +126,7 @@ _WINDOW_LABELS = ("under 5 min", "5-15 min", "15-60 min", "1-4 h", "4-12 h", "12
 
 def window_histogram(totals: Totals) -> pl.DataFrame:
     """``WasteResult.window_histogram``."""
-    bounds = [float(bound) for bound in WINDOW_BOUNDS_S]
+    bounds = [float(bound) for bound in windows.BOUNDS_S]
     return pl.DataFrame(
         {
             "label": _WINDOW_LABELS,

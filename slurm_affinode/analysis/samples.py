@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 
-from slurm_affinode.analysis.join import COLUMNS, Block, Column, Pieces
+from slurm_affinode.analysis.block import COLUMNS, Block, Column, Pieces
 from slurm_affinode.analysis.segments import FAR, Ints
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.history.parts import DEVICES, JOBS

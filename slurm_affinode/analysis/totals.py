@@ -10,19 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_affinode.analysis.join import (
-    SUMS,
-    WINDOW_BOUNDS_S,
-    Block,
-    Folded,
-    Pieces,
-    Scratch,
-    Windows,
-    fold,
-    window_bins,
-)
+from slurm_affinode.analysis import windows
+from slurm_affinode.analysis.block import Block, Pieces, Scratch
+from slurm_affinode.analysis.join import SUMS, Folded, fold
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.analysis.segments import Allocations, Cells, Floats, Ints
+from slurm_affinode.analysis.windows import Windows
 
 WORKERS = 2
 _AHEAD = 2 * WORKERS
@@ -46,7 +39,7 @@ class Totals:
     longest_ms: Ints
     """Per allocation: the longest of them."""
     window_counts: Ints
-    """Per bin of ``WINDOW_BOUNDS_S`` (one more than bounds); of runs that count."""
+    """Per bin of ``windows.BOUNDS_S`` (one more than bounds); of runs that count."""
     window_share_ms: Floats
     """Per bin: the time of the windows, shared time divided among its sharers."""
     gap_ms: int
@@ -67,8 +60,8 @@ class _Sink:
         self._open_rows = 0
         self._windows = np.zeros(len(allocations), np.int64)
         self._longest = np.zeros(len(allocations), np.int64)
-        self._counts = np.zeros(len(WINDOW_BOUNDS_S) + 1, np.int64)
-        self._share = np.zeros(len(WINDOW_BOUNDS_S) + 1)
+        self._counts = np.zeros(len(windows.BOUNDS_S) + 1, np.int64)
+        self._share = np.zeros(len(windows.BOUNDS_S) + 1)
         self._gap_ms = 0
         self._gaps = 0
         self._samples = 0
@@ -76,36 +69,37 @@ class _Sink:
     def add(self, folded: Folded) -> None:
         with self._lock:
             # A cell occurs twice only where a block has a device twice, that is, at the turn of a day.
+            full = folded.cell[folded.full]
             if len(np.unique(folded.cell)) == len(folded.cell):
                 self._sums[folded.cell] += folded.sums
-                self._peak[folded.cell] = np.fmax(self._peak[folded.cell], folded.fb_peak)
+                self._peak[full] = np.fmax(self._peak[full], folded.fb_peak)
             else:
                 np.add.at(self._sums, folded.cell, folded.sums)
-                np.fmax.at(self._peak, folded.cell, folded.fb_peak)
+                np.fmax.at(self._peak, full, folded.fb_peak)
             if len(folded.shared_cell):
                 self._partly.append(folded)
             self._close(folded.windows)
-            if len(folded.open_windows.allocation):
+            if len(folded.open_windows):
                 self._open.append(folded.open_windows)
-                self._open_rows += len(folded.open_windows.allocation)
+                self._open_rows += len(folded.open_windows)
             self._gap_ms += folded.gap_ms
             self._gaps += folded.gaps
             self._samples += folded.samples
 
-    def _close(self, windows: Windows) -> None:
-        if not len(windows.allocation):
+    def _close(self, closed: Windows) -> None:
+        if not len(closed):
             return
-        length = windows.end - windows.start
-        np.add.at(self._windows, windows.allocation, 1)
-        np.maximum.at(self._longest, windows.allocation, length)
-        counted = self._counted[windows.allocation]
-        bins = window_bins(length[counted])
+        length = closed.end - closed.start
+        np.add.at(self._windows, closed.allocation, 1)
+        np.maximum.at(self._longest, closed.allocation, length)
+        counted = self._counted[closed.allocation]
+        bins = windows.bins(length[counted])
         size = len(self._counts)
         self._counts += np.bincount(bins, minlength=size)
-        self._share += np.bincount(bins, weights=windows.share[counted], minlength=size)
+        self._share += np.bincount(bins, weights=closed.share[counted], minlength=size)
 
     def finish(self) -> Totals:
-        self._close(stitch(self._open))
+        self._close(windows.stitch(self._open))
         partly = self._partly
         return Totals(
             sums=self._sums,
@@ -121,24 +115,6 @@ class _Sink:
             gaps=self._gaps,
             samples=self._samples,
         )
-
-
-def stitch(windows: Iterable[Windows]) -> Windows:
-    """Join windows of one allocation of which one begins where the other ends."""
-    listed = list(windows)
-    if not listed:
-        nothing = np.empty(0, np.int64)
-        return Windows(nothing, nothing, nothing, np.empty(0))
-    allocation = np.concatenate([w.allocation for w in listed])
-    start = np.concatenate([w.start for w in listed])
-    end = np.concatenate([w.end for w in listed])
-    share = np.concatenate([w.share for w in listed])
-    order = np.lexsort((start, allocation))
-    allocation, start, end, share = allocation[order], start[order], end[order], share[order]
-    fresh = np.append(True, (allocation[1:] != allocation[:-1]) | (start[1:] != end[:-1]))
-    head = np.flatnonzero(fresh)
-    tail = np.append(head[1:], len(start)) - 1
-    return Windows(allocation[head], start[head], end[tail], np.add.reduceat(share, head))
 
 
 def run(
