@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
@@ -14,6 +14,8 @@ from slurm_affinode.store.repository import Repository
 
 _COUNTING = "accounting.gpu_clusters"
 _UNTIL = "accounting.until"
+_STAND_INS = "accounting.stand_ins"
+"""Set once a stand-in for a raw id was stored: without it there is nothing to look for."""
 _SHOWN_DECISIONS = 20
 
 FIRST_SPAN = timedelta(days=7)
@@ -49,6 +51,7 @@ def take_in(
 
     Content that was taken in before (``fingerprint``) and changes nothing leaves no second entry in the journal.
     """
+    accounting = _raw_ids(repository, accounting)
     stored = repository.upsert(accounting.jobs, accounting.steps)
     known = counting_clusters(repository)
     if accounting.gpu_clusters - known:
@@ -77,6 +80,36 @@ def take_in(
         )
     )
     return Intake(source, accounting, stored.jobs, stored.steps)
+
+
+def _raw_ids(repository: Repository, accounting: Accounting) -> Accounting:
+    """One run, one id: an array task that one input names by its raw id and another by a stand-in is stored once.
+
+    A stand-in gives way to the raw id, whichever came first.
+    """
+    made_up = bool((accounting.jobs["job_id"] < 0).any())
+    if not made_up and repository.get(_STAND_INS) is None:
+        return accounting
+    task = ["cluster", "array_job_id", "array_task_id", "submit"]
+    tasks = accounting.jobs.select("job_id", "start", *task).drop_nulls()
+    if tasks.is_empty():
+        return accounting
+    first, last = tasks.select(pl.col("start").min(), pl.col("start").max().alias("last")).row(0)
+    known = repository.jobs(first, last + timedelta(seconds=1), columns=["job_id", *task])
+    pairs = tasks.join(known.rename({"job_id": "stored"}), on=task).filter(pl.col("job_id") != pl.col("stored"))
+    outdated = pairs.filter(pl.col("stored") < 0)
+    repository.delete_runs(list(outdated.select("cluster", "stored", "submit").iter_rows()))
+    if not made_up:
+        return accounting
+    repository.set(_STAND_INS, "1")
+    real = pairs.filter(pl.col("job_id") < 0).select("cluster", "job_id", "stored").unique(["cluster", "job_id"])
+    jobs, steps = (_renumbered(frame, real) for frame in (accounting.jobs, accounting.steps))
+    return replace(accounting, jobs=jobs, steps=steps)
+
+
+def _renumbered(frame: pl.DataFrame, real: pl.DataFrame) -> pl.DataFrame:
+    joined = frame.join(real, on=["cluster", "job_id"], how="left", maintain_order="left")
+    return joined.with_columns(pl.coalesce("stored", "job_id").alias("job_id")).select(frame.columns)
 
 
 def span(jobs: pl.DataFrame) -> tuple[datetime | None, datetime | None]:

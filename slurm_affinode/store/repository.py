@@ -201,6 +201,15 @@ class Repository:
         """
         return write(self._engine, lambda connection: upkeep.delete_before(connection, moment))
 
+    def delete_runs(self, keys: Sequence[tuple[str, int, datetime]]) -> None:
+        """Delete the runs with these keys (cluster, job id, submit) and their steps."""
+
+        def work(connection: Connection, revision: int) -> tuple[None, bool]:
+            upkeep.delete_runs(connection, keys)
+            return None, bool(keys)
+
+        self._change(work)
+
     def counts(self) -> StoreCounts:
         """How much there is."""
         with reading(self._engine) as connection:

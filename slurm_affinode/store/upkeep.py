@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from sqlalchemy import Connection, and_, delete, exists, not_, or_, select, text
+from sqlalchemy import Connection, and_, bindparam, delete, exists, not_, or_, select, text
 
 from slurm_affinode.resources import asset_dir
 from slurm_affinode.store import journal, tables
@@ -60,6 +61,18 @@ def fingerprint(connection: Connection, since: datetime, until: datetime) -> str
     bounds = {"since": floor_s(since), "until": ceil_s(until)}
     row = connection.execute(text(query("fingerprint")), bounds).one()
     return hashlib.sha256(",".join(str(value) for value in row).encode()).hexdigest()[:16]
+
+
+def delete_runs(connection: Connection, keys: Sequence[tuple[str, int, datetime]]) -> None:
+    """Delete the runs with these keys (cluster, job id, submit) and their steps."""
+    rows = [{"a_cluster": name, "a_job": job, "a_submit": floor_s(submit)} for name, job, submit in keys]
+    for table in (tables.steps, tables.jobs) if rows else ():
+        mine = (
+            table.c.cluster == bindparam("a_cluster"),
+            table.c.job_id == bindparam("a_job"),
+            table.c.submit == bindparam("a_submit"),
+        )
+        connection.execute(delete(table).where(*mine), rows)
 
 
 def delete_before(connection: Connection, moment: datetime) -> int:

@@ -222,6 +222,23 @@ def test_a_cluster_that_counts_gpus_is_remembered(state: Path, source: Path) -> 
     assert dict(stored(state).select("job_id", "gpus").rows()) == {1: 2, 9: 0}
 
 
+@pytest.mark.parametrize("raw_first", [True, False])
+def test_an_array_task_has_one_id_whatever_the_field_set(state: Path, tmp_path: Path, raw_first: bool) -> None:
+    """A file without raw ids and one with them say the same run: it is stored once, under the raw id."""
+    ran = "COMPLETED|2026-01-01T10:00:00|2026-01-01T10:00:05|2026-01-01T11:00:05|gres/gpu=2"
+    printed, raw = tmp_path / "printed.txt", tmp_path / "raw.txt"
+    head = "JobID|State|Submit|Start|End|AllocTRES"
+    printed.write_text(f"{head}\n4_1|{ran}\n4_1.batch|{ran}\n4_2|{ran}\n", encoding="utf-8")
+    raw.write_text(f"JobIDRaw|{head}\n21|4_1|{ran}\n21.batch|4_1.batch|{ran}\n", encoding="utf-8")
+    for source in (raw, printed) if raw_first else (printed, raw):
+        assert run(state, "--timezone", "UTC", source).return_value == 0
+    jobs = stored(state)
+    assert jobs.sort("array_task_id")["array_task_id"].to_list() == [1, 2]
+    assert jobs.filter(pl.col("array_task_id") == 1)["job_id"].to_list() == [21]
+    with store(state) as repository:
+        assert repository.steps(SINCE, UNTIL)["job_id"].to_list() == [21]
+
+
 def test_where_to_go_on(state: Path) -> None:
     """A week back at first, else before the last run stored or the end of the last run of sacct."""
     state.mkdir()
