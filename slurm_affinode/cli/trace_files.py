@@ -9,11 +9,13 @@ from typing import Any
 
 from slurm_affinode import files
 from slurm_affinode.errors import AffinodeError
+from slurm_affinode.report.build import check_directory
 
 
 def write_outputs(out: Path, html: str, summary: Mapping[str, Any]) -> None:
     """Write ``report.html`` and ``summary.json`` into ``out``. Raises ``AffinodeError`` if that fails."""
     text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    check_directory(out)
     try:
         files.write_text(out / "report.html", html)
         files.write_text(out / "summary.json", text)

@@ -90,10 +90,10 @@ def context(result: ServingResult, claims: Sequence[Claim]) -> Page:
 def _row(claim: Claim) -> ClaimRow:
     figure = _figure(claim.computed, claim)
     detail = f"The data says {figure}." if claim.computed is not None else "The table that would tell is missing."
-    if claim.verdict == published.OTHER_RECIPE:
-        detail += f" {_figure(claim.other_computed, claim)} comes out by {claim.other_recipe}."
     if claim.note and claim.computed is not None:
         detail += f" {claim.note}"
+    if claim.verdict == published.OTHER_RECIPE:
+        detail += f" {_figure(claim.other_computed, claim)} comes out by {claim.other_recipe}."
     return ClaimRow(claim.text, VERDICTS[claim.verdict], detail, claim.source)
 
 
@@ -169,11 +169,8 @@ def _cards(s: ServingSummary) -> tuple[Card, ...]:
             f"median {unit(s.utilization_median_pct, '%')}", known=s.utilization_mean_pct is not None,
         ),
         _card(
-            "Requests", fmt.count(s.requests), f"{fmt.count(s.requests_with_lora)} with LoRA",
-            known=s.requests is not None,
-        ),
-        _card(
-            "Popularity of models", fmt.number(s.popularity_gini, digits=3), "Gini coefficient",
+            "Popularity of models", fmt.number(s.popularity_gini, digits=3),
+            f"Gini coefficient, {fmt.count(s.requests)} requests",
             known=s.popularity_gini is not None,
             more="0: every base model is asked equally often; towards 1: one model gets every request.",
         ),

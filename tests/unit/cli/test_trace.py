@@ -44,8 +44,8 @@ def run(*words: object, stdin: str | None = None) -> Result:
     return CliRunner().invoke(cli, ["trace", *map(str, words)], input=stdin)
 
 
-def check_schema(summary: dict[str, Any]) -> None:
-    schema = json.loads((REPOSITORY / "docs" / "trace-summary.schema.json").read_text())
+def check_schema(summary: dict[str, Any], name: str = "trace-summary.schema.json") -> None:
+    schema = json.loads((REPOSITORY / "docs" / name).read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(summary, schema)
 
@@ -140,7 +140,7 @@ def test_out_that_cannot_be_written(fleet: Path) -> None:
     """A directory below a file cannot be made: one line."""
     done = run("gentd26", fleet, "--out", fleet / "data_trace_processed.csv" / "x")
     assert isinstance(done.exception, AffinodeError)
-    assert "cannot write the report" in str(done.exception)
+    assert "data_trace_processed.csv" in str(done.exception)
 
 
 def test_the_published_trace_in_any_packing(shared_data: Path, tmp_path: Path) -> None:
@@ -198,7 +198,9 @@ def test_clustercockpit_goes_through_the_analysis_of_a_cluster(tmp_path: Path) -
     out = tmp_path / "out"
     done = run("clustercockpit", path, "--out", out)
     assert done.exit_code == 0, done.output
-    total = json.loads((out / "summary.json").read_text())["total"]
+    summary = json.loads((out / "summary.json").read_text())
+    check_schema(summary, "summary.schema.json")
+    total = summary["total"]
     assert total["gpu_hours_allocated"] == pytest.approx(3.75)
     assert total["gpu_hours_idle"] == pytest.approx(1)
     assert total["gpu_hours_busy"] == pytest.approx(2)
@@ -258,6 +260,7 @@ def test_jobstats_summaries_go_through_the_same_pipeline(shared_data: Path) -> N
     done = run("jobstats", "-", "--timezone", "UTC", "--json", stdin=recorded_js1(shared_data))
     assert done.exit_code == 0, done.output
     summary = json.loads(done.stdout)
+    check_schema(summary, "summary.schema.json")
     assert summary["source"]["summaries"] == 2
     hours = {"45352405": 27738 / 3600, "46044267": 83124 / 3600}
     total = summary["total"]
