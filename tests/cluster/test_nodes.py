@@ -67,6 +67,16 @@ def test_slurm_affinode_runs_on_every_node(cluster: Cluster) -> None:
         assert cluster.exec(node, "slurm-affinode", "--version", user="alice").startswith("slurm-affinode")
 
 
+def test_pyslurm_is_there_where_it_can_be_built(cluster: Cluster) -> None:
+    """It reads the cluster's nodes on 26.05; on 24.11 it is not installed."""
+    program = "import pyslurm; print(*sorted(pyslurm.Nodes.load()))"
+    said = cluster.run("login", "/opt/slurm-affinode/bin/python", "-c", program)
+    if cluster.release == "26.05":
+        assert said.stdout.split() == sorted(COMPUTE_NODES), said.stderr
+    else:
+        assert "No module named 'pyslurm'" in said.stderr
+
+
 def test_process_of_another_user_is_checkpointed_and_restored(cluster: Cluster) -> None:
     """CRIU works with the capabilities that the nodes have."""
     before, after, repeated = map(int, cluster.shell("c1", CHECKPOINT).split())
@@ -84,6 +94,7 @@ def test_controller_restart_leaves_a_job_running(cluster: Cluster) -> None:
     assert cluster.job(job)["Restarts"] == "0"
 
 
+@pytest.mark.slow
 def test_lost_node_comes_back_and_its_job_is_requeued(cluster: Cluster) -> None:
     """A node that loses power is set down and its job goes back to the queue; powered on, the node serves again."""
     job = cluster.submit("--partition=gpu", "--gres=gpu:1", "--nodelist=c2", wrap="sleep 1800")

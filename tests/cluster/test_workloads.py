@@ -9,7 +9,8 @@ from cluster.driver import GPU_NODES, WORKLOADS, Cluster, GpuReading, wait_until
 
 pytestmark = pytest.mark.cluster
 
-ALL = "busy idle_after bursty squatter leaking out_of_memory model_server multi_process task_array".split()
+ALL = ["busy", "idle_after", "bursty", "squatter", "leaking"]
+ALL += ["out_of_memory", "model_server", "multi_process", "task_array"]
 ON_C1 = ("--partition=gpu", "--nodelist=c1")
 
 
