@@ -39,7 +39,7 @@ def analyse_averages(
     with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as directory:
         history = SampleStore(Path(directory))
         try:
-            history.ingest(averages.samples(per_run), source="averages")
+            averages.fill(history, per_run)
             gpus = averages.allocation_gpus(per_run)
             result = waste.analyse(query, jobs, gpus, history, prices, (), now=moment)
         finally:

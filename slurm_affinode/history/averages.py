@@ -8,9 +8,13 @@ within the run stays unknown; the analysis counts the whole run by its average, 
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import polars as pl
 
+from slurm_affinode.history.identity import with_device
 from slurm_affinode.history.schema import IDENTITY, METRICS, SAMPLES, TIME
+from slurm_affinode.history.store import SampleStore
 
 STEPS_S = (600, 300, 120, 60, 30, 20, 10)
 """Distances of the samples of a run: the largest that fits between two starts on the GPU. All samples of a run are
@@ -99,6 +103,20 @@ def _taken() -> pl.Expr:
     return (from_next & (closing | (pl.col("time") < pl.col("next_end")))).fill_null(value=False)
 
 
+def fill(history: SampleStore, averages: pl.DataFrame) -> None:
+    """Make ``history``, which is empty, hold the ``samples`` of the averages, those without values included.
+
+    An ordinary ingest leaves out samples that say nothing; here they say where a run ends.
+    """
+    rows = samples(averages)
+    described = with_device(rows.select(*IDENTITY).unique(maintain_order=True))
+    keyed = rows.join(described, on=list(IDENTITY), nulls_equal=True).sort("device", "time")
+    kept = keyed.unique(["device", "time"], keep="last", maintain_order=True)
+    for (day,), part in kept.group_by(pl.col("time").dt.date(), maintain_order=True):
+        identities = part.select("device", *IDENTITY).unique("device", keep="last", maintain_order=True)
+        history.write_day(day, [part.select("device", "time", *METRICS, "job")], identities)  # type: ignore[arg-type]
+
+
 def allocation_gpus(averages: pl.DataFrame) -> pl.DataFrame:
     """Which GPU each run had: ``cluster``, ``job_id``, ``start``, ``node``, ``gpu`` (UUID, PCI address or index)."""
     return averages.select(
@@ -108,3 +126,23 @@ def allocation_gpus(averages: pl.DataFrame) -> pl.DataFrame:
         "node",
         pl.coalesce("uuid", "pci", pl.col("index").cast(pl.String)).alias("gpu"),
     ).unique(maintain_order=True)
+
+
+def without_history(averages: pl.DataFrame, history: SampleStore) -> pl.DataFrame:
+    """The rows of ``averages`` whose run has no sample of its node in ``history``: real samples say more.
+
+    A sample counts by the hour it is in.
+    """
+    first, last = averages["start"].min(), averages["end"].max()
+    if not isinstance(first, datetime) or not isinstance(last, datetime):
+        return averages
+    hour = pl.col("time").dt.truncate("1h")
+    seen = history.scan(first, last).select("cluster", "node", hour.alias("hour")).unique().collect(engine="streaming")
+    runs = averages.with_row_index("row")
+    hours = (
+        runs.select("row", "cluster", "node", pl.datetime_ranges(pl.col("start").dt.truncate("1h"), "end", "1h")
+                    .alias("hour"))
+        .explode("hour").with_columns(pl.col("hour").cast(TIME))
+    )  # fmt: skip
+    covered = hours.join(seen, on=["cluster", "node", "hour"], how="semi")["row"].unique()
+    return runs.filter(~pl.col("row").is_in(covered.implode())).drop("row")

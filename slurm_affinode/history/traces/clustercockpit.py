@@ -53,6 +53,7 @@ class Cockpit:
 @dataclass(frozen=True, slots=True)
 class _Job:
     row: Mapping[str, Any]
+    cluster: str
     start: datetime
     end: datetime
     running: bool
@@ -156,7 +157,8 @@ def _job(row: Mapping[str, Any], problems: list[str]) -> _Job | None:
     named = [(node, gpu or f"unnamed-{row['job_id']}-{i}") for i, (node, gpu) in enumerate(gpus)]
     kwh = _amount(energy.get("acc_power"))
     return _Job(
-        row=row, start=start, end=start + length, running=str(row.get("job_state")).lower() == "running",
+        row=row, cluster=str(row["cluster"] or "default"),
+        start=start, end=start + length, running=str(row.get("job_state")).lower() == "running",
         gpus=tuple(dict.fromkeys(named)), nodes=tuple(dict.fromkeys(nodes)),
         util_pct=_amount(footprint.get("acc_utilization_avg")), memory=_amount(footprint.get("acc_mem_used_avg")),
         energy_kwh=kwh or None,  # 0.00 is "below 0.005 kWh": no GPU draws 0 W
@@ -212,7 +214,7 @@ def _averages(job: _Job, models: Mapping[tuple[str, str], str], scale_mib: float
         address = pci_address(gpu)
         yield {
             "job_id": job.row["job_id"], "start": job.start, "end": job.end,
-            "cluster": job.row["cluster"], "node": node,
+            "cluster": job.cluster, "node": node,
             "pci": address, "uuid": None if address else gpu,
             "model": models.get((str(job.row.get("subcluster")), gpu)),
             "util_pct": job.util_pct,
@@ -244,7 +246,7 @@ def _accounting(job: _Job, models: Mapping[tuple[str, str], str]) -> dict[str, A
     submitted = row.get("submit_time")
     energy = _amount(row.get("energy"))
     return {
-        "cluster": row["cluster"], "job_id": row["job_id"],
+        "cluster": job.cluster, "job_id": row["job_id"],
         "submit": datetime.fromtimestamp(submitted, UTC) if isinstance(submitted, int) and submitted else job.start,
         "array_job_id": row.get("array_job_id") or None,
         "user": row.get("hpc_user") or row.get("user"), "account": row.get("project"),
