@@ -81,7 +81,7 @@ def seconds(cells: pl.Series) -> Typed:
     clock = one * 3600 + two * 60 + third.cast(pl.Float64, strict=False)
     quick = clock.zip_with(third.is_not_null(), one * 60 + two)
     days = cells.str.contains("-", literal=True).arg_true()
-    quick = quick.set(~plain.fill_null(value=False), None)
+    quick = quick.set(~plain.fill_null(value=False) | (quick > units.MAX_SECONDS).fill_null(value=False), None)
     if not days.is_empty():
         quick = quick.scatter(days, _with_days(cells.gather(days)))
     return _fallback(cells, quick.rename(cells.name), units.parse_duration_s)
@@ -90,7 +90,8 @@ def seconds(cells: pl.Series) -> Typed:
 def _with_days(cells: pl.Series) -> pl.Series:
     groups = cells.str.extract_groups(r"^(\d+)-(\d+):(\d+):(\d+(?:\.\d+)?)$").struct.unnest()
     days, hours, minutes, secs = groups.cast(pl.Float64).get_columns()
-    return days * 86400 + hours * 3600 + minutes * 60 + secs
+    total = days * 86400 + hours * 3600 + minutes * 60 + secs
+    return total.set(total > units.MAX_SECONDS, None)
 
 
 def bytes_(cells: pl.Series, *, bare: str = "") -> Typed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-PATTERN = r"^(\d{1,18})(?:_(?:(\d{1,18})|\[([^\]|]*)\]?))?(?:\+(\d{1,9}))?(?:\.([A-Za-z0-9_+.-]+))?$"
+PATTERN = r"^(\d{1,11})(?:_(?:(\d{1,7})|\[([^\]|]*)\]?))?(?:\+(\d{1,9}))?(?:\.([A-Za-z0-9_+.-]+))?$"
 """Groups: id, array task, array specification, heterogeneous offset, step."""
 
 _PATTERN = re.compile(PATTERN)
@@ -26,8 +26,9 @@ SPECIAL_STEPS = {
     "-6": "interactive",
 }
 
-TASKS = 1 << 22
-"""MaxArraySize is at most 4,000,001, which fits."""
+MAX = 10**11 - 1
+TASKS = 1 << 24
+"""MaxArraySize is at most 4,000,001."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,6 @@ def parse(text: str) -> JobId:
 def stand_in(array_job_id: int, array_task_id: int) -> int:
     """A stable id for an array task whose raw id the input does not have: negative, so never a real one.
 
-    ``-(array_job_id * 2**22 + array_task_id + 1)``: 64 bits hold every job id and task number of Slurm.
+    ``-(array_job_id * 2**24 + array_task_id + 1)``: 64 bits hold every job id and task number of Slurm.
     """
     return -(array_job_id * TASKS + array_task_id + 1)

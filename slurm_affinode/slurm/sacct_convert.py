@@ -242,7 +242,9 @@ class Converter:
         if (per != "").any():
             nodes = self._counts("reqnodes", self._out["nodes"])
             cpus = self._counts("reqcpus", self._out["cpus"])
-            size = (size * nodes).zip_with(per == "n", (size * cpus).zip_with(per == "c", size))
+            factor = nodes.zip_with(per == "n", cpus)
+            total = (size * factor).set(size.cast(pl.Float64) * factor.cast(pl.Float64) > units.NO_VALUE, None)
+            size = total.zip_with(per.is_in(["n", "c"]), size)
         self._out["req_mem_bytes"] = _coalesce(size, from_tres)
 
     def _counts(self, name: str, fallback: pl.Series) -> pl.Series:
@@ -335,7 +337,7 @@ def _id_parts(cells: pl.Series, *, arrays: bool = False) -> pl.DataFrame:
         task = index.cast(pl.Int64, strict=False)
     job = head.cast(pl.Int64, strict=False)
     plain = pl.DataFrame({"job": job, "task": task, "spec": nothing.cast(pl.String), "het": nothing, "step": step})
-    damaged = (job < 0, task < 0, step == "", step.str.contains(r"[^A-Za-z0-9]"))
+    damaged = (job < 0, job > jobid.MAX, task < 0, task >= jobid.TASKS, step == "", step.str.contains(r"[^A-Za-z0-9]"))
     odd = job.is_null() | (index.is_not_null() & task.is_null())
     for mask in damaged:
         odd |= mask.fill_null(value=False)
@@ -372,7 +374,7 @@ def _coalesce(*series: pl.Series | None) -> pl.Series:
 def _raw_limit_s(text: str) -> int | None:
     if units.is_unknown(text) or units.is_unlimited(text):
         return None
-    return int(text) * 60
+    return int(text) * 60 if len(text) < 12 else None
 
 
 def _node_list(text: str) -> str | None:

@@ -41,7 +41,7 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
     problems: list[Problem] = []
     for number, job in enumerate(jobs, 1):
         try:
-            record = _job(job, number, cluster)
+            record = _sized(_job(job, number, cluster))
         except _BAD as error:
             printed = str(job.get("job_id")) if isinstance(job, dict) and "job_id" in job else None
             problems.append(Problem(number, printed, None, _why(error)))
@@ -49,10 +49,17 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
         rows.append(record)
         for step in _list(job.get("steps")):
             try:
-                rows.append(_step(step, record))
+                rows.append(_sized(_step(step, record)))
             except _BAD as error:
                 problems.append(Problem(number, record["printed"], "steps", _why(error)))
     return settle(pl.DataFrame(rows, schema=RECORDS, orient="row")), problems, notes
+
+
+def _sized(record: dict[str, Any]) -> dict[str, Any]:
+    for name, value in record.items():
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise ValueError(f"{name} {value} is too large a number")
+    return record
 
 
 def _why(error: Exception) -> str:
@@ -83,7 +90,7 @@ def _jobs(text: str, where: str) -> list[Any]:
 
 def _job(job: Any, number: int, cluster: str) -> dict[str, Any]:
     job_id = _object(job)["job_id"]
-    if not isinstance(job_id, int) or isinstance(job_id, bool) or job_id < 0:
+    if not isinstance(job_id, int) or isinstance(job_id, bool) or not 0 <= job_id <= jobid.MAX:
         raise ValueError(f"job_id {job_id!r} is not a job id")
     time = _object(job["time"])
     association = _object(job.get("association"))

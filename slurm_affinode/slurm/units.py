@@ -23,6 +23,9 @@ _MEMORY = re.compile(MEMORY_PATTERN, re.IGNORECASE)
 NO_VALUE = 1 << 62
 """Slurm stores "not set" as a number near 2**64 (NO_VAL64, INFINITE64); no real quantity is that large."""
 
+MAX_SECONDS = 10**11
+"""Three thousand years: what is longer is damaged."""
+
 SCALE = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50, "E": 1 << 60}
 
 
@@ -58,6 +61,8 @@ def parse_duration_s(text: str) -> float | None:
         seconds = one * 60 + two
     else:
         seconds = one * 60
+    if seconds > MAX_SECONDS:
+        raise ValueError(f"{text!r} is longer than any job")
     return float(f"{seconds}.{fraction}") if fraction else float(seconds)
 
 
@@ -181,7 +186,7 @@ def parse_exit_code(text: str) -> tuple[int | None, int | None]:
     clean = text.strip()
     if is_unknown(clean):
         return None, None
-    match = re.fullmatch(r"(-?\d+)(?::(\d+))?", clean)
+    match = re.fullmatch(r"(-?\d{1,10})(?::(\d{1,10}))?", clean)
     if match is None:
         raise ValueError(f"{text!r} is not STATUS:SIGNAL")
     return int(match[1]), None if match[2] is None else int(match[2])

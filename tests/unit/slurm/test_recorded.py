@@ -6,6 +6,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from slurm_affinode.errors import InputError
 from slurm_affinode.slurm import allocations
@@ -114,3 +116,35 @@ def test_scontrol_shows_the_gpus_of_running_jobs(slurm: Path, name: str) -> None
     ]
     assert found.gpus["start"].null_count() == 0
     assert "scontrol shows those of running jobs alone" in found.notes[0]
+
+
+damage = st.lists(
+    st.tuples(
+        st.integers(0, 1 << 20),
+        st.integers(0, 40),
+        st.sampled_from(
+            [b"", b"\n", b"|", b"\x1f", b"\r\n", b"9" * 21, b"-", b".", b"[1-99999999]", b"\xff", b":", b'"']
+        ),
+    ),
+    min_size=1,
+    max_size=8,
+)
+FUZZED = ["parsable2.txt", "unit-separator.txt", "name-in-the-middle.txt", "epoch-seconds.txt", "sacct-v0.0.40.json"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(FUZZED), cuts=damage, chunk=st.sampled_from([300, 1 << 20]))
+def test_damage_ends_in_frames_or_in_one_clear_line(
+    slurm: Path, name: str, cuts: list[tuple[int, int, bytes]], chunk: int
+) -> None:
+    """Bytes cut out of a real file and others put in: never a failure of another kind."""
+    data = (slurm / name).read_bytes()
+    for at, length, inserted in cuts:
+        place = at % len(data)
+        data = data[:place] + inserted + data[place + length :]
+    try:
+        found = read(data, where="in", how=Reading(zone="Europe/Oslo", chunk_bytes=chunk))
+    except InputError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - either way is right
+    else:
+        assert found.jobs["job_id"].null_count() == found.jobs["submit"].null_count() == 0
