@@ -75,10 +75,10 @@ def test_a_filter_that_matches_nothing_is_an_error(state: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--since", "yesteryear", "--out", "o"), ("--top", "0", "--out", "o"), ("--idle-pct", "101", "--out", "o"), ()],
+    [("--since", "yesteryear", "--out", "o"), ("--top", "0", "--out", "o"), ("--idle-pct", "101", "--out", "o")],
 )
 def test_wrong_usage_is_refused(state: Path, arguments: tuple[str, ...]) -> None:
-    """Bad times, numbers out of range, no --out."""
+    """Bad times and numbers out of range."""
     done = run(state, *arguments)
     assert done.exit_code != 0
     assert "Traceback" not in done.output
