@@ -132,22 +132,21 @@ static bool offered(const struct symbol *symbol, const struct emu_state *state)
 CUresult look_up_symbol(const char *name, void **out, int version, int *status)
 {
     struct emu_state *state = emu_attach();
-    int found = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    bool newer_than_driver = state != NULL && version > state->cuda_version;
 
     *out = NULL;
-    for (size_t at = 0; at < sizeof(symbols) / sizeof(symbols[0]); at++) {
+    *status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    for (size_t at = 0; at < sizeof(symbols) / sizeof(symbols[0]) && !newer_than_driver; at++) {
         if (strcmp(symbols[at].name, name) != 0 || !offered(&symbols[at], state))
             continue;
         if (symbols[at].since <= version) {
             memcpy(out, &symbols[at].function, sizeof(*out));
-            found = CU_GET_PROC_ADDRESS_SUCCESS;
+            *status = CU_GET_PROC_ADDRESS_SUCCESS;
         } else if (*out == NULL) {
-            found = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
+            *status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
         }
     }
     if (state != NULL)
         emu_detach();
-    if (status != NULL)
-        *status = found;
-    return found == CU_GET_PROC_ADDRESS_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+    return newer_than_driver ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }

@@ -1,15 +1,20 @@
 /* Apart from the table, which declares every function without its parameters. */
 #include "proc_address.h"
 
+/* What is not there is no error: the pointer is NULL and the status says why. */
 CUDA_EXPORT(cuGetProcAddress_v2, const char *name, void **out, int version, uint64_t flags, int *status)
 {
+    int unwanted;
+
     (void)flags; /* per-thread default streams: the same functions */
     if (name == NULL || out == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    return look_up_symbol(name, out, version, status);
+    return look_up_symbol(name, out, version, status == NULL ? &unwanted : status);
 }
 
 CUDA_EXPORT(cuGetProcAddress, const char *name, void **out, int version, uint64_t flags)
 {
-    return cuGetProcAddress_v2(name, out, version, flags, NULL);
+    CUresult rc = cuGetProcAddress_v2(name, out, version, flags, NULL);
+
+    return rc == CUDA_SUCCESS && *out == NULL ? CUDA_ERROR_NOT_FOUND : rc;
 }

@@ -24,7 +24,7 @@ static void put_detail(void *array, unsigned at, unsigned pid, uint64_t bytes)
 {
     ((nvmlProcessDetail_v1_t *)array)[at] =
         (nvmlProcessDetail_v1_t){.pid = pid, .usedGpuMemory = bytes, .gpuInstanceId = NVML_NO_INSTANCE,
-                                 .computeInstanceId = NVML_NO_INSTANCE, .usedGpuCcProtectedMemory = ~0ULL};
+                                 .computeInstanceId = NVML_NO_INSTANCE};
 }
 
 static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *array, put_process put)

@@ -1,0 +1,195 @@
+"""What a monitor sees through NVIDIA's own `pynvml`."""
+
+from __future__ import annotations
+
+import pytest
+from emulator.node import DriverError, Node
+
+MIB = 1 << 20
+
+
+def test_gpus_are_found_by_index_uuid_address_and_serial(node: Node) -> None:
+    """All names of a GPU lead to the same one."""
+    agent = node.agent()
+    assert agent.get("n.nvmlDeviceGetCount()") == 2
+    agent.do("h = handle(1); p = n.nvmlDeviceGetPciInfo(h)")
+    assert agent.get("n.nvmlDeviceGetName(h)") == "NVIDIA A100-SXM4-80GB"
+    uuid = agent.get("n.nvmlDeviceGetUUID(h)")
+    assert uuid.startswith("GPU-")
+    assert len(uuid) == 40
+    for found in (
+        "n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(h))",
+        "n.nvmlDeviceGetHandleByPciBusId(p.busId)",
+        "n.nvmlDeviceGetHandleByPciBusId(p.busIdLegacy.lower())",
+        "n.nvmlDeviceGetHandleBySerial(n.nvmlDeviceGetSerial(h))",
+    ):
+        assert agent.get(f"n.nvmlDeviceGetIndex({found})") == 1
+    assert agent.get("n.nvmlDeviceGetMinorNumber(h)") == 1
+    assert agent.get("[p.domain, p.bus, p.device]") == [0, 15, 0]
+    assert agent.get("p.busId") == "00000000:0F:00.0"
+    assert agent.get("n.nvmlDeviceGetCudaComputeCapability(h)") == [8, 0]
+
+
+def test_versions_are_those_the_node_was_given(bare_node: Node) -> None:
+    """Driver, NVML and CUDA versions."""
+    bare_node.init("--gpus", "1", "--driver-version", "570.124.06", "--cuda-version", "12.8")
+    agent = bare_node.agent()
+    assert agent.get("n.nvmlSystemGetDriverVersion()") == "570.124.06"
+    assert agent.get("n.nvmlSystemGetNVMLVersion()") == "12.570.124.06"
+    assert agent.get("n.nvmlSystemGetCudaDriverVersion()") == 12080
+
+
+def test_memory_is_told_with_and_without_what_is_reserved(node: Node) -> None:
+    """Version 1 counts the driver's own memory as used, version 2 apart."""
+    agent, user = node.agent(), node.user()
+    user.do("alloc(500)")
+    agent.do("a = n.nvmlDeviceGetMemoryInfo(handle()); b = n.nvmlDeviceGetMemoryInfo(handle(), n.nvmlMemory_v2)")
+    total, free, used = agent.get("[a.total, a.free, a.used]")
+    assert used == total - free
+    assert agent.get("[b.total, b.free, b.used]") == [total, free, 600 * MIB]
+    assert agent.get("b.total - b.free - b.used - b.reserved") == 0
+    assert free == (4096 - 600) * MIB
+    assert agent.get("n.nvmlDeviceGetMemoryInfo(handle(1), n.nvmlMemory_v2).used") == 0
+
+
+def test_processes_are_listed_with_their_memory(node: Node) -> None:
+    """Several on one GPU, one on both, and none of those without a context."""
+    agent, first, second = node.agent(), node.user(), node.user(1)
+    agent.do("ok(d.cuInit(0))")
+    first.do("alloc(300)")
+    second.do("alloc(1); use(0); alloc(7)")
+    assert agent.get("processes(0)") == {str(first.pid): 400 * MIB, str(second.pid): 108 * MIB}
+    assert agent.get("processes(1)") == {str(second.pid): 102 * MIB}
+    assert agent.get("n.nvmlDeviceGetGraphicsRunningProcesses(handle())") == []
+    assert "python" in agent.get(f"n.nvmlSystemGetProcessName({first.pid})")
+    agent.do("version, mode = n.nvmlProcessDetailList_v1, n.NVML_PROCESS_MODE_COMPUTE")
+    details = "n.nvmlDeviceGetRunningProcessDetailList(handle(1), version, mode)"
+    assert agent.get(f"[[p.pid, p.usedGpuMemory] for p in {details}]") == [[second.pid, 102 * MIB]]
+
+
+def test_utilization_follows_the_kernels(bare_node: Node) -> None:
+    """A busy GPU is 100 % busy for its user alone, draws power and spends energy; an idle one is at 0."""
+    bare_node.init("--gpus", "2", "--sample-period-ms", "100")
+    agent, user, idler = bare_node.agent(), bare_node.user(), bare_node.user()
+    util, idle_mw = "n.nvmlDeviceGetUtilizationRates(handle()).gpu", agent.get("n.nvmlDeviceGetPowerUsage(handle())")
+    assert agent.get(util) == 0
+    before_mj = agent.get("n.nvmlDeviceGetTotalEnergyConsumption(handle())")
+    user.do("busy(600_000)")
+    agent.until(util, lambda percent: percent == 100)
+    assert agent.get("n.nvmlDeviceGetUtilizationRates(handle(1)).gpu") == 0
+    assert agent.get("n.nvmlDeviceGetPowerUsage(handle())") > 2 * idle_mw
+    assert agent.get("n.nvmlDeviceGetTotalEnergyConsumption(handle())") > before_mj
+    assert agent.get("n.nvmlDeviceGetFieldValues(handle(), [n.NVML_FI_DEV_POWER_INSTANT])[0].value.uiVal") > 2 * idle_mw
+    sampled = agent.get("[[s.pid, s.smUtil] for s in n.nvmlDeviceGetProcessUtilization(handle(), 0)]")
+    assert sampled == [[user.pid, 100]]
+    sampled = agent.get("[[s.pid, s.smUtil] for s in n.nvmlDeviceGetProcessesUtilizationInfo(handle(), 0)]")
+    assert sampled == [[user.pid, 100]]
+    assert idler.pid not in [pid for pid, _ in sampled]
+    user.kill()
+    agent.until(util, lambda percent: percent == 0)
+    with pytest.raises(DriverError, match="NVMLError_NotFound"):
+        agent.do("n.nvmlDeviceGetProcessUtilization(handle(), 0)")
+
+
+def test_mig_and_ecc_are_off(node: Node) -> None:
+    """A GPU that could do MIG says that it does not."""
+    agent = node.agent()
+    assert agent.get("n.nvmlDeviceGetMigMode(handle())") == [0, 0]
+    assert agent.get("n.nvmlDeviceIsMigDeviceHandle(handle()).value") == 0
+    assert agent.get("n.nvmlDeviceGetEccMode(handle())") == [0, 0]
+    assert agent.get("n.nvmlGpmQueryDeviceSupport(handle()).isSupportedDevice") == 0
+    with pytest.raises(DriverError, match="NVMLError_NotFound"):
+        agent.do("n.nvmlDeviceGetMigDeviceHandleByIndex(handle(), 0)")
+
+
+def test_a_gpu_without_mig_does_not_know_the_question(bare_node: Node) -> None:
+    """As on a T4."""
+    bare_node.init("--model", "t4", "--gpus", "1")
+    with pytest.raises(DriverError, match="NVMLError_NotSupported"):
+        bare_node.agent().do("n.nvmlDeviceGetMigMode(handle())")
+
+
+def test_an_xid_wakes_who_waits_for_it(node: Node) -> None:
+    """Only for the GPU it happened on, with its number, and once."""
+    agent, other = node.agent(), node.agent()
+    for program, index in ((agent, 1), (other, 0)):
+        program.do("s = n.nvmlEventSetCreate()")
+        program.do(f"n.nvmlDeviceRegisterEvents(handle({index}), n.nvmlEventTypeXidCriticalError, s)")
+    agent.send(
+        "e = n.nvmlEventSetWait_v2(s, 30_000); i = n.nvmlDeviceGetIndex(e.device); result = [i, e.eventType, e.eventData]"
+    )
+    node.ctl("fault", "xid", "31", "--gpu", "1")
+    assert agent.receive() == [1, 8, 31]
+    for program in (agent, other):
+        with pytest.raises(DriverError, match="NVMLError_Timeout"):
+            program.do("n.nvmlEventSetWait_v2(s, 1)")
+
+
+def test_a_lost_gpu_says_so(node: Node) -> None:
+    """Its handles turn bad, the other GPU's do not, and after the fault it answers again."""
+    agent = node.agent()
+    agent.do("h = handle(0)")
+    node.ctl("fault", "gpu-lost", "--gpu", "0")
+    for question in ("n.nvmlDeviceGetMemoryInfo(h)", "n.nvmlDeviceGetUtilizationRates(h)", "handle(0)", "processes(0)"):
+        with pytest.raises(DriverError, match="NVMLError_GpuIsLost"):
+            agent.do(question)
+    assert agent.get("n.nvmlDeviceGetName(handle(1))")
+    node.ctl("fault", "clear")
+    assert agent.get("n.nvmlDeviceGetName(h)")
+
+
+def test_utilization_may_be_unsupported(node: Node) -> None:
+    """Then memory is still told."""
+    agent = node.agent()
+    node.ctl("fault", "util-unsupported", "--gpu", "0")
+    for question in ("n.nvmlDeviceGetUtilizationRates(handle())", "n.nvmlDeviceGetProcessUtilization(handle(), 0)"):
+        with pytest.raises(DriverError, match="NVMLError_NotSupported"):
+            agent.do(question)
+    assert agent.get("n.nvmlDeviceGetMemoryInfo(handle()).total") > 0
+    assert agent.get("n.nvmlDeviceGetUtilizationRates(handle(1)).gpu") == 0
+
+
+def test_nvml_goes_and_comes_back(node: Node) -> None:
+    """As when the driver is reloaded under a running agent."""
+    agent = node.agent()
+    node.ctl("fault", "nvml-lost")
+    with pytest.raises(DriverError, match="NVMLError_Unknown"):
+        agent.do("handle(0)")
+    agent.do("n.nvmlShutdown()")
+    with pytest.raises(DriverError, match="NVMLError_DriverNotLoaded"):
+        agent.do("n.nvmlInit()")
+    node.ctl("fault", "nvml-lost", "--off")
+    agent.do("n.nvmlInit()")
+    assert agent.get("n.nvmlDeviceGetCount()") == 2
+
+
+def test_wrong_questions_are_told_apart(node: Node) -> None:
+    """Not initialised, no such GPU, no such UUID."""
+    program = node.start()
+    with pytest.raises(DriverError, match="NVMLError_Uninitialized"):
+        program.do("n._LoadNvmlLibrary(); n.nvmlDeviceGetCount()")
+    program.do("n.nvmlInit()")
+    for question, error in (
+        ("handle(2)", "NVMLError_InvalidArgument"),
+        ("n.nvmlDeviceGetHandleByUUID('GPU-00000000-0000-0000-0000-000000000000')", "NVMLError_NotFound"),
+        ("n.nvmlDeviceGetHandleByPciBusId('00000000:77:00.0')", "NVMLError_NotFound"),
+        ("n.nvmlSystemGetProcessName(4194304)", "NVMLError_NotFound"),
+        ("n.nvmlDeviceGetFanSpeed(handle())", "NVMLError_NotSupported"),
+        ("n.nvmlDeviceGetVgpuMetadata(handle())", "NVMLError_FunctionNotFound"),
+    ):
+        with pytest.raises(DriverError, match=error):
+            program.do(question)
+
+
+def test_without_a_driver_nvml_does_not_start(bare_node: Node) -> None:
+    """A node on which nothing was set up."""
+    with pytest.raises(DriverError, match="NVMLError_DriverNotLoaded"):
+        bare_node.agent()
+
+
+def test_nvml_alone_leaves_nothing_open(node: Node) -> None:
+    """A program that only watches can be dumped as it stands."""
+    agent = node.agent()
+    agent.do("handle(0); processes(0)")
+    assert not [name for name in agent.get("opened()") if str(node.directory) in name]
+    assert str(node.directory) not in agent.get("open('/proc/self/maps').read()")

@@ -1,0 +1,46 @@
+"""What travels in test_criu.py, and who suspends and resumes it.
+
+`traveller.py work DIRECTORY`: fills device memory, makes `ready`, waits for `go`, writes what it finds into `done`.
+`traveller.py checkpoint PID suspend|resume`
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from session import MIB, alloc, d, digest, fill, handle, lock, n, ok, restore, use
+
+
+def work(directory: Path) -> None:
+    """The program that is moved."""
+    n.nvmlInit()
+    use(1)
+    small, large = alloc(20), alloc(2000)
+    written = [fill(small, 20 * MIB, 1), fill(large + 1234 * MIB, 1000, 2)]
+    (directory / "ready").touch()
+    while not (directory / "go").exists():
+        time.sleep(0.05)
+    found = [digest(small, 20 * MIB), digest(large + 1234 * MIB, 1000)]
+    alloc(1)
+    used = n.nvmlDeviceGetMemoryInfo(handle(1), n.nvmlMemory_v2).used
+    (directory / "done.new").write_text(f"{found == written} {used // MIB}")
+    (directory / "done.new").rename(directory / "done")
+
+
+def checkpoint(pid: int, what: str) -> None:
+    """The agent."""
+    if what == "suspend":
+        lock(pid, 10_000)
+        ok(d.cuCheckpointProcessCheckpoint(pid, None))
+    else:
+        restore(pid)
+        ok(d.cuCheckpointProcessUnlock(pid, None))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "work":
+        work(Path(sys.argv[2]))
+    else:
+        checkpoint(int(sys.argv[2]), sys.argv[3])
