@@ -17,7 +17,7 @@ from slurm_affinode.slurm.allocations import Allocations
 from slurm_affinode.store.records import Counts, IngestProblem, IngestRecord
 from slurm_affinode.store.repository import Repository
 
-_EPILOG = r"""\b
+_EPILOG = """\b
 Forms, found by their content:
   CSV         job_id,node,gpu[,start,cluster]
               1639021,gpu-2,GPU-5a1f...;GPU-77c0...,2025-05-02T14:09:52+02:00
