@@ -21,7 +21,8 @@ def work(directory: Path) -> None:
     written = [fill(small, 20 * MIB, 1), fill(large + 1234 * MIB, 1000, 2)]
     (directory / "ready").touch()
     while not (directory / "go").exists():
-        time.sleep(0.05)
+        ok(d.cuCtxSynchronize())  # so that it is dumped waiting in a call
+        time.sleep(0.01)
     found = [digest(small, 20 * MIB), digest(large + 1234 * MIB, 1000)]
     alloc(1)
     used = n.nvmlDeviceGetMemoryInfo(handle(1), n.nvmlMemory_v2).used
