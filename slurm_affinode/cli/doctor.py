@@ -9,7 +9,7 @@ import click
 
 from slurm_affinode.cli.options import config_options, json_option, print_json, print_table
 from slurm_affinode.config import Config
-from slurm_affinode.doctor import examine, exit_code
+from slurm_affinode.workflow.doctor import examine, exit_code
 
 _EPILOG = """\b
 Exit status: 0 all right, 1 problems were found, 3 something does not answer.

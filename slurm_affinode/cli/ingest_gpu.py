@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from slurm_affinode import gpu_intake
 from slurm_affinode.cli.options import config_options, json_option, print_json, printable, progress, warn
 from slurm_affinode.config import Config
 from slurm_affinode.history import inputs
@@ -20,6 +19,7 @@ from slurm_affinode.history.detect import FORMATS
 from slurm_affinode.history.ingest import FileOutcome, IngestSummary
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.workflow import gpu_intake
 
 _EPILOG = """\b
 Examples:

@@ -12,16 +12,16 @@ from typing import Any
 
 import click
 
-from slurm_affinode import intake
 from slurm_affinode.cli.options import When, config_options, json_option, print_json, print_table, progress, warn
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError, InputError
-from slurm_affinode.intake import Intake
 from slurm_affinode.slurm import commands, sacct, times
 from slurm_affinode.slurm.accounting import Accounting
 from slurm_affinode.slurm.sacct import Reading
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.workflow import intake
+from slurm_affinode.workflow.intake import Intake
 
 _EPILOG = """\b
 Examples:

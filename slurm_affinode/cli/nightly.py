@@ -10,10 +10,10 @@ import click
 
 from slurm_affinode.cli.options import When, config_options, json_option, print_json
 from slurm_affinode.config import Config
-from slurm_affinode.nightly.lock import exclusive
-from slurm_affinode.nightly.outcome import NightlyError
-from slurm_affinode.nightly.run import run
-from slurm_affinode.nightly.sources import configured
+from slurm_affinode.workflow.nightly.lock import exclusive
+from slurm_affinode.workflow.nightly.outcome import NightlyError
+from slurm_affinode.workflow.nightly.run import run
+from slurm_affinode.workflow.nightly.sources import configured
 
 _EPILOG = """\b
 Examples:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from slurm_affinode import pipeline
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.cli.options import When, config_options, json_option, print_json, print_table, stages, warn
 from slurm_affinode.config import Config
 from slurm_affinode.report.build import DEFAULT_TITLE, DEFAULT_TOP, WrittenReport
+from slurm_affinode.workflow import pipeline
 
 _EPILOG = """\b
 Examples:

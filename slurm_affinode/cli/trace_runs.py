@@ -10,7 +10,7 @@ from typing import Any
 import click
 import polars as pl
 
-from slurm_affinode import averages_pipeline, config, pipeline
+from slurm_affinode import config
 from slurm_affinode.analysis import prices
 from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.cli.options import json_option, print_json, print_table, warn
@@ -26,6 +26,7 @@ from slurm_affinode.report.summary import build_summary, headline_rows
 from slurm_affinode.slurm import sacct, times
 from slurm_affinode.slurm.sacct import Reading
 from slurm_affinode.slurm.schema import JOBS, conform
+from slurm_affinode.workflow import averages, pipeline
 
 config_option = click.option(
     "--config", "config_path", type=click.Path(path_type=Path), metavar="FILE",
@@ -132,7 +133,7 @@ def _analyse(
     notes: tuple[str, ...],
     problems: tuple[str, ...],
 ) -> WasteResult:
-    return averages_pipeline.analyse_averages(
+    return averages.analyse_averages(
         jobs,
         per_run,
         prices=prices.load(settings.price.table, currency=settings.price.currency),

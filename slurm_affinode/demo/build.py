@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from slurm_affinode import gpu_intake, intake, pipeline
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.config import ClusterConfig, Config, StoreConfig
 from slurm_affinode.demo.accounting import sacct_lines
@@ -21,6 +20,7 @@ from slurm_affinode.report.build import WrittenReport
 from slurm_affinode.slurm import sacct
 from slurm_affinode.slurm.sacct import Reading
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow import gpu_intake, intake, pipeline
 
 START = datetime(2026, 11, 2, tzinfo=UTC)
 """A Monday; fixed, so that the same seed gives the same report on every day."""

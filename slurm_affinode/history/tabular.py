@@ -232,7 +232,7 @@ def _check_time(header: Sequence[str], notes: Notes, options: ReadOptions) -> No
         raise InputError(
             f"no column is known as a time; not known: {', '.join(unknown)[:200]}",
             where=notes.name,
-            hint="say which column is the time in gpu_history.columns of the configuration, or give --start and --interval",
+            hint="name the time column in gpu_history.columns of the configuration, or give --start and --interval",
         )
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from slurm_affinode import gpu_intake
 from slurm_affinode.cli.main import cli
 from slurm_affinode.config import Config, GpuHistoryConfig
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow import gpu_intake
 
 LINE = 'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n1"} 5 1793520000000\n'
 

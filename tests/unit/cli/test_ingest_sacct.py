@@ -12,10 +12,10 @@ import pytest
 from click import UsageError
 from click.testing import CliRunner, Result
 
-from slurm_affinode import intake
 from slurm_affinode.cli.main import cli
 from slurm_affinode.errors import InputError, UnreachableError
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow import intake
 
 HEAD = "JobIDRaw|State|Submit|Start|End|AllocTRES|JobName\n"
 GOOD = "1|COMPLETED|2026-01-01T10:00:00|2026-01-01T10:00:05|2026-01-01T11:00:05|cpu=1,gres/gpu=2|train\n"

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from slurm_affinode.nightly.lock import exclusive
+from slurm_affinode.workflow.nightly.lock import exclusive
 
 HEADER = "JobIDRaw|Cluster|User|Account|Partition|State|Submit|Start|End|ElapsedRaw|NNodes|NodeList|AllocTRES|JobName"
 JOB = (

@@ -16,7 +16,7 @@ from slurm_affinode import config
 from slurm_affinode.resources import asset_dir
 
 REPORTS = asset_dir("reports")
-OPERATIONS = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
+OPERATIONS = Path(__file__).resolve().parents[4] / "docs" / "operations.md"
 
 
 def keys(cls=config.Config, prefix=""):

@@ -13,11 +13,11 @@ from slurm_affinode import config as configuration
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history.schema import SAMPLES
 from slurm_affinode.history.store import SampleStore
-from slurm_affinode.nightly.outcome import Failure, Outcome
-from slurm_affinode.nightly.run import run
-from slurm_affinode.nightly.sources import Sources
 from slurm_affinode.slurm.schema import JOBS, conform
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow.nightly.outcome import Failure, Outcome
+from slurm_affinode.workflow.nightly.run import run
+from slurm_affinode.workflow.nightly.sources import Sources
 
 NOW = datetime(2026, 11, 20, 4, 15, tzinfo=UTC)
 """A Friday, long before dawn."""

@@ -10,7 +10,6 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from slurm_affinode import pipeline
 from slurm_affinode.analysis.result import Thresholds, WasteQuery
 from slurm_affinode.config import Config, IdleConfig, PriceConfig, StoreConfig
 from slurm_affinode.errors import AffinodeError
@@ -18,6 +17,7 @@ from slurm_affinode.history.schema import SAMPLES
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.slurm.schema import JOBS, conform
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow import pipeline
 
 START = datetime(2026, 11, 2, tzinfo=UTC)
 NOW = START + timedelta(days=1)

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from slurm_affinode.errors import ConfigError, UnreachableError
-from slurm_affinode.nightly.outcome import Failure, NightlyError
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow.nightly.outcome import Failure, NightlyError
 
 DUE = ("day/2026-11-19", "week/2026-W46", "month/2026-10")
 

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from slurm_affinode import config as configuration
 from slurm_affinode.cli.nightly import nightly
 from slurm_affinode.errors import AffinodeError, InputError
-from slurm_affinode.nightly import sources as module
-from slurm_affinode.nightly.outcome import Failure, NightlyError
-from slurm_affinode.nightly.sources import configured, expand
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow.nightly import sources as module
+from slurm_affinode.workflow.nightly.outcome import Failure, NightlyError
+from slurm_affinode.workflow.nightly.sources import configured, expand
 
 NOW = datetime(2026, 11, 20, 4, 15, tzinfo=UTC)
 EARLIEST = datetime(2026, 10, 1, tzinfo=UTC)

@@ -12,13 +12,13 @@ from click.testing import CliRunner
 
 from slurm_affinode import config as configuration
 from slurm_affinode.cli.doctor import doctor
-from slurm_affinode.doctor import examine, exit_code
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.history.schema import SAMPLES
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.process import Completed
 from slurm_affinode.slurm.schema import JOBS, conform
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow.doctor import examine, exit_code
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
@@ -35,9 +35,7 @@ class Slurm:
         if argv[0] == "scontrol":
             if self.tres is None:
                 raise UnreachableError("scontrol: no such program")
-            text = (
-                f"Configuration\nAccountingStorageTRES   = {self.tres}\nAccountingStorageUser = N/A\n"
-            )
+            text = f"Configuration\nAccountingStorageTRES   = {self.tres}\nAccountingStorageUser = N/A\n"
             return Completed(tuple(argv), 0, text.encode(), "")
         if "--helpformat" in argv:
             return Completed(tuple(argv), 0, b"JobID JobIDRaw Cluster Start End", "")

@@ -11,20 +11,21 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from slurm_affinode import __version__, pipeline
+from slurm_affinode import __version__
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history.store import SampleStore
-from slurm_affinode.nightly import shelf
-from slurm_affinode.nightly.outcome import Failure, Outcome
-from slurm_affinode.nightly.periods import Period, candidates
-from slurm_affinode.nightly.sources import Sources
 from slurm_affinode.report.build import WrittenReport
 from slurm_affinode.slurm.times import zone_name
 from slurm_affinode.store.records import ReportRecord
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.workflow import pipeline
+from slurm_affinode.workflow.nightly import shelf
+from slurm_affinode.workflow.nightly.outcome import Failure, Outcome
+from slurm_affinode.workflow.nightly.periods import Period, candidates
+from slurm_affinode.workflow.nightly.sources import Sources
 
 Say = Callable[[str], None]
 Render = Callable[[Config, Period, Path, datetime], WrittenReport]

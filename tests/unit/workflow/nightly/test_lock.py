@@ -10,12 +10,12 @@ import threading
 import pytest
 
 from slurm_affinode.errors import UnreachableError
-from slurm_affinode.nightly.lock import exclusive
+from slurm_affinode.workflow.nightly.lock import exclusive
 
 HOLD = """
 import sys
 from pathlib import Path
-from slurm_affinode.nightly.lock import exclusive
+from slurm_affinode.workflow.nightly.lock import exclusive
 with exclusive(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

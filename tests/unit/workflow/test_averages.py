@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from slurm_affinode.analysis.prices import NO_PRICES
 from slurm_affinode.analysis.result import Thresholds, WasteResult
-from slurm_affinode.averages_pipeline import analyse_averages
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history.averages import AVERAGES
 from slurm_affinode.slurm.schema import JOBS, conform
+from slurm_affinode.workflow.averages import analyse_averages
 
 T0 = datetime(2026, 3, 1, 20, tzinfo=UTC)
 Runs = list[tuple[int, int, float | None]]

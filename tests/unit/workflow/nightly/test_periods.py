@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_affinode.nightly.periods import KINDS, candidates, complete, containing
+from slurm_affinode.workflow.nightly.periods import KINDS, candidates, complete, containing
 
 UTC_ZONE, OSLO = ZoneInfo("UTC"), ZoneInfo("Europe/Oslo")
 

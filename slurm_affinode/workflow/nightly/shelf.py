@@ -12,9 +12,9 @@ from typing import Any
 
 from slurm_affinode import files
 from slurm_affinode.errors import AffinodeError
-from slurm_affinode.nightly.periods import KINDS
 from slurm_affinode.report.index import IndexEntry, render_index
 from slurm_affinode.store.records import ReportRecord
+from slurm_affinode.workflow.nightly.periods import KINDS
 
 REPORT = "report.html"
 INDEX = "index.html"

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from slurm_affinode import gpu_intake, intake
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError, InputError
-from slurm_affinode.nightly.outcome import Failure
 from slurm_affinode.slurm import commands, sacct
 from slurm_affinode.slurm.sacct import Reading
 from slurm_affinode.slurm.times import zone_name
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.workflow import gpu_intake, intake
+from slurm_affinode.workflow.nightly.outcome import Failure
 
 
 @dataclass(frozen=True, slots=True)
