@@ -9,7 +9,8 @@ export UV_LINK_MODE ?= copy
 VENV := .venv/bin
 DEMO_OUT ?= out/demo
 
-.PHONY: help demo test test-fast lint format check-types bench system-packages install lock wheel clean
+.PHONY: help demo test test-fast lint format check-types docs bench system-packages install lock wheel clean \
+  cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-test
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +34,7 @@ system-packages: ## Install the Debian packages that the tests use (needs root).
 	@tests/system-packages.sh tests
 
 test: system-packages .venv/.dev lint check-types ## Install what is needed, check the code, run every test.
-	$(VENV)/pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+	$(VENV)/pytest -m "not cluster and not gpu" --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 test-fast: .venv/.dev ## Only the tests that need no server and no browser.
 	$(VENV)/pytest -q -m "not browser and not database and not cluster and not gpu and not slow"
@@ -48,6 +49,28 @@ check-types: .venv/.dev ## Check types.
 format: .venv/.dev ## Mend style.
 	$(VENV)/ruff check --fix .
 	$(VENV)/ruff format .
+
+docs: .venv/.dev ## Write the generated pages of docs/ anew.
+	$(VENV)/python docs/generate.py
+
+cluster-up: ## Start a Slurm cluster in containers (SLURM_RELEASE=24.11 or 26.05; needs Docker or root on Debian).
+	@containers/cluster up
+
+cluster-down: ## Stop it and remove its data.
+	@containers/cluster down
+
+cluster-shell: ## Open a shell on its login node.
+	@containers/cluster shell
+
+cluster-logs: ## Show what its daemons say.
+	@containers/cluster logs
+
+cluster-status: ## Show its containers, nodes and jobs.
+	@containers/cluster status
+
+cluster-test: .venv/.dev ## Run the tests that need the cluster.
+	@containers/ensure-docker.sh
+	$(VENV)/pytest -m cluster tests/cluster
 
 bench: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Run the benchmarks, print ratios (takes some minutes).
 	$(UV) sync --quiet --frozen --all-extras --group dev --group bench
