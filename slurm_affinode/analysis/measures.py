@@ -66,7 +66,7 @@ def breakdown(
     ``shares``: ``per_allocation``; ``runs``: ``runs.prepare``, those that the report is about.
     """
     where = devices.with_row_index("at").select(pl.col("at").cast(pl.Int64), "node", _model().alias("gpu_model"))
-    about = runs.select("run", "gpus", "gpu_type", (pl.col("end_ms") - pl.col("start_ms")).alias("run_ms"))
+    about = runs.select("run", "cluster", "gpus", "gpu_type", (pl.col("end_ms") - pl.col("start_ms")).alias("run_ms"))
     whole = pl.col("gpus").fill_null(0) > 0
     found = (
         shares.join(about, on="run", how="inner", maintain_order="left")
@@ -82,7 +82,7 @@ def breakdown(
         pl.col("fb_peak").max(),
         pl.col("longest_ms").max(),
     )
-    every = pl.concat([grouped, _not_found(grouped, about, nodes)], how="diagonal")
+    every = pl.concat([grouped, _not_found(grouped, about, nodes, _models_of_nodes(devices))], how="diagonal")
     every = every.with_columns(pl.col(name).fill_null(0) for name in _ADDED)
     return _priced(every, prices)
 
@@ -93,7 +93,13 @@ def _model() -> pl.Expr:
     return pl.when(pl.col("mig").is_not_null()).then(pl.coalesce(instance, "model")).otherwise(pl.col("model"))
 
 
-def _not_found(found: pl.DataFrame, about: pl.DataFrame, nodes: pl.DataFrame) -> pl.DataFrame:
+def _models_of_nodes(devices: pl.DataFrame) -> pl.DataFrame:
+    """The model of the nodes whose GPUs are all of one."""
+    models = devices.group_by("cluster", "node").agg(_model().drop_nulls().unique().alias("model"))
+    return models.filter(pl.col("model").list.len() == 1).with_columns(pl.col("model").list.first())
+
+
+def _not_found(found: pl.DataFrame, about: pl.DataFrame, nodes: pl.DataFrame, models: pl.DataFrame) -> pl.DataFrame:
     """The GPUs of runs that are mapped to no device, spread over the run's nodes.
 
     A node gets what it lacks of an equal share of the run's GPUs; what the nodes lack together is scaled to what the
@@ -114,11 +120,12 @@ def _not_found(found: pl.DataFrame, about: pl.DataFrame, nodes: pl.DataFrame) ->
         .with_columns((pl.col("quota") - pl.col("here").fill_null(0)).clip(lower_bound=0).alias("short"))
         .filter(pl.col("short") > 0)
         .with_columns((pl.col("lacking") * pl.col("short") / pl.col("short").sum().over("run")).alias("gpus_here"))
+        .join(models, on=["cluster", "node"], how="left", maintain_order="left")
     )
     return spread.select(
         "run",
         "node",
-        pl.coalesce("gpu_type", "models").alias("gpu_model"),
+        pl.coalesce("model", "gpu_type", "models").alias("gpu_model"),
         (pl.col("gpus_here") * pl.col("run_ms")).alias("allocated_ms"),
     )
 
