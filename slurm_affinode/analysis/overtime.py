@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from slurm_affinode.analysis import windows
+from slurm_affinode.analysis import kernel, windows
 from slurm_affinode.analysis.block import Block, Pieces
 from slurm_affinode.analysis.join import SUMS
 from slurm_affinode.analysis.measures import MIB_PER_GIB, MS_PER_HOUR, owner_pairs, partly_pairs
@@ -18,7 +18,6 @@ from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.analysis.runs import epoch_ms
 from slurm_affinode.analysis.segments import Allocations, Cells, Flags, Floats, Ints, build, ranges
 from slurm_affinode.analysis.totals import Totals
-from slurm_affinode.analysis.totals import run as run_totals
 from slurm_affinode.slurm.schema import TIME
 
 HOUR_S, DAY_S = 3600, 86400
@@ -207,7 +206,7 @@ def timelines(
 ) -> pl.DataFrame:
     """``WasteResult.timelines`` of the runs in ``slots``."""
     cells = slots.cells
-    totals = run_totals(blocks, pieces, slots.allocations, cells, thresholds)
+    totals = kernel.run(blocks, pieces, slots.allocations, cells, thresholds)
     cell, owner, share = owner_pairs(cells)
     row, partly_owner, partly_share = partly_pairs(totals, cells, slots.allocations)
     frames = []

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from slurm_affinode.analysis import allocations as allocating
-from slurm_affinode.analysis import mapping, measures, overtime, quality, samples, segments, totals
+from slurm_affinode.analysis import kernel, mapping, measures, overtime, quality, samples, segments, totals
 from slurm_affinode.analysis import runs as job_runs
 from slurm_affinode.analysis.join import TIME_SUMS
 from slurm_affinode.analysis.prices import NO_PRICES, PriceTable
@@ -132,7 +132,7 @@ def _join(  # noqa: PLR0917
         if advance is not None:
             advance(done, index.rows)
 
-    summed = totals.run(samples.blocks(index), index.pieces, allocations, cells, query.thresholds, advance=report)
+    summed = kernel.run(samples.blocks(index), index.pieces, allocations, cells, query.thresholds, advance=report)
     gpu_runs = allocating.gpu_runs(runs, mapped)
     return _Joined(runs, nodes, index, mapped, gpu_runs, allocations, buckets, cells, summed)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,14 +15,16 @@ from unittest import mock
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_affinode.analysis import measures, samples, sweep, totals, windows
+from slurm_affinode.analysis import arraysink, measures, samples, scalar, scalarsink, sweep, windows
 from slurm_affinode.analysis.block import BUSY, IDLE, LOW, UNKNOWN, Block
 from slurm_affinode.analysis.join import SUMS
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.analysis.segments import Allocations, build
+from slurm_affinode.analysis.totals import Totals
 from slurm_affinode.history.schema import SAMPLES
 from slurm_affinode.history.store import SampleStore
 
@@ -82,6 +85,8 @@ def reference(
         bounds = sorted({since, until, *(h.start for _, h in mine), *(h.end for _, h in mine)})
         for position, sample in enumerate(history):
             following = history[position + 1].time if position + 1 < len(history) else None
+            if (device, sample.time // DAY_MS) not in steps:
+                continue  # of a day that the interval does not touch
             weight = step = steps[device, sample.time // DAY_MS]
             if following is not None and following - sample.time <= 3 * step:
                 weight = following - sample.time
@@ -185,9 +190,44 @@ def allocations(draw: st.DrawFn, devices: int, since: int, until: int) -> list[H
     return sorted(found, key=lambda h: (h.device, h.start, h.run))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def by_plain_loop(*arguments: Any) -> Totals:
+    """The loop of ``scalar`` as Python, not compiled."""
+    plain = {
+        name: getattr(getattr(scalar, name), "py_func", getattr(scalar, name))
+        for name in (
+            "add",
+            "weigh",
+            "classify",
+            "sum_up",
+            "change",
+            "raise_peak",
+            "first_cell",
+            "behind",
+            "end_window",
+            "give_idle",
+            "record",
+            "fold",
+            "end_all_windows",
+        )
+    }
+    with contextlib.ExitStack() as stack:
+        for name, function in plain.items():
+            stack.enter_context(mock.patch.object(scalar, name, function))
+        stack.enter_context(mock.patch.object(scalar, "CHUNK", 8))
+        return scalarsink.run(*arguments)
+
+
+def compiled(*arguments: Any) -> Totals:
+    """The same, compiled."""
+    if scalar.numba is None:
+        pytest.skip("Numba is not installed")
+    return scalarsink.run(*arguments)
+
+
+@pytest.mark.parametrize("run", [arraysink.run, by_plain_loop, compiled], ids=["arrays", "loop", "compiled"])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
-def test_join_agrees_with_taking_every_sample_by_itself(data: st.DataObject) -> None:
+def test_join_agrees_with_taking_every_sample_by_itself(run: Callable[..., Totals], data: st.DataObject) -> None:
     """Sums, peaks, idle windows and free time are those of the rules, wherever blocks, days and cells are cut."""
     histories = data.draw(st.lists(history(), min_size=1, max_size=3))
     first = min(s[0].time for s in histories)
@@ -221,14 +261,13 @@ def test_join_agrees_with_taking_every_sample_by_itself(data: st.DataObject) -> 
         )
         blocks = split(samples.blocks(index), size)
         with mock.patch.object(sweep, "TILE_ROWS", data.draw(st.integers(1, 8))):
-            summed = totals.run(blocks, index.pieces, allocated, cells, THRESHOLDS)
+            summed = run(blocks, index.pieces, allocated, cells, THRESHOLDS)
         store.close()
     # The step of each day is tested by itself.
     pieces = index.pieces
     days = ((pieces.first_time - EPOCH_MS) // DAY_MS).tolist()
     steps = {(order[row], day): step for row, day, step in zip(pieces.device, days, pieces.step.tolist(), strict=True)}
-    seen = [[s for s in h if (device, s.time // DAY_MS) in steps] for device, h in enumerate(histories)]
-    expected, free = reference(seen, steps, kept, since, until)
+    expected, free = reference(histories, steps, kept, since, until)
     got = measures.per_allocation(summed, cells, allocated)
     for number, wanted in enumerate(expected):
         row = got.row(number, named=True)

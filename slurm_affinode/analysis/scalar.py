@@ -1,0 +1,473 @@
+"""The join as loops over the samples, written to be compiled by Numba where that is installed.
+
+It computes what ``join`` computes with array operations, from the same arrays and by the same rules: device by device,
+cell by cell. As Python it is slow; compiled, it takes a fraction of the time that reading the samples does. The loops
+over the samples of a cell are kept so simple, on slices that begin at 0, that the compiler turns them into vector
+instructions; measured, that is worth a factor of five.
+
+All functions here stay within what Numba compiles.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_affinode.analysis.block import IDLE, UNKNOWN, Classes, Float32s, Int32s
+from slurm_affinode.analysis.segments import FAR, Floats, Ints
+
+try:
+    # Untyped on purpose: type checks must not depend on whether it is installed.
+    numba: Any = importlib.import_module("numba")
+except ImportError:  # pragma: no cover - depends on what is installed
+    numba = None
+
+UTIL, FB, POWER = 4, 6, 9
+"""The first column of ``join.SUMS`` of each metric: value x time; behind it, the time with a value; for all but UTIL,
+behind that, value x time while idle."""
+
+CHUNK = 4096
+"""Samples of a cell that are worked on at once."""
+_FAR = int(FAR)
+_IDLE, _UNKNOWN = IDLE, UNKNOWN
+
+
+Words = npt.NDArray[np.uint64]
+
+
+class Values(NamedTuple):
+    """The rows of a block. A metric that the block lacks is NaN throughout."""
+
+    time: Ints
+    present: Ints
+    """Of ``util``, ``fb``, ``power``: 0 where the block lacks it."""
+    util: Float32s
+    engine: Float32s
+    sm: Float32s
+    tensor: Float32s
+    dram: Float32s
+    fb: Float32s
+    power: Float32s
+
+
+class Stretches(NamedTuple):
+    """``block.Pieces``."""
+
+    device: Ints
+    row: Ints
+    end: Ints
+    step: Ints
+    limit: Floats
+    next_time: Ints
+
+
+class Timeline(NamedTuple):
+    """``segments.Cells`` and what is needed of the allocations."""
+
+    offset: Ints
+    """First cell of each device, and the number of cells behind the last."""
+    cells: Ints
+    """A row per cell, one cache line: start, end, earliest and latest start of its owners, whether it lies inside the
+    asked interval, whether a run that counts holds it."""
+    owner_offset: Ints
+    owners: Ints
+
+
+START, END, EARLIEST, LATEST, INSIDE, HELD, CELL_WIDTH = 0, 1, 2, 3, 4, 5, 8
+
+
+class State(NamedTuple):
+    """What one thread sums up."""
+
+    sums: Floats
+    peak: Floats
+    partly_cell: Ints
+    partly_sums: Floats
+    partly_time: Ints
+    counters: Ints
+    """Number of ``partly_*`` rows, gaps, ms in gaps, samples within the interval."""
+
+
+class Open(NamedTuple):
+    """Idle windows; of those that may go on, one per allocation."""
+
+    rows: Ints
+    """A row per allocation, one cache line: its start, whether it counts; number and longest of its windows; begin and
+    end of the open one."""
+    share: Floats
+    """Of the open window."""
+    bin_counts: Ints
+    bin_share: Floats
+    bounds: Ints
+    """Bounds of the bins, ms."""
+
+
+OWNER_START, COUNTED, WINDOWS, LONGEST, OPEN_BEGIN, OPEN_END, OPEN_WIDTH = 0, 1, 2, 3, 4, 5, 8
+
+
+class Chunk(NamedTuple):
+    """Memory of one thread for the samples that it works on."""
+
+    weight: Int32s
+    activity: Classes
+    words: Words
+    """The same memory as ``activity``, eight classes in one word."""
+    idle: Ints
+    """Idle time found: rows of cell, begin, end, and the time at which an allocation must have held the device."""
+
+
+def _compiled(function: Callable[..., Any], *, inline: bool = False) -> Callable[..., Any]:
+    """``function``, compiled on its first call where Numba is there; the machine code is kept where it can be."""
+    if numba is None:  # pragma: no cover - depends on what is installed
+        return function
+    # Sums may be taken in any order; NaN must go on meaning what it means.
+    options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+    result: Callable[..., Any]
+    if inline:
+        result = numba.njit(inline="always", **options)(function)
+        return result
+    try:
+        result = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # pragma: no cover - nowhere to keep it
+        result = numba.njit(**options)(function)
+    return result
+
+
+def _inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, made part of each function that calls it: handing arrays over costs more than these do."""
+    return _compiled(function, inline=True)
+
+
+@_inlined
+def add(  # noqa: PLR0917
+    sums: Floats, row: int, duration: int, activity: int, util: float, fb: float, power: float
+) -> None:
+    """Add ``duration`` ms of a sample to a row of sums."""
+    sums[row, activity] += duration
+    if util >= 0:
+        sums[row, UTIL] += util * duration
+        sums[row, UTIL + 1] += duration
+    if fb >= 0:
+        sums[row, FB] += fb * duration
+        sums[row, FB + 1] += duration
+        if activity == _IDLE:
+            sums[row, FB + 2] += fb * duration
+    if power >= 0:
+        sums[row, POWER] += power * duration
+        sums[row, POWER + 1] += duration
+        if activity == _IDLE:
+            sums[row, POWER + 2] += power * duration
+
+
+# Each of these loops makes its own slices: they begin at 0, which lets the compiler use vector instructions, and a
+# slice that lives in one function alone costs nothing.
+
+
+@_compiled
+def weigh(times: Ints, first: int, size: int, out: Int32s) -> np.int32:
+    """Distance of each of ``size`` times to the following; return the largest."""
+    time, following, weight = times[first : first + size], times[first + 1 : first + size + 1], out[:size]
+    most = np.int32(0)
+    for j in range(len(weight)):
+        distance = np.int32(following[j] - time[j])
+        weight[j] = distance
+        most = max(most, distance)
+    return most
+
+
+@_compiled
+def classify(v: Values, first: int, size: int, idle_pct: float, low_pct: float, out: Classes) -> None:  # noqa: PLR0917
+    """The class of each sample: 0 busy, 1 low, 2 idle, 3 unknown."""
+    util, engine, sm = v.util[first : first + size], v.engine[first : first + size], v.sm[first : first + size]
+    tensor, dram, kind = v.tensor[first : first + size], v.dram[first : first + size], out[:size]
+    for j in range(len(kind)):
+        # A comparison with NaN is false: what is missing takes no part.
+        x = np.float32(-1)
+        x = engine[j] if engine[j] > x else x  # noqa: FURB136, PLR1730, RUF100
+        x = sm[j] if sm[j] > x else x
+        x = tensor[j] if tensor[j] > x else x
+        x = dram[j] if dram[j] > x else x
+        x *= np.float32(100)
+        x = util[j] if util[j] > x else x
+        kind[j] = np.uint8(x <= idle_pct) + np.uint8(x <= low_pct) + np.uint8(x < 0)
+
+
+@_inlined
+def sum_up(  # noqa: PLR0917
+    values: Float32s,
+    low: int,
+    high: int,
+    offset: int,
+    weights: Int32s,
+    kinds: Classes,
+    sums: Floats,
+    cell: int,
+    column: int,
+) -> None:
+    """Add value x time, time with a value and value x time while idle of the rows ``low`` to ``high`` of a chunk, which
+    begins at the row ``offset``, to three columns of a row of sums."""
+    total, known, while_idle = 0.0, 0, 0.0
+    # Unsigned, so that no index can count from the end: that, too, would stand in the way of vector instructions.
+    base = np.uint64(offset)
+    for j in range(np.uint64(low), np.uint64(high)):
+        value = values[base + j]
+        there = value >= 0
+        product = np.float64(value) * weights[j] if there else 0.0
+        total += product
+        known += weights[j] if there else 0
+        while_idle += product if kinds[j] & 127 == 2 else 0.0
+    sums[cell, column] += total
+    sums[cell, column + 1] += known
+    if column != UTIL:
+        sums[cell, column + 2] += while_idle
+
+
+@_inlined
+def raise_peak(values: Float32s, first: int, last: int, peaks: Floats, cell: int) -> None:
+    """Raise the peak of ``cell`` to the largest of the values in the rows ``first`` to ``last``."""
+    most = np.float32(-1)
+    for row in range(np.uint64(first), np.uint64(last)):
+        most = values[row] if values[row] > most else most
+    if most >= 0 and not peaks[cell] >= most:
+        peaks[cell] = most
+
+
+@_inlined
+def change(kinds: Classes, words: Words, at: int, high: int) -> np.int64:
+    """The first row behind ``at - 1``, before ``high``, of another class than that row, else ``high``."""
+    j, end, kind = np.uint64(at), np.uint64(high), kinds[at - 1]
+    eight = np.uint64(kind) * np.uint64(0x0101010101010101)
+    one, step, rest, by_eight = np.uint64(1), np.uint64(8), np.uint64(7), np.uint64(3)
+    while j < end and kinds[j] == kind:
+        # ``words`` is the same memory, eight classes at a time.
+        if j & rest == np.uint64(0) and j + step <= end and words[j >> by_eight] == eight:
+            j += step
+        else:
+            j += one
+    return np.int64(j)
+
+
+@_compiled
+def first_cell(cells: Ints, low: int, high: int, time: int) -> int:
+    """The cell in which ``time`` lies, of the cells ``low`` to ``high``."""
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if cells[middle, START] <= time:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@_compiled
+def behind(time: Ints, first: int, stop: int, end: int, step: int) -> int:
+    """The first row of ``first < row < stop`` with ``time[row] >= end``, else ``stop``."""
+    if stop == first or time[stop - 1] < end:
+        return stop
+    # Samples are almost evenly spaced: begin where that suggests, widen until the row is enclosed, then halve.
+    guess = min(max(first + (end - time[first]) // max(step, 1), first), stop - 1)
+    low, high, reach = guess, guess, 1
+    while low > first and time[low] >= end:
+        low = max(low - reach, first)
+        reach *= 2
+    reach = 1
+    while time[high] < end:
+        high = min(high + reach, stop - 1)
+        reach *= 2
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if time[middle] < end:
+            low = middle
+        else:
+            high = middle
+    if time[low] < end:
+        low = high
+    return low
+
+
+@_inlined
+def end_window(allocation: int, o: Open) -> None:
+    """Count the open idle window of ``allocation``."""
+    length = o.rows[allocation, OPEN_END] - o.rows[allocation, OPEN_BEGIN]
+    if length > 0:
+        o.rows[allocation, WINDOWS] += 1
+        o.rows[allocation, LONGEST] = max(o.rows[allocation, LONGEST], length)
+        if o.rows[allocation, COUNTED]:
+            at = 0
+            for bound in o.bounds:
+                at += length >= bound
+            o.bin_counts[at] += 1
+            o.bin_share[at] += o.share[allocation]
+
+
+@_compiled
+def give_idle(idle: Ints, line: Timeline, o: Open) -> None:
+    """Give idle time, in the order of the rows, to the owners of its cell that held the device early enough: the time
+    goes on with their open windows, or ends them and begins new ones."""
+    for e in range(len(idle)):
+        cell, begin, end, taken = idle[e, 0], idle[e, 1], idle[e, 2], idle[e, 3]
+        low, high = line.owner_offset[cell], line.owner_offset[cell + 1]
+        for n in range(low, high):
+            a = line.owners[n]
+            if o.rows[a, OWNER_START] > taken:
+                continue
+            if o.rows[a, OPEN_END] == begin:
+                o.share[a] += (end - begin) / (high - low)
+            else:
+                end_window(a, o)
+                o.rows[a, OPEN_BEGIN] = begin
+                o.share[a] = (end - begin) / (high - low)
+            o.rows[a, OPEN_END] = end
+
+
+@_compiled
+def end_all_windows(o: Open) -> None:
+    """Count the idle windows that are open when all blocks are done."""
+    for allocation in range(len(o.rows)):
+        end_window(allocation, o)
+
+
+@_inlined
+def record(events: Ints, at: int, cell: int, begin: int, end: int, taken: int) -> int:  # noqa: PLR0917
+    """Note idle time, unless it has no length; return the number of notes."""
+    if end <= begin:
+        return at
+    events[at, 0] = cell
+    events[at, 1] = begin
+    events[at, 2] = end
+    events[at, 3] = taken
+    return at + 1
+
+
+@_compiled
+def fold(  # noqa: PLR0917, PLR0915
+    row: int,
+    next_time: int,
+    v: Values,
+    p: Stretches,
+    line: Timeline,
+    idle_pct: float,
+    low_pct: float,
+    s: State,
+    chunk: Chunk,
+) -> int:
+    """Add the rows of a block, of which the first has number ``row`` and the one behind the last, where it belongs to
+    the same piece, has the time ``next_time``. Return the number of rows of ``chunk.idle`` that are filled; there
+    must be room for as many as the block has rows and the timeline has cells.
+
+    One function for all that is done per cell: a call that hands over the tuples costs more than the work.
+    """
+    times, cells, sums, peaks = v.time, line.cells, s.sums, s.peak
+    util, fb, power, weights, kinds = v.util, v.fb, v.power, chunk.weight, chunk.activity
+    words = chunk.words
+    has_util, has_fb, has_power = v.present[0] != 0, v.present[1] != 0, v.present[2] != 0
+    events, event = chunk.idle, 0
+    count = len(times)
+    partly, gaps, gap_ms, samples = 0, 0, 0, 0
+    piece = np.searchsorted(p.end, row, side="right")
+    begin = 0
+    while begin < count:
+        stop = min(p.end[piece] - row, count)
+        following = p.next_time[piece] if p.end[piece] - row <= count else next_time
+        step, limit, device = p.step[piece], p.limit[piece], p.device[piece]
+        cell = first_cell(cells, line.offset[device], line.offset[device + 1], times[begin])
+        while begin < stop:
+            # A chunk: rows of one piece.
+            behind_chunk = min(begin + len(weights), stop)
+            size = behind_chunk - begin
+            after_last = times[behind_chunk] if behind_chunk < stop else following
+            last_weight = after_last - times[behind_chunk - 1]
+            most = weigh(times, begin, size - 1, weights)
+            weights[size - 1] = last_weight if last_weight <= limit else step
+            classify(v, begin, size, idle_pct, low_pct, kinds)
+            if most > limit or last_weight > limit:
+                for j in range(size):
+                    after = times[begin + j + 1] if j + 1 < size else after_last
+                    if after - times[begin + j] > limit:
+                        weights[j] = step
+                        kinds[j] += 128
+            low = 0
+            while low < size:
+                # The rows of the chunk in one cell.
+                while times[begin + low] >= cells[cell, END]:
+                    cell += 1
+                end = cells[cell, END]
+                high = behind(times, begin + low, behind_chunk, end, step) - begin
+                if has_util:
+                    sum_up(util, low, high, begin, weights, kinds, sums, cell, UTIL)
+                if has_fb:
+                    sum_up(fb, low, high, begin, weights, kinds, sums, cell, FB)
+                    raise_peak(fb, begin + low, begin + high, peaks, cell)
+                if has_power:
+                    sum_up(power, low, high, begin, weights, kinds, sums, cell, POWER)
+                if cells[cell, INSIDE]:
+                    samples += high - low
+                run_class, run_begin = -1, 0
+                j = low
+                while j < high:
+                    # A run begins, or the gap behind a row ends one.
+                    kind = kinds[j]
+                    activity = kind & 127
+                    if activity != run_class:
+                        if run_class >= 0:
+                            sums[cell, run_class] += times[begin + j] - run_begin
+                            if run_class == _IDLE:
+                                event = record(events, event, cell, run_begin, times[begin + j], run_begin)
+                        run_class, run_begin = activity, times[begin + j]
+                    if kind >= 128:
+                        until = times[begin + j] + step
+                        after = times[begin + j + 1] if j + 1 < size else after_last
+                        # The time in the gap for which a run that counts held the device.
+                        held, c = 0, cell
+                        while after < _FAR:
+                            if cells[c, HELD]:
+                                held += max(0, min(after, cells[c, END]) - max(until, cells[c, START]))
+                            if cells[c, END] >= after:
+                                break
+                            c += 1
+                        gaps += held > 0
+                        gap_ms += held
+                        if j + 1 < high:
+                            sums[cell, run_class] += until - run_begin
+                            if run_class == _IDLE:
+                                event = record(events, event, cell, run_begin, until, run_begin)
+                            run_class = -1
+                    j = change(kinds, words, j + 1, high) if kind < 128 else j + 1
+                last = begin + high - 1
+                taken = times[last]
+                reach = taken + weights[high - 1]
+                sums[cell, run_class] += min(reach, end) - run_begin
+                if run_class == _IDLE:
+                    event = record(events, event, cell, run_begin, min(reach, end), run_begin)
+                c = cell
+                if reach > end:
+                    # The sums of values have all of the last sample, the time only what lies in the cell.
+                    sums[cell, run_class] += reach - end
+                    add(sums, cell, end - reach, run_class, util[last], fb[last], power[last])
+                while cells[c, END] < reach:
+                    # The rest is for the cells behind, as far as their owners held the device when it was taken.
+                    c += 1
+                    duration = min(reach, cells[c, END]) - cells[c, START]
+                    if taken >= cells[c, EARLIEST]:
+                        if taken >= cells[c, LATEST]:
+                            add(sums, c, duration, run_class, util[last], fb[last], power[last])
+                        else:
+                            n = s.counters[0] + partly
+                            s.partly_cell[n] = c
+                            s.partly_time[n] = taken
+                            add(s.partly_sums, n, duration, run_class, util[last], fb[last], power[last])
+                            partly += 1
+                        if run_class == _IDLE:
+                            event = record(events, event, c, cells[c, START], cells[c, START] + duration, taken)
+                low = high
+            begin = behind_chunk
+        piece += 1
+    s.counters[0] += partly
+    s.counters[1] += gaps
+    s.counters[2] += gap_ms
+    s.counters[3] += samples
+    return event

@@ -1,0 +1,177 @@
+"""The join by the compiled loops of ``scalar``: two threads take blocks in turn, windows are followed in order."""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from slurm_affinode.analysis import scalar, windows
+from slurm_affinode.analysis.block import FB, FRACTIONS, POWER, UTIL, Block, Pieces
+from slurm_affinode.analysis.join import SUMS
+from slurm_affinode.analysis.result import Thresholds
+from slurm_affinode.analysis.segments import Allocations, Cells, Ints, build
+from slurm_affinode.analysis.totals import Totals
+
+WORKERS = 2
+_AHEAD = 1
+_METRICS = (UTIL, *FRACTIONS, FB, POWER)
+
+
+class _Worker:
+    """What one thread works with: its own sums, and memory that is used again block after block."""
+
+    def __init__(self, cells: Cells) -> None:
+        self.state = _state(cells)
+        self._cells = len(cells)
+        activity = np.zeros(scalar.CHUNK, np.uint8)
+        self._chunk = scalar.Chunk(
+            weight=np.empty(scalar.CHUNK, np.int32),
+            activity=activity,
+            words=activity.view(np.uint64),
+            idle=np.empty((0, 4), np.int64),
+        )
+        self._nothing = np.empty(0, np.float32)
+
+    def fold(self, block: Block, stretches: scalar.Stretches, line: scalar.Timeline, thresholds: Thresholds) -> Ints:
+        """Add a block; return the idle time in it."""
+        room = len(block) + self._cells + 1
+        if len(self._chunk.idle) < room:
+            # Of memory that is never touched the system makes nothing.
+            self._chunk = self._chunk._replace(idle=np.empty((room, 4), np.int64))
+        found = scalar.fold(
+            block.row, block.next_time, self._values(block), stretches, line,
+            np.float32(thresholds.idle_pct), np.float32(thresholds.low_pct), self.state, self._chunk,
+        )  # fmt: skip
+        return self._chunk.idle[:found].copy()
+
+    def _values(self, block: Block) -> scalar.Values:
+        count = len(block)
+        if len(self._nothing) < count:
+            self._nothing = np.full(count, np.nan, np.float32)
+        nothing = self._nothing[:count]
+        present = np.array([name in block.columns for name in (UTIL, FB, POWER)], np.int64)
+        values = (block.columns[name].values if name in block.columns else nothing for name in _METRICS)
+        return scalar.Values(block.time, present, *values)
+
+
+def run(
+    blocks: Iterable[Block],
+    pieces: Pieces,
+    allocations: Allocations,
+    cells: Cells,
+    thresholds: Thresholds,
+    *,
+    workers: int = WORKERS,
+    advance: Callable[[int], None] | None = None,
+) -> Totals:
+    """Fold every block, in the order of the rows, and add up. ``advance`` is told the rows of each block done."""
+    line, still_open = _timeline(cells), _open(allocations)
+    stretches = scalar.Stretches(pieces.device, pieces.row, pieces.end, pieces.step, pieces.limit, pieces.next_time)
+    everyone = [_Worker(cells) for _ in range(workers)]
+    at_rest: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+    for worker in everyone:
+        at_rest.put(worker)
+
+    def work(block: Block) -> Ints:
+        worker = at_rest.get()
+        try:
+            return worker.fold(block, stretches, line, thresholds)
+        finally:
+            at_rest.put(worker)
+
+    waiting: deque[tuple[int, Future[Ints]]] = deque()
+
+    def take() -> None:
+        rows, future = waiting.popleft()
+        scalar.give_idle(future.result(), line, still_open)
+        if advance is not None:
+            advance(rows)
+
+    with ThreadPoolExecutor(workers, thread_name_prefix="join") as pool:
+        for block in blocks:
+            waiting.append((len(block), pool.submit(work, block)))
+            # Bounded, so that memory is that of a few blocks however long the history is.
+            if len(waiting) > workers + _AHEAD:
+                take()
+        while waiting:
+            take()
+    scalar.end_all_windows(still_open)
+    return _totals([worker.state for worker in everyone], still_open)
+
+
+def _totals(states: list[scalar.State], ended: scalar.Open) -> Totals:
+    sums, peak = states[0].sums, states[0].peak
+    for state in states[1:]:
+        sums += state.sums
+        np.fmax(peak, state.peak, out=peak)
+    counters = np.array([state.counters for state in states])
+    partly = [slice(0, count) for count in counters[:, 0].tolist()]
+    gaps, gap_ms, samples = counters[:, 1:].sum(axis=0).tolist()
+    return Totals(
+        sums=sums,
+        fb_peak=peak,
+        partly_cell=np.concatenate([s.partly_cell[rows] for s, rows in zip(states, partly, strict=True)]),
+        partly_sums=np.concatenate([s.partly_sums[rows] for s, rows in zip(states, partly, strict=True)]),
+        partly_time=np.concatenate([s.partly_time[rows] for s, rows in zip(states, partly, strict=True)]),
+        windows=ended.rows[:, scalar.WINDOWS].copy(),
+        longest_ms=ended.rows[:, scalar.LONGEST].copy(),
+        window_counts=ended.bin_counts,
+        window_share_ms=ended.bin_share,
+        gap_ms=gap_ms,
+        gaps=gaps,
+        samples=samples,
+    )
+
+
+def _timeline(cells: Cells) -> scalar.Timeline:
+    devices = int(cells.device[-1]) + 1 if len(cells) else 0
+    rows = np.zeros((len(cells), scalar.CELL_WIDTH), np.int64)
+    columns = (cells.start, cells.end, cells.earliest_start, cells.latest_start, cells.inside, cells.held)
+    for position, column in enumerate(columns):
+        rows[:, position] = column
+    return scalar.Timeline(
+        offset=np.searchsorted(cells.device, np.arange(devices + 1)),
+        cells=rows,
+        owner_offset=cells.owner_offset,
+        owners=cells.owners,
+    )
+
+
+def _state(cells: Cells) -> scalar.State:
+    # At most one sample reaches across the start of a cell.
+    partly = int(np.count_nonzero(cells.earliest_start < cells.latest_start))
+    return scalar.State(
+        sums=np.zeros((len(cells), len(SUMS))),
+        peak=np.full(len(cells), np.nan),
+        partly_cell=np.zeros(partly, np.int64),
+        partly_sums=np.zeros((partly, len(SUMS))),
+        partly_time=np.zeros(partly, np.int64),
+        counters=np.zeros(4, np.int64),
+    )
+
+
+def _open(allocations: Allocations) -> scalar.Open:
+    rows = np.zeros((len(allocations), scalar.OPEN_WIDTH), np.int64)
+    rows[:, scalar.OWNER_START] = allocations.start
+    rows[:, scalar.COUNTED] = allocations.counted
+    rows[:, scalar.OPEN_BEGIN] = rows[:, scalar.OPEN_END] = -1
+    return scalar.Open(
+        rows=rows,
+        share=np.zeros(len(allocations)),
+        bin_counts=np.zeros(len(windows.BOUNDS_S) + 1, np.int64),
+        bin_share=np.zeros(len(windows.BOUNDS_S) + 1),
+        bounds=np.array(windows.BOUNDS_S, np.int64) * 1000,
+    )
+
+
+def warm_up() -> None:
+    """Compile the loops, or load their machine code: some seconds the first time, half a second later."""
+    one, none = np.ones(1, np.int64), np.zeros(1, np.int64)
+    allocations = Allocations.of(none, none, none, one)
+    cells = build(allocations, taking_part=np.ones(1, np.bool_), since=0, until=1)
+    pieces = Pieces(none, none, one, one, np.ones(1), one, none, one)
+    run([Block(0, none, {}, 0)], pieces, allocations, cells, Thresholds(), workers=1)
