@@ -284,9 +284,8 @@ def behind(time: Ints, first: int, stop: int, end: int, step: int) -> int:
             low = middle
         else:
             high = middle
-    if time[low] < end:
-        low = high
-    return low
+    found: int = high if time[low] < end else low
+    return found
 
 
 @_inlined
