@@ -1,8 +1,8 @@
 """The join: ``python benchmarks/bench_join.py [--samples 100000000] [--allocations 265000] [--peers duckdb,pandas]``.
 
 Writes a synthetic history (30 s apart, stretches of busy, low and idle, gaps, six metrics with the digits that DCGM
-gives, of which a tenth of the GPUs lacks one) and allocations on its GPUs, then joins and sums up in four ways, each in a process of its own, and prints seconds,
-peak memory and ratios of one run:
+gives, of which a tenth of the GPUs lacks one) and allocations on its GPUs, then joins and sums up in four ways, each
+in a process of its own, and prints seconds, peak memory and ratios of one run:
 
 ``ours``     the join of the reports: per allocation GPU time by class of activity, framebuffer x time, energy, peaks,
              idle windows. With the extra ``fast`` the loops are compiled; that is done before the clock starts (some

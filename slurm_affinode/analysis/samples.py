@@ -6,6 +6,7 @@ the table beside it and nothing is searched; a day with several parts is merged 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -160,7 +161,7 @@ def blocks(index: Index, *, block_rows: int = BLOCK_ROWS) -> Iterator[Block]:
     before: tuple[int, pl.DataFrame] | None = None
     for frame in _frames(index, block_rows):
         if before is not None:
-            yield _block(*before, next_time=_first_time(frame))
+            yield _block(*before, next_time=int(_times(frame)[0]))
         before = (row, frame)
         row += len(frame)
     if before is not None:
@@ -254,13 +255,15 @@ def _has_values(meta: pq.FileMetaData, name: str) -> bool:
     return False
 
 
-def _first_time(frame: pl.DataFrame) -> int:
-    return int(frame["time"].to_physical()[0])
-
-
 def _block(row: int, frame: pl.DataFrame, *, next_time: int) -> Block:
     columns: dict[str, Column] = {}
     for series in frame.iter_columns():
         if series.name != "time" and (missing := series.null_count()) < len(series):
-            columns[series.name] = Column(series.rechunk().to_numpy(), missing == 0)
-    return Block(row, frame["time"].rechunk().to_physical().to_numpy(), columns, next_time)
+            whole = series.rechunk()
+            # Filled first: converting missing values takes four times as long.
+            columns[series.name] = Column((whole.fill_null(math.nan) if missing else whole).to_numpy(), missing == 0)
+    return Block(row, _times(frame), columns, next_time)
+
+
+def _times(frame: pl.DataFrame) -> Ints:
+    return frame["time"].rechunk().to_numpy().view(np.int64)

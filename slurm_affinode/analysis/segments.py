@@ -149,7 +149,9 @@ def build(
         wanted = (cut_time > since) & (cut_time < until) & taking_part[cut_device]
         times.append((cut_device[wanted], cut_time[wanted]))
     span = until - since + 3
-    key = np.unique(np.concatenate([d * span + (t - (since - 1)) for d, t in times]).astype(np.int64))
+    key = np.sort(np.concatenate([d * span + (t - (since - 1)) for d, t in times]))
+    # Sorted already: numpy's unique would hash first.
+    key = key[np.append(True, key[1:] != key[:-1])] if len(key) else key
     device, offset = np.divmod(key, span)
     start = offset + (since - 1)
     first = offset == 0
