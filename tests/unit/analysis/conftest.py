@@ -10,9 +10,12 @@ from typing import Any
 import polars as pl
 import pytest
 
+from slurm_affinode.analysis import waste
+from slurm_affinode.analysis.prices import NO_PRICES, PriceTable
+from slurm_affinode.analysis.result import WasteQuery, WasteResult
 from slurm_affinode.history.schema import SAMPLES
 from slurm_affinode.history.store import SampleStore
-from slurm_affinode.slurm.schema import JOBS
+from slurm_affinode.slurm.schema import ALLOCATION_GPUS, JOBS
 
 T0 = datetime(2026, 11, 2, 8, tzinfo=UTC)
 
@@ -89,3 +92,35 @@ def job_frame(*jobs: dict[str, Any]) -> pl.DataFrame:
 def jobs() -> Callable[..., pl.DataFrame]:
     """``job_frame``."""
     return job_frame
+
+
+@pytest.fixture
+def analysed(tmp_path: Path) -> Callable[..., WasteResult]:
+    """``waste.analyse`` of rows of samples and a frame of jobs; times are seconds after T0."""
+
+    def run(
+        rows: list[dict[str, Any]],
+        jobs: pl.DataFrame,
+        *,
+        since: float = 0,
+        until: float = 7200,
+        now: float | None = None,
+        recorded: Iterable[dict[str, Any]] = (),
+        prices: PriceTable = NO_PRICES,
+        ingests: Iterable[Any] = (),
+        top_runs: int = 25,
+        **query: Any,
+    ) -> WasteResult:
+        store = SampleStore(tmp_path / "analysed")
+        if rows:
+            store.ingest(sample_frame(rows), source="rows")
+        start, end = T0 + timedelta(seconds=since), T0 + timedelta(seconds=until)
+        moment = end if now is None else T0 + timedelta(seconds=now)
+        listed = list(recorded)
+        gpus = pl.DataFrame(
+            {name: pl.Series([row.get(name) for row in listed], dtype=dtype) for name, dtype in ALLOCATION_GPUS.items()}
+        )
+        asked = WasteQuery(start, end, **query)
+        return waste.analyse(asked, jobs, gpus, store, prices, tuple(ingests), now=moment, top_runs=top_runs)
+
+    return run

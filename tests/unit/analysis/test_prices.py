@@ -1,0 +1,101 @@
+"""What a GPU-hour costs: the first row that matches, slices of a divided GPU, and errors that name the place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.analysis import prices
+from slurm_affinode.analysis.prices import NO_PRICES, Price, PriceTable
+from slurm_affinode.errors import ConfigError
+
+TABLE = PriceTable("EUR", (Price(("a100*80*",), 3.5), Price(("a100*", "a30*"), 2.1), Price(("h100*",), 7.0)))
+
+
+@pytest.mark.parametrize(
+    ("model", "price"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 3.5),
+        ("NVIDIA A100-SXM4-40GB", 2.1),
+        ("a100", 2.1),
+        ("a100_80", 3.5),
+        ("NVIDIA H100 80GB HBM3", 7.0),
+        ("Tesla V100-PCIE-16GB", None),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 0.5),
+        ("NVIDIA A100-SXM4-80GB MIG 7g.80gb", 3.5),
+        ("NVIDIA A30 MIG 1g.6gb", 0.525),
+        ("Tesla V100 MIG 1g.1gb", None),
+        (None, None),
+    ],
+)
+def test_a_model_costs_what_the_first_matching_row_says(model: str | None, price: float | None) -> None:
+    """However the model is written; an instance costs its share of the compute slices (7, on an A30 4)."""
+    assert TABLE.of(model) == (None if price is None else pytest.approx(price))
+
+
+def test_a_row_that_names_instances_is_their_price() -> None:
+    """A site may ask more for a slice than its share."""
+    table = PriceTable("EUR", (Price(("a100*",), 7.0), Price(("a100*mig 1g.*",), 2.0)))
+    assert (table.of("NVIDIA A100 MIG 1g.10gb"), table.of("NVIDIA A100 MIG 2g.20gb")) == (2.0, pytest.approx(2.0))
+    assert table.of("NVIDIA A100") == 7.0
+
+
+def test_a_default_is_for_all_that_no_row_matches() -> None:
+    """Also for a model that is not known; 0 is a price."""
+    assert PriceTable("EUR", default=0.0).of("anything") == 0.0
+    assert PriceTable("EUR", default=1.5).of(None) == 1.5
+    assert NO_PRICES.of("NVIDIA A100") is None
+
+
+def test_a_table_is_read(tmp_path: Path) -> None:
+    """Patterns are written as people write models; the configuration may name another currency."""
+    path = tmp_path / "prices.toml"
+    path.write_text(
+        'currency = "CHF"\nsource = "finance"\nas_of = 2026-01-31\ndefault_per_hour = 1\n'
+        '[[gpu]]\nmatch = ["NVIDIA A100-*", "a40"]\nper_hour = 2\n'
+    )
+    table = prices.load(path)
+    assert (table.currency, table.source, table.as_of, table.default) == ("CHF", "finance", "2026-01-31", 1.0)
+    assert (table.of("A100-PCIE"), table.of("NVIDIA A40"), table.of("L4"), table.example) == (2.0, 2.0, 1.0, False)
+    assert prices.load(path, currency="EUR").currency == "EUR"
+
+
+def test_the_built_in_table_is_an_example() -> None:
+    """It has the common models, says where its prices come from, and that they are nobody's."""
+    table = prices.load()
+    assert table.example
+    assert table.source
+    assert all(table.of(model) for model in ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-32GB"))
+    assert (table.of("NVIDIA A100-SXM4-80GB") or 0) > (table.of("NVIDIA A100-SXM4-40GB") or 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("currency = ", "t.toml: "),
+        ("curency = 'EUR'", "t.toml: unknown key curency"),
+        ("currency = 3", "t.toml: currency: a string is needed"),
+        ("gpu = 3", "t.toml: gpu: a list of tables"),
+        ("default_per_hour = -1", "t.toml: default_per_hour: a number that is not negative"),
+        ("default_per_hour = inf", "t.toml: default_per_hour: a number"),
+        ("[[gpu]]\nmatch = 'a'\nper_hour = 1\n[[gpu]]\nmatch = 3\nper_hour = 1", "t.toml: gpu 2: match: a pattern"),
+        ("[[gpu]]\nmatch = []\nper_hour = 1", "t.toml: gpu 1: match: a pattern"),
+        ("[[gpu]]\nmatch = 'a'", "t.toml: gpu 1: per_hour is missing"),
+        ("[[gpu]]\nmatch = 'a'\nper_hour = true", "t.toml: gpu 1: per_hour: a number"),
+        ("[[gpu]]\nmatch = 'a'\nper_hour = 1\nprice = 2", "t.toml: gpu 1: unknown key price"),
+    ],
+)
+def test_an_error_names_file_and_key(text: str, says: str) -> None:
+    """One line, for the one who wrote the table."""
+    with pytest.raises(ConfigError) as error:
+        prices.parse(text, where="t.toml")
+    assert says in str(error.value)
+
+
+def test_a_table_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+    """Absent, a directory, not UTF-8."""
+    (tmp_path / "latin.toml").write_bytes(b"currency = '\xa3'")
+    for path in (tmp_path / "absent.toml", tmp_path, tmp_path / "latin.toml"):
+        with pytest.raises(ConfigError, match="the price table cannot be read"):
+            prices.load(path)

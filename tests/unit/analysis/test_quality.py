@@ -1,0 +1,129 @@
+"""What makes figures less certain is said with numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+import pytest
+
+from slurm_affinode.analysis.result import QualityIssue, WasteResult
+
+Analysed = Callable[..., WasteResult]
+Rows = Callable[..., list[dict[str, Any]]]
+Jobs = Callable[..., pl.DataFrame]
+
+HOUR = 3600
+TIMES = [60.0 * k for k in range(120)]
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A record that could not be used."""
+
+    reason: str
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Taken:
+    """An entry of the journal."""
+
+    kind: str = "sacct"
+    source: str = "sacct.txt"
+    bad: int = 0
+    problems: tuple[Bad, ...] = field(default_factory=tuple)
+
+
+def issue(result: WasteResult, code: str) -> QualityIssue:
+    """The one issue of that code."""
+    (found,) = (found for found in result.quality.issues if found.code == code)
+    return found
+
+
+def codes(result: WasteResult) -> set[str]:
+    """The words of all issues."""
+    return {found.code for found in result.quality.issues}
+
+
+def test_whole_data_have_no_issue(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """And counts that say what there was."""
+    quality = analysed(samples(TIMES, util_pct=50), jobs({"start": 0, "end": 7200})).quality
+    assert quality.issues == ()
+    assert (quality.samples, quality.devices, quality.nodes) == (120, 1, 1)
+    assert (quality.job_runs, quality.gpu_job_runs, quality.gap_gpu_hours) == (1, 1, 0)
+    assert quality.steps_s == {60.0: 1}
+
+
+def test_sampling_steps_are_counted_by_device(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Three GPUs of which one is sampled every ten seconds."""
+    rows = samples(TIMES, util_pct=1) + samples(TIMES, util_pct=1, uuid="GPU-1")
+    rows += samples([10.0 * k for k in range(100)], util_pct=1, uuid="GPU-2", node="n2")
+    quality = analysed(rows, jobs()).quality
+    assert quality.steps_s == {10.0: 1, 60.0: 2}
+    assert (quality.samples, quality.devices, quality.nodes) == (340, 3, 2)
+
+
+def test_unknown_gpus_on_nodes_without_history(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The hours, the run, and that its node is not watched."""
+    found = jobs({"job_id": 1, "start": 0, "end": 7200}, {"job_id": 2, "start": 0, "end": HOUR, "node_list": "n7"})
+    unmapped = issue(analysed(samples(TIMES, util_pct=50), found), "unmapped-gpus")
+    assert (unmapped.count, unmapped.gpu_hours, unmapped.examples) == (1, pytest.approx(1), ("job 2 of ann on n7",))
+    assert "1 of them ran on nodes that the history does not have at all" in unmapped.detail
+
+
+def test_a_run_too_short_for_a_sample(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Twenty seconds between two samples."""
+    result = analysed(samples(TIMES, util_pct=50, job="9"), jobs({"job_id": 9, "start": 70, "end": 90}))
+    assert issue(result, "no-samples").gpu_hours == pytest.approx(20 / HOUR)
+    assert result.total["idle_fraction"] is None
+
+
+def test_samples_without_activity_name_the_gpu(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """A MIG instance of which only the memory is known."""
+    rows = samples(TIMES, fb_used_mib=10, mig="3", mig_profile="1g.10gb")
+    silent = issue(analysed(rows, jobs({"start": 0, "end": 7200})), "no-activity-signal")
+    assert (silent.count, silent.gpu_hours, silent.examples) == (1, pytest.approx(2), ("n1 GPU-0 MIG 3",))
+
+
+@pytest.mark.parametrize(("shift", "said"), [(60, "start, in the median"), (-120, "end, in the median"), (0, None)])
+def test_a_wrong_clock_shows_in_the_labels(
+    analysed: Analysed, samples: Rows, jobs: Jobs, shift: int, said: str | None
+) -> None:
+    """Labels that in the median begin a minute before their runs, or end a minute after them."""
+    rows = [
+        row
+        for n in range(3)
+        for row in samples(
+            TIMES, util_pct=9, uuid=f"GPU-{n}", job=lambda t, n=n: str(n + 1) if 600 <= t < HOUR else None
+        )
+    ]
+    found = jobs(*({"job_id": n + 1, "start": 600 + shift, "end": HOUR + shift} for n in range(3)))
+    result = analysed(rows, found)
+    if said is None:
+        assert "clock-skew" not in codes(result)
+    else:
+        text = issue(result, "clock-skew")
+        assert said in " ".join((text.title, text.detail, *text.examples))
+
+
+def test_records_that_could_not_be_used(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """As the journal has them: how many, where, why."""
+    journal = (
+        Taken(bad=2, problems=(Bad("no start", 17), Bad("odd"))),
+        Taken(kind="gpu", source="gpu.csv"),
+    )
+    result = analysed(samples(TIMES, util_pct=50), jobs({"start": 0, "end": 7200}), ingests=journal)
+    bad = issue(result, "bad-records")
+    assert bad.count == 2
+    assert bad.examples == ("sacct.txt, record 17: no start", "sacct.txt: odd")
+    assert "bad-records" not in codes(analysed([], jobs({"start": 0, "end": 7200}), ingests=journal[1:]))
+
+
+def test_quality_counts_one_user_s_runs(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """With a filter the runs are those that pass it."""
+    found = jobs({"job_id": 1, "start": 0, "end": HOUR}, {"job_id": 2, "start": HOUR, "end": 7200, "user": "bob"})
+    quality = analysed(samples(TIMES, util_pct=50), found, users=("bob",)).quality
+    assert (quality.job_runs, quality.mapped_runs["whole-node"]) == (1, 1)
