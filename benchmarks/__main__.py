@@ -1,0 +1,46 @@
+"""Every benchmark in turn: ``python -m benchmarks [--quick]``. Ratios are of one run on this machine.
+
+``--quick`` takes a tenth of the data: it shows that the benchmarks work, not how fast the product is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+FULL = {
+    "bench_sacct.py": ("--records", "1000000"),
+    "bench_join.py": ("--samples", "100000000", "--allocations", "265000"),
+    "bench_report.py": ("--jobs", "100000"),
+    "bench_ingest_gpu.py": (),
+}
+QUICK = {
+    "bench_sacct.py": ("--records", "100000"),
+    "bench_join.py": ("--samples", "10000000", "--allocations", "26500"),
+    "bench_report.py": ("--jobs", "10000"),
+}
+
+
+def main() -> int:
+    """Run them; the exit status is 1 where one failed or missed its target."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    chosen = QUICK if parser.parse_args().quick else FULL
+    print(f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}")
+    failed = []
+    for name, arguments in chosen.items():
+        print(f"\n== {name} {' '.join(arguments)}", flush=True)
+        if subprocess.run([sys.executable, HERE / name, *arguments], check=False).returncode:
+            failed.append(name)
+    if failed:
+        print(f"\nfailed or missed a target: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
