@@ -142,9 +142,17 @@ def _priced(every: pl.DataFrame, prices: PriceTable) -> pl.DataFrame:
         schema={"gpu_model": pl.String(), "price": pl.Float64()},
     )
     return every.join(table, on="gpu_model", how="left", nulls_equal=True, maintain_order="left").with_columns(
-        (pl.col("price") * pl.col("allocated_ms") / MS_PER_HOUR).alias("cost"),
-        (pl.col("price") * pl.col("idle") / MS_PER_HOUR).alias("idle_cost"),
+        _over(pl.col("price") * pl.col("allocated_ms"), MS_PER_HOUR).alias("cost"),
+        _over(pl.col("price") * pl.col("idle"), MS_PER_HOUR).alias("idle_cost"),
     )
+
+
+def _over(value: pl.Expr, unit: float) -> pl.Expr:
+    """``value / unit``, correctly rounded.
+
+    Polars multiplies by the reciprocal where it divides a column by a constant: an hour were 0.9999999999999999 hours.
+    """
+    return value / (value * 0 + unit)
 
 
 def aggregate(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
@@ -170,7 +178,7 @@ def _measures() -> Mapping[str, pl.Expr]:
     measured = col("measured_ms")
 
     def hours(ms: pl.Expr) -> pl.Expr:
-        return ms / MS_PER_HOUR
+        return _over(ms, MS_PER_HOUR)
 
     def where(known: pl.Expr, value: pl.Expr) -> pl.Expr:
         return pl.when(known > 0).then(value).otherwise(None)
@@ -184,14 +192,14 @@ def _measures() -> Mapping[str, pl.Expr]:
         "gpu_hours_busy": hours(col("busy")),
         "idle_fraction": where(measured, col("idle") / measured),
         "util_mean_pct": where(col("util_known"), col("util") / col("util_known")),
-        "mem_gib_h": where(col("fb_known"), col("fb") / MIB_PER_GIB / MS_PER_HOUR),
-        "idle_mem_gib_h": where(col("fb_known"), col("fb_idle") / MIB_PER_GIB / MS_PER_HOUR),
+        "mem_gib_h": where(col("fb_known"), hours(col("fb") / MIB_PER_GIB)),
+        "idle_mem_gib_h": where(col("fb_known"), hours(col("fb_idle") / MIB_PER_GIB)),
         "fb_mean_gib": where(col("fb_known"), col("fb") / col("fb_known") / MIB_PER_GIB),
         "fb_peak_gib": col("fb_peak") / MIB_PER_GIB,
-        "energy_kwh": where(col("power_known"), col("power") / MS_PER_HOUR / 1000),
-        "idle_energy_kwh": where(col("power_known"), col("power_idle") / MS_PER_HOUR / 1000),
+        "energy_kwh": where(col("power_known"), _over(col("power"), MS_PER_HOUR * 1000)),
+        "idle_energy_kwh": where(col("power_known"), _over(col("power_idle"), MS_PER_HOUR * 1000)),
         "idle_windows": where(measured, col("windows")),
-        "longest_idle_s": where(measured, col("longest_ms") / 1000),
+        "longest_idle_s": where(measured, _over(col("longest_ms"), 1000)),
         "cost": col("cost"),
         "idle_cost": where(measured, col("idle_cost")),
     }

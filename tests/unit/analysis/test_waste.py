@@ -215,6 +215,31 @@ def test_a_requeued_job_has_two_runs(analysed: Analysed, samples: Rows, jobs: Jo
     ]
 
 
+def test_round_numbers_stay_round(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """An hour is 1, not 0.9999999999999999, in every row of a table as in the total."""
+    found = jobs(*({"job_id": n, "start": n * HOUR, "end": (n + 1) * HOUR} for n in range(2)))
+    result = analysed(samples(every(0, 7200), util_pct=0, fb_used_mib=3072, power_w=300), found, prices=EUROS)
+    columns = ("gpu_hours_allocated", "gpu_hours_idle", "mem_gib_h", "energy_kwh", "cost", "idle_cost")
+    assert result.jobs.select(columns).rows() == [(1, 1, 3, 0.3, 2, 2)] * 2
+    assert tuple(result.total[name] for name in columns) == (2, 2, 6, 0.6, 4, 4)
+
+
+def test_a_report_of_one_cluster(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Runs and free GPUs of another cluster are not in it, even on a node of the same name."""
+    rows = samples(every(0, 7200), util_pct=0)
+    rows += samples(every(0, 7200), util_pct=50, cluster="d", uuid="GPU-d")
+    rows += samples(every(0, 7200), util_pct=0, node="n2", uuid="GPU-2")
+    found = jobs({"start": 0, "end": 7200}, {"cluster": "d", "start": 0, "end": 7200})
+    whole, one = analysed(rows, found), analysed([], found, clusters=("d",))
+    assert (whole.total["gpu_hours_busy"], whole.total["unallocated_gpu_hours"]) == (2, 2)
+    assert whole.groups["cluster"].select("name", "gpu_hours_idle", "gpu_hours_busy").rows() == [
+        ("c", 2, 0),
+        ("d", 0, 2),
+    ]
+    assert one.jobs["cluster"].to_list() == ["d"]
+    assert (one.total["gpu_hours_busy"], one.total["unallocated_gpu_hours"]) == (2, 0)
+
+
 def test_runs_without_gpus_are_left_out(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """A CPU job beside a GPU job on a node takes no part; accounting that tracks no GPUs is said so."""
     found = jobs(
