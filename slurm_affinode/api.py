@@ -1,0 +1,65 @@
+"""For notebooks and scripts: the figures of a report as pandas frames.
+
+>>> from slurm_affinode import api                                           # doctest: +SKIP
+>>> week = api.waste(since, until, state_dir="/var/lib/slurm-affinode")      # doctest: +SKIP
+>>> week.groups["user"].nlargest(10, "gpu_hours_idle")                       # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import pandas as pd
+
+from slurm_affinode import config as configuration
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.workflow import pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    """Where the GPU-hours of an interval went. Columns and units are those of ``docs/metrics.md``; NaN is unknown."""
+
+    total: Mapping[str, float | int | None]
+    jobs: pd.DataFrame
+    """One row per GPU job run, most idle hours first."""
+    groups: Mapping[str, pd.DataFrame]
+    """``user``, ``account``, ``partition``, ``qos``, ``node``, ``gpu_model``, ``cluster`` -> a row per name."""
+    over_time: pd.DataFrame
+    """One row per bucket of time (UTC)."""
+
+
+def waste(
+    since: datetime,
+    until: datetime,
+    *,
+    state_dir: str | Path | None = None,
+    db: str | None = None,
+    config: str | Path | None = None,
+    clusters: Sequence[str] = (),
+    partitions: Sequence[str] = (),
+    accounts: Sequence[str] = (),
+    users: Sequence[str] = (),
+) -> Waste:
+    """Analyse what is stored for the half-open interval of aware datetimes.
+
+    ``config``, ``state_dir`` and ``db`` are what ``--config``, ``--state`` and ``--db`` are on the command line. Raises
+    ``AffinodeError`` (``slurm_affinode.errors``) as the command ``report`` does.
+    """
+    loaded = configuration.load(
+        None if config is None else Path(config), state_dir=None if state_dir is None else Path(state_dir), db=db
+    )
+    query = WasteQuery(
+        since, until, tuple(clusters), tuple(partitions), tuple(accounts), tuple(users),
+        thresholds=pipeline.thresholds(loaded),
+    )  # fmt: skip
+    result = pipeline.analyse_stored(loaded, query)
+    return Waste(
+        result.total,
+        result.jobs.to_pandas(),
+        {name: frame.to_pandas() for name, frame in result.groups.items()},
+        result.over_time.to_pandas(),
+    )
