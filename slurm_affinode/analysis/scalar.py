@@ -44,7 +44,7 @@ class Values(NamedTuple):
 
     time: Ints
     present: Ints
-    """Of ``util``, ``fb``, ``power``: 0 where the block lacks it."""
+    """Of ``util``, ``fb``, ``power``: 0 where the block lacks it, 1 where values are missing, 2 where none is."""
     util: Float32s
     engine: Float32s
     sm: Float32s
@@ -222,8 +222,58 @@ def sum_up(  # noqa: PLR0917
         while_idle += product if kinds[j] & 127 == 2 else 0.0
     sums[cell, column] += total
     sums[cell, column + 1] += known
-    if column != UTIL:
-        sums[cell, column + 2] += while_idle
+    sums[cell, column + 2] += while_idle
+
+
+@_inlined
+def sum_complete(  # noqa: PLR0917
+    values: Float32s,
+    low: int,
+    high: int,
+    offset: int,
+    weights: Int32s,
+    kinds: Classes,
+    sums: Floats,
+    cell: int,
+    column: int,
+) -> None:
+    """The same where no value is missing: the time with a value is all time, which the caller knows."""
+    total, while_idle = 0.0, 0.0
+    base = np.uint64(offset)
+    for j in range(np.uint64(low), np.uint64(high)):
+        product = np.float64(values[base + j]) * weights[j]
+        total += product
+        while_idle += product if kinds[j] & 127 == 2 else 0.0
+    sums[cell, column] += total
+    sums[cell, column + 2] += while_idle
+
+
+@_inlined
+def sum_plainly(  # noqa: PLR0917
+    values: Float32s, low: int, high: int, offset: int, weights: Int32s, sums: Floats, cell: int
+) -> None:
+    """Add utilization x time, where no value is missing."""
+    total = 0.0
+    base = np.uint64(offset)
+    for j in range(np.uint64(low), np.uint64(high)):
+        total += np.float64(values[base + j]) * weights[j]
+    sums[cell, UTIL] += total
+
+
+@_inlined
+def sum_known(  # noqa: PLR0917
+    values: Float32s, low: int, high: int, offset: int, weights: Int32s, sums: Floats, cell: int
+) -> None:
+    """Add utilization x time, and time with a value."""
+    total, known = 0.0, 0
+    base = np.uint64(offset)
+    for j in range(np.uint64(low), np.uint64(high)):
+        value = values[base + j]
+        there = value >= 0
+        total += np.float64(value) * weights[j] if there else 0.0
+        known += weights[j] if there else 0
+    sums[cell, UTIL] += total
+    sums[cell, UTIL + 1] += known
 
 
 @_inlined
@@ -363,7 +413,7 @@ def fold(  # noqa: PLR0917, PLR0915
     times, cells, sums, peaks = v.time, line.cells, s.sums, s.peak
     util, fb, power, weights, kinds = v.util, v.fb, v.power, chunk.weight, chunk.activity
     words = chunk.words
-    has_util, has_fb, has_power = v.present[0] != 0, v.present[1] != 0, v.present[2] != 0
+    has_util, has_fb, has_power = v.present[0], v.present[1], v.present[2]
     events, event = chunk.idle, 0
     count = len(times)
     partly, gaps, gap_ms, samples = 0, 0, 0, 0
@@ -396,16 +446,24 @@ def fold(  # noqa: PLR0917, PLR0915
                     cell += 1
                 end = cells[cell, END]
                 high = behind(times, begin + low, behind_chunk, end, step) - begin
-                if has_util:
-                    sum_up(util, low, high, begin, weights, kinds, sums, cell, UTIL)
-                if has_fb:
+                if has_util == 2:
+                    sum_plainly(util, low, high, begin, weights, sums, cell)
+                elif has_util:
+                    sum_known(util, low, high, begin, weights, sums, cell)
+                if has_fb == 2:
+                    sum_complete(fb, low, high, begin, weights, kinds, sums, cell, FB)
+                elif has_fb:
                     sum_up(fb, low, high, begin, weights, kinds, sums, cell, FB)
+                if has_fb:
                     raise_peak(fb, begin + low, begin + high, peaks, cell)
-                if has_power:
+                if has_power == 2:
+                    sum_complete(power, low, high, begin, weights, kinds, sums, cell, POWER)
+                elif has_power:
                     sum_up(power, low, high, begin, weights, kinds, sums, cell, POWER)
                 if cells[cell, INSIDE]:
                     samples += high - low
                 run_class, run_begin = -1, 0
+                lost = 0
                 j = low
                 while j < high:
                     # A run begins, or the gap behind a row ends one.
@@ -431,6 +489,7 @@ def fold(  # noqa: PLR0917, PLR0915
                         gaps += held > 0
                         gap_ms += held
                         if j + 1 < high:
+                            lost += after - until
                             sums[cell, run_class] += until - run_begin
                             if run_class == _IDLE:
                                 event = record(events, event, cell, run_begin, until, run_begin)
@@ -439,6 +498,14 @@ def fold(  # noqa: PLR0917, PLR0915
                 last = begin + high - 1
                 taken = times[last]
                 reach = taken + weights[high - 1]
+                # All time of these rows, the last sample's not cut yet, as in the sums of values.
+                in_all = reach - times[begin + low] - lost
+                if has_util == 2:
+                    sums[cell, UTIL + 1] += in_all
+                if has_fb == 2:
+                    sums[cell, FB + 1] += in_all
+                if has_power == 2:
+                    sums[cell, POWER + 1] += in_all
                 sums[cell, run_class] += min(reach, end) - run_begin
                 if run_class == _IDLE:
                     event = record(events, event, cell, run_begin, min(reach, end), run_begin)

@@ -53,7 +53,9 @@ class _Worker:
         if len(self._nothing) < count:
             self._nothing = np.full(count, np.nan, np.float32)
         nothing = self._nothing[:count]
-        present = np.array([name in block.columns for name in (UTIL, FB, POWER)], np.int64)
+        present = np.array(
+            [1 + block.columns[name].complete if name in block.columns else 0 for name in (UTIL, FB, POWER)], np.int64
+        )
         values = (block.columns[name].values if name in block.columns else nothing for name in _METRICS)
         return scalar.Values(block.time, present, *values)
 

@@ -192,24 +192,7 @@ def allocations(draw: st.DrawFn, devices: int, since: int, until: int) -> list[H
 
 def by_plain_loop(*arguments: Any) -> Totals:
     """The loop of ``scalar`` as Python, not compiled."""
-    plain = {
-        name: getattr(getattr(scalar, name), "py_func", getattr(scalar, name))
-        for name in (
-            "add",
-            "weigh",
-            "classify",
-            "sum_up",
-            "change",
-            "raise_peak",
-            "first_cell",
-            "behind",
-            "end_window",
-            "give_idle",
-            "record",
-            "fold",
-            "end_all_windows",
-        )
-    }
+    plain = {name: value.py_func for name, value in vars(scalar).items() if hasattr(value, "py_func")}
     with contextlib.ExitStack() as stack:
         for name, function in plain.items():
             stack.enter_context(mock.patch.object(scalar, name, function))
