@@ -4,6 +4,7 @@
  */
 #include "internal.h"
 
+#include <semaphore.h>
 #include <signal.h>
 #include <string.h>
 
@@ -248,6 +249,9 @@ static void serve_one(uint64_t ticket)
     emu_detach();
 }
 
+/* Posted by the thread once it has its name. */
+static sem_t named;
+
 static void *serve(void *unused)
 {
     siginfo_t info;
@@ -256,13 +260,17 @@ static void *serve(void *unused)
     sigemptyset(&ours);
     sigaddset(&ours, emu_restore_signal());
     pthread_setname_np(pthread_self(), EMU_RESTORE_THREAD);
+    sem_post(&named);
     for (;;)
         if (sigwaitinfo(&ours, &info) > 0 && info.si_code == SI_QUEUE)
             serve_one((uint64_t)(uintptr_t)info.si_value.sival_ptr);
     return unused;
 }
 
-/* Signals are blocked before the thread begins, and its name, by which it is found, comes after that. */
+/*
+ * Signals are blocked before the thread begins, and its name, by which it is found, comes after that. It has the name
+ * when this returns: a process that has initialised CUDA can be locked at once.
+ */
 CUresult restore_thread_start(void)
 {
     pthread_attr_t attributes;
@@ -270,6 +278,7 @@ CUresult restore_thread_start(void)
     pthread_t thread;
     int rc;
 
+    sem_init(&named, 0, 0);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_init(&attributes);
@@ -277,6 +286,9 @@ CUresult restore_thread_start(void)
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     rc = pthread_create(&thread, &attributes, serve, NULL);
     pthread_attr_destroy(&attributes);
+    if (rc == 0)
+        while (sem_wait(&named) != 0)
+            ;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc == 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
