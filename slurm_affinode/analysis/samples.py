@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slurm_affinode.analysis.block import COLUMNS, Block, Column, Pieces
@@ -239,7 +240,7 @@ def _columns(paths: Sequence[Path]) -> list[str]:
             break
         try:
             meta = pq.read_metadata(path)
-        except OSError as error:
+        except (OSError, pa.ArrowException) as error:
             raise _damaged(path, error) from error
         absent = [name for name in absent if not _has_values(meta, name)]
     return [name for name in COLUMNS if name not in absent]
