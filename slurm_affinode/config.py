@@ -156,8 +156,10 @@ def load(
     except FileNotFoundError:
         if asked is not None:
             raise ConfigError(f"{chosen}: no such file", hint="give --config a file that exists") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{chosen}: cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{chosen}: cannot be read: {error.strerror}", hint="give --config a TOML file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{chosen}: is not UTF-8 text", hint="save it as UTF-8") from error
     else:
         config = replace(parse(text, where=str(chosen)), source=chosen)
     store = config.store

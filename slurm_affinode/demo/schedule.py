@@ -55,7 +55,6 @@ class Run:
     end_s: int | None
     state: str
     timelimit_s: int
-    array: tuple[int, int] | None = None
 
 
 A100 = [Node(f"a100-{n:02}", "a100", "NVIDIA A100-SXM4-80GB", "a100", 4, 81920.0, 400.0, 56.0) for n in range(1, 5)]
@@ -138,7 +137,7 @@ def _run(
 def _still_running(run: Run) -> Run:
     return Run(
         run.job_id, run.kind, run.job_name, run.user, run.account, run.node, run.gpus,
-        run.submit_s, run.start_s, None, "RUNNING", run.timelimit_s, run.array,
+        run.submit_s, run.start_s, None, "RUNNING", run.timelimit_s,
     )  # fmt: skip
 
 

@@ -65,8 +65,12 @@ def test_a_mistake_names_file_and_key(text: str, said: str) -> None:
 
 def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
     """A directory in place of the file is said to be that."""
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         config.load(tmp_path, env={})
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        config.load(binary, env={})
 
 
 def test_state_directory_of_a_user_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
