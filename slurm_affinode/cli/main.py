@@ -54,6 +54,7 @@ _COMMANDS = {
         "slurm_affinode.cli.nightly:nightly",
         "For cron: take in what is new, render day, week and month.",
     ),
+    "exporter": ("slurm_affinode.cli.exporter:exporter", "On a node: sample its GPUs; metrics over HTTP, files."),
     "trace": ("slurm_affinode.cli.trace:trace", "Analyse a public trace."),
     "db": ("slurm_affinode.cli.db:db", "Upgrade or inspect the relational store."),
     "doctor": ("slurm_affinode.cli.doctor:doctor", "Check configuration, store, history and accounting."),

@@ -1,0 +1,127 @@
+"""``slurm-affinode exporter``: what the GPUs of this node do, over HTTP and as files."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_affinode import config as configuration
+from slurm_affinode.cli.options import warn
+from slurm_affinode.errors import AffinodeError, InputError
+from slurm_affinode.timespec import parse_span_s
+
+_EPILOG = """\b
+Examples:
+  slurm-affinode exporter                                            metrics on port 9402 of every address
+  slurm-affinode exporter --listen 10.0.0.7:9402 --period 10s
+  slurm-affinode exporter --job-map /run/slurm-affinode/jobs         labels from what prolog and epilog note
+  slurm-affinode exporter --spool /var/spool/slurm-affinode          also files: slurm-affinode ingest gpu DIR
+  slurm-affinode exporter --tls-cert node.pem --tls-key node.key --token-file /etc/slurm-affinode/token
+
+\b
+Signals: TERM and INT end it in good order; HUP closes the open file of the spool, for an ingest to take in.
+"""
+DEFAULT_LISTEN = "0.0.0.0:9402"
+
+
+class Span(click.ParamType[float]):
+    """A span of time; the value is in seconds."""
+
+    name = "span"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse ``value``; a plain number is seconds."""
+        text = str(value)
+        seconds = float(text) if text.replace(".", "", 1).isdigit() else parse_span_s(text)
+        if seconds < 0.1:
+            self.fail(f"{text} is too short", param, ctx)
+        return seconds
+
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_DIR = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "--listen", default=DEFAULT_LISTEN, show_default=True, metavar="HOST:PORT", help="Where to serve /metrics."
+)
+@click.option("--period", type=Span(), default="5s", show_default=True, metavar="SPAN", help="Time between samples.")
+@click.option("--job-map", type=_DIR, metavar="DIR", help="Job mapping directory. [default: the jobs of the processes]")
+@click.option("--spool", type=_DIR, metavar="DIR", help="Keep the samples there as Parquet.")
+@click.option("--spool-file", type=Span(), default="10m", show_default=True, metavar="SPAN", help="Time in one file.")
+@click.option("--spool-keep", type=Span(), default="14d", show_default=True, metavar="SPAN", help="Older files go.")
+@click.option("--node", metavar="NAME", help="Name of this node. [default: its short host name]")
+@click.option("--cluster", metavar="NAME", help="Name of the cluster, as a label. [default: the configuration's]")
+@click.option("--tls-cert", type=_FILE, metavar="FILE", help="Serve HTTPS with this certificate chain (PEM).")
+@click.option("--tls-key", type=_FILE, metavar="FILE", help="Its key. [default: in the same file]")
+@click.option("--tls-client-ca", type=_FILE, metavar="FILE", help="Clients need a certificate of this authority.")
+@click.option("--token-file", type=_FILE, metavar="FILE", help="Clients need the bearer token in this file.")
+@click.option("--config", "config_path", type=_FILE, metavar="FILE", help="Configuration file.")
+def exporter(
+    *,
+    listen: str,
+    period: float,
+    job_map: Path | None,
+    spool: Path | None,
+    spool_file: float,
+    spool_keep: float,
+    node: str | None,
+    cluster: str | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_client_ca: Path | None,
+    token_file: Path | None,
+    config_path: Path | None,
+) -> None:
+    """Sample the GPUs of this node through NVML and show them under the names and labels of dcgm-exporter.
+
+    For nodes without dcgm-exporter, or beside it. It runs in the foreground until it is told to end. What a GPU cannot
+    say is absent, never 0. Without root it cannot tell which job a process belongs to; give --job-map then.
+    """
+    # Not at the top: a client of the command line has no driver.
+    from slurm_affinode.gpu.nvml import NvmlDriver  # noqa: PLC0415
+    from slurm_affinode.gpu.serve import Access  # noqa: PLC0415
+    from slurm_affinode.workflow import exporter as workflow  # noqa: PLC0415
+
+    host, port = _address(listen)
+    if tls_cert is None and (tls_key is not None or tls_client_ca is not None):
+        raise AffinodeError("--tls-key and --tls-client-ca need --tls-cert")
+    config = configuration.load(config_path)
+    options = workflow.ExporterOptions(
+        node=node or socket.gethostname().partition(".")[0],
+        cluster=cluster or config.cluster.name,
+        host=host, port=port, period_s=period, job_map=job_map, spool=spool,
+        spool_file_s=spool_file, spool_keep_s=spool_keep,
+        access=Access(tls_cert, tls_key, tls_client_ca, _token(token_file)),
+    )  # fmt: skip
+    signals = workflow.Signals()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: signals.stop.set())
+    signal.signal(signal.SIGHUP, lambda *_: signals.close_file.set())
+    workflow.run(options, NvmlDriver(), signals, say=lambda message: warn(f"slurm-affinode exporter: {message}"))
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535 or (":" in host and not host.startswith("[")):
+        raise AffinodeError(
+            f"--listen {text}: is no HOST:PORT", hint="for example 0.0.0.0:9402, 127.0.0.1:9402, [::]:9402"
+        )
+    return host.strip("[]"), int(port)
+
+
+def _token(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the token cannot be read: {error}", where=str(path)) from error
+    if not token.isprintable() or not token.isascii() or " " in token or not token:
+        raise InputError("holds no token: one line of printable characters is needed", where=str(path))
+    return token

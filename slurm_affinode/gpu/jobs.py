@@ -1,0 +1,130 @@
+"""Which job a process belongs to, read from ``/proc`` alone: nothing is asked of Slurm.
+
+In order: the cgroup that slurmd made (v1 ``/slurm/uid_1000/job_123/step_0``, v2
+``/system.slice/slurmstepd.scope/job_123/step_batch``), an ancestor ``slurmstepd: [123.batch]`` of root, the variable
+``SLURM_JOB_ID`` of its environment. Slurm 26.05 may name the cgroup by the job's SLUID; then the other two say the id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slurm_affinode.model.gpu import JobRef
+
+_CGROUP = re.compile(
+    r"/(?:[^/]*slurmstepd\.scope|slurm(?:_[^/]+)?)(?:/uid_\d+)?"
+    r"/(?:job_(?P<job>\d+)|(?P<sluid>s[0-9A-Za-z]{8,}))(?:/step_(?P<step>[^/]+))?(?:/|$)"
+)
+_STEPD = re.compile(r"slurmstepd: \[(\d+)(?:[_+]\d+)?(?:\.([^\]]+))?\]")
+_DEPTH = 200
+_REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    pid: int
+    parent: int
+    started: int
+    """Ticks since the machine booted (field 22 of ``/proc/PID/stat``)."""
+
+
+class JobFinder:
+    """Finds jobs of processes. Answers are remembered for as long as the process lives."""
+
+    def __init__(self, proc: Path = Path("/proc"), *, trusted_uid: int = 0) -> None:
+        """``trusted_uid``: the user that slurmstepd runs as; what others call themselves counts for nothing."""
+        self._proc = proc
+        self._trusted_uid = trusted_uid
+        self._known: dict[tuple[int, int], JobRef] = {}
+
+    def started(self, pid: int) -> int | None:
+        """When the process started, in ticks since boot; None where there is none. With the PID it is unique."""
+        process = self._process(pid)
+        return None if process is None else process.started
+
+    def find(self, pid: int, started: int | None = None) -> JobRef | None:
+        """The job of a process; None where it is of none, or gone, or (``started``) its PID is another's by now."""
+        process = self._process(pid)
+        if process is None or started not in (None, process.started):
+            return None
+        key = (pid, process.started)
+        if key in self._known:
+            return self._known[key]
+        found = self._look(process)
+        # What was read is of this process only if it is still there.
+        if self.started(pid) != process.started:
+            return None
+        if found is not None:
+            if len(self._known) >= _REMEMBERED:
+                self._known = {k: v for k, v in self._known.items() if self.started(k[0]) == k[1]}
+            self._known[key] = found
+        return found
+
+    def _look(self, process: _Process) -> JobRef | None:
+        match = self._cgroup(process.pid)
+        if match is not None and match["job"]:
+            return JobRef(int(match["job"]), match["step"], "cgroup")
+        line = list(self._line(process))
+        found = self._stepd(line) or self._environment(process.pid)
+        if match is not None and found is not None:
+            # slurmd made its cgroup: it is a job's, and only which one had to be found out.
+            return replace(found, step=match["step"] or found.step, source="cgroup")
+        return found
+
+    def _cgroup(self, pid: int) -> re.Match[str] | None:
+        for row in self._text(pid, "cgroup").splitlines():
+            match = _CGROUP.search(row.split(":", 2)[-1])
+            if match is not None:
+                return match
+        return None
+
+    def _line(self, process: _Process) -> Iterator[_Process]:
+        """The process and its ancestors, as long as each is older than its child."""
+        for _ in range(_DEPTH):
+            yield process
+            parent = self._process(process.parent) if process.parent > 0 else None
+            if parent is None or parent.started > process.started:
+                return
+            process = parent
+
+    def _stepd(self, line: list[_Process]) -> JobRef | None:
+        for process in line[1:]:
+            match = _STEPD.match(self._text(process.pid, "cmdline").replace("\0", " "))
+            if match is not None and self._owner(process.pid) == self._trusted_uid:
+                return JobRef(int(match[1]), match[2], "slurmstepd")
+        return None
+
+    def _environment(self, pid: int) -> JobRef | None:
+        variables = dict(
+            variable.split("=", 1) for variable in self._text(pid, "environ").split("\0") if "=" in variable
+        )
+        job = variables.get("SLURM_JOB_ID", "")
+        if not job.isdigit():
+            return None
+        step = variables.get("SLURM_STEP_ID", "")
+        return JobRef(int(job), step if step.isdigit() else None, "environment")
+
+    # -- /proc ----------------------------------------------------------------------------------------------------
+
+    def _process(self, pid: int) -> _Process | None:
+        # The name, in brackets, may hold brackets and blanks itself.
+        fields = self._text(pid, "stat").rpartition(")")[2].split()
+        try:
+            return _Process(pid, int(fields[1]), int(fields[19]))
+        except (IndexError, ValueError):
+            return None
+
+    def _owner(self, pid: int) -> int | None:
+        try:
+            return (self._proc / str(pid)).stat().st_uid
+        except OSError:
+            return None
+
+    def _text(self, pid: int, name: str) -> str:
+        try:
+            return (self._proc / str(pid) / name).read_bytes().decode("utf-8", "replace")
+        except OSError:
+            return ""

@@ -1,0 +1,317 @@
+"""The GPUs of this node through NVML. The only module that imports NVIDIA's binding.
+
+A session is opened when it is needed and dropped when the driver goes, so that a reloaded driver is found again. GPUs
+fail one by one. Source: NVML API reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pynvml
+
+from slurm_affinode.gpu.gpm import Activity
+from slurm_affinode.gpu.interface import DriverMissing, GpuError, GpuLost, NotPermitted, NotSupported
+from slurm_affinode.model.gpu import Device, GpuFault, GpuProcess, ProcessUtilization, Reading
+
+MIB = 2**20
+RESCAN_S = 60.0
+"""While a GPU is lost the driver is opened anew this often, for what came back is only counted then."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A device with its handles."""
+
+    device: Device
+    handle: Any
+    whole: Any
+    """Handle of the physical GPU; the same for a whole GPU."""
+    activity: Activity | None
+
+
+class NvmlDriver:
+    """``GpuDriver`` on NVML. ``nvml`` is the binding (another one in tests), ``clock`` seconds of any origin."""
+
+    def __init__(self, nvml: Any = pynvml, clock: Callable[[], float] = time.monotonic) -> None:
+        self._nvml = nvml
+        self._clock = clock
+        self._open: dict[tuple[str, str | None], _Open] | None = None
+        self._faults: tuple[GpuFault, ...] = ()
+        self._events: Any = None
+        self._watched: set[str] = set()
+        self._xids: dict[str, int] = {}
+        self._lost: set[str] = set()
+        self._rescan_at = 0.0
+        nvml_errors = {
+            "gone": ("UNINITIALIZED", "DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND", "LIB_RM_VERSION_MISMATCH"),
+            "lost": ("GPU_IS_LOST", "RESET_REQUIRED", "GPU_NOT_FOUND"),
+            "unsupported": ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "ARGUMENT_VERSION_MISMATCH"),
+        }
+        self._codes = {
+            getattr(nvml, f"NVML_ERROR_{name}"): kind
+            for kind, names in nvml_errors.items()
+            for name in names
+            if hasattr(nvml, f"NVML_ERROR_{name}")
+        }
+
+    # -- the contract ---------------------------------------------------------------------------------------------
+
+    def devices(self) -> Sequence[Device]:
+        """Open the driver where it is not; the devices that answered then."""
+        if self._open is not None and (self._lost or self._faults) and self._clock() >= self._rescan_at:
+            self.close()
+        if self._open is None:
+            self._start()
+        assert self._open is not None  # noqa: S101 - opened above
+        return [one.device for one in self._open.values()]
+
+    def faults(self) -> Sequence[GpuFault]:
+        """GPUs that were counted and did not answer when the driver was opened."""
+        return self._faults
+
+    def read(self, device: Device) -> Reading:
+        """See ``GpuDriver.read``. Memory is asked first: what fails there is the GPU or the driver, not a field."""
+        one = self._of(device)
+        nvml, handle = self._nvml, one.handle
+        with self._asking(f"the memory of GPU {device.index}", one):
+            memory = self._memory(handle)
+        rates = self._field(one, nvml.nvmlDeviceGetUtilizationRates, handle)
+        # Power, energy and temperature are those of the board: an instance has none of its own.
+        board = device.mig is None
+        power_mw = self._field(one, nvml.nvmlDeviceGetPowerUsage, handle) if board else None
+        energy = self._field(one, nvml.nvmlDeviceGetTotalEnergyConsumption, handle) if board else None
+        heat = self._field(one, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU) if board else None
+        self._take_events()
+        return Reading(
+            util_pct=None if rates is None else float(rates.gpu),
+            memory_util_pct=None if rates is None else float(rates.memory),
+            **memory,
+            **(self._activity(one) or {}),
+            power_w=None if power_mw is None else power_mw / 1000,
+            energy_mj=energy,
+            temperature_c=None if heat is None else float(heat),
+            xid=self._xids.get(device.uuid, 0) if device.uuid in self._watched else None,
+        )
+
+    def processes(self, device: Device) -> Sequence[GpuProcess]:
+        """See ``GpuDriver.processes``."""
+        one = self._of(device)
+        found: dict[int, GpuProcess] = {}
+        for kind, ask in (
+            ("graphics", self._nvml.nvmlDeviceGetGraphicsRunningProcesses),
+            ("compute", self._nvml.nvmlDeviceGetComputeRunningProcesses),
+        ):
+            with self._asking(f"the processes on GPU {device.index}", one):
+                for process in ask(one.handle):
+                    used = process.usedGpuMemory
+                    found[process.pid] = GpuProcess(process.pid, None if used is None else used / MIB, kind)
+        return sorted(found.values(), key=lambda process: process.pid)
+
+    def process_utilization(self, device: Device, since_us: int = 0) -> Sequence[ProcessUtilization]:
+        """See ``GpuDriver.process_utilization``."""
+        one = self._of(device)
+        latest: dict[int, ProcessUtilization] = {}
+        with self._asking(f"the utilization of the processes on GPU {device.index}", one):
+            try:
+                samples = self._nvml.nvmlDeviceGetProcessUtilization(one.handle, since_us)
+            except self._nvml.NVMLError as error:
+                if error.value != self._nvml.NVML_ERROR_NOT_FOUND:  # which is: no process worked since then
+                    raise
+                samples = []
+            for s in sorted(samples, key=lambda sample: sample.timeStamp):
+                if s.pid:
+                    latest[s.pid] = ProcessUtilization(s.pid, s.timeStamp, float(s.smUtil), float(s.memUtil))
+        return sorted(latest.values(), key=lambda one: one.pid)
+
+    def close(self) -> None:
+        """Let the driver go. XIDs that were seen are remembered."""
+        opened, self._open = self._open, None
+        self._faults, self._lost, self._watched = (), set(), set()
+        if opened is None:
+            return
+        for one in opened.values():
+            if one.activity is not None:
+                with contextlib.suppress(self._nvml.NVMLError):
+                    one.activity.close()
+        if self._events is not None:
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlEventSetFree(self._events)
+            self._events = None
+        with contextlib.suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
+
+    # -- opening --------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        with self._asking("the driver", None):
+            self._nvml.nvmlInit()
+        self._open = {}
+        faults: list[GpuFault] = []
+        with self._asking("the number of GPUs", None):
+            count = self._nvml.nvmlDeviceGetCount()
+        for index in range(count):
+            try:
+                with self._asking(f"GPU {index}", None):
+                    handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                    for one in self._opened(handle, index):
+                        self._open[one.device.uuid, one.device.mig] = one
+            except DriverMissing:
+                raise
+            except GpuError as error:
+                faults.append(GpuFault(None, index, str(error)))
+        self._faults = tuple(faults)
+        self._rescan_at = self._clock() + RESCAN_S
+        self._watch()
+
+    def _opened(self, handle: Any, index: int) -> Iterator[_Open]:
+        nvml = self._nvml
+        # Only the UUID must be there; the rest describes.
+        whole = Device(
+            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+            index=index,
+            pci=self._described(lambda: _text(nvml.nvmlDeviceGetPciInfo(handle).busId).upper()),
+            model=self._described(lambda: _text(nvml.nvmlDeviceGetName(handle))),
+            memory_mib=self._described(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total / MIB),
+            minor=self._described(lambda: int(nvml.nvmlDeviceGetMinorNumber(handle))),
+        )
+        mode = self._described(lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
+        yield _Open(whole, handle, handle, None if mode else self._gpm(handle, None))
+        if mode:
+            yield from self._instances(whole, handle)
+
+    def _instances(self, whole: Device, handle: Any) -> Iterator[_Open]:
+        nvml = self._nvml
+        for at in range(self._described(lambda: int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))) or 0):
+            try:
+                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, at)
+                number = int(nvml.nvmlDeviceGetGpuInstanceId(part))
+            except nvml.NVMLError:
+                continue  # the numbers of instances have gaps
+            name = self._described(partial(nvml.nvmlDeviceGetName, part))
+            total = self._described(partial(nvml.nvmlDeviceGetMemoryInfo, part))
+            device = Device(
+                whole.uuid, whole.index, whole.pci, whole.model, minor=whole.minor, mig=str(number),
+                mig_profile=_text(name or "").rpartition(" MIG ")[2] or None,
+                memory_mib=None if total is None else total.total / MIB,
+            )  # fmt: skip
+            yield _Open(device, part, handle, self._gpm(handle, number))
+
+    def _described(self, ask: Callable[[], Any]) -> Any:
+        """An answer without which a device can be used."""
+        try:
+            return ask()
+        except self._nvml.NVMLError as error:
+            if self._codes.get(error.value) in ("gone", "lost"):
+                raise
+            return None
+
+    def _gpm(self, handle: Any, instance: int | None) -> Activity | None:
+        try:
+            if not self._nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                return None
+            return Activity(self._nvml, handle, instance)
+        except self._nvml.NVMLError:
+            return None
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    def _of(self, device: Device) -> _Open:
+        if self._open is None:
+            self._start()
+        assert self._open is not None  # noqa: S101 - opened above
+        found = self._open.get((device.uuid, device.mig))
+        if found is None:
+            raise GpuLost(f"GPU {device.index} ({device.uuid}) is not among the GPUs of this node any more")
+        return found
+
+    def _memory(self, handle: Any) -> dict[str, float | None]:
+        nvml = self._nvml
+        try:
+            try:
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+                reserved: float | None = memory.reserved / MIB
+            except nvml.NVMLError as error:
+                if self._codes.get(error.value) != "unsupported":
+                    raise
+                memory, reserved = nvml.nvmlDeviceGetMemoryInfo(handle), None
+        except nvml.NVMLError as error:
+            if self._codes.get(error.value) == "unsupported" or error.value == nvml.NVML_ERROR_NO_PERMISSION:
+                return {}
+            raise
+        return {"fb_used_mib": memory.used / MIB, "fb_free_mib": memory.free / MIB, "fb_reserved_mib": reserved,
+                "fb_total_mib": memory.total / MIB}  # fmt: skip
+
+    def _field(self, one: _Open, ask: Callable[..., Any], *arguments: Any) -> Any:
+        """One field, None where the GPU cannot say it just now. Raises ``GpuLost`` and ``DriverMissing``."""
+        try:
+            return ask(*arguments)
+        except self._nvml.NVMLError as error:
+            if self._codes.get(error.value) in ("gone", "lost"):
+                raise self._translated(error, f"GPU {one.device.index}", one) from error
+            return None
+
+    def _activity(self, one: _Open) -> dict[str, float] | None:
+        if one.activity is None:
+            return None
+        found: dict[str, float] | None = self._field(one, one.activity.read)
+        return found
+
+    @contextlib.contextmanager
+    def _asking(self, what: str, one: _Open | None) -> Iterator[None]:
+        try:
+            yield
+        except self._nvml.NVMLError as error:
+            raise self._translated(error, what, one) from error
+
+    def _translated(self, error: Any, what: str, one: _Open | None) -> GpuError:
+        kind = self._codes.get(error.value)
+        said = f"{what}: NVML says: {error}"
+        if kind == "lost":
+            if one is not None:
+                self._lost.add(one.device.uuid)
+            return GpuLost(said, hint="nvidia-smi and the kernel log (dmesg) say why; it may need a reset")
+        if kind == "unsupported":
+            return NotSupported(said)
+        if error.value == self._nvml.NVML_ERROR_NO_PERMISSION:
+            return NotPermitted(said, hint="run it as root")
+        if kind == "gone" or error.value == self._nvml.NVML_ERROR_UNKNOWN:
+            self.close()
+            return DriverMissing(said, hint="is NVIDIA's driver installed and loaded? nvidia-smi has to work")
+        return GpuError(said)
+
+    # -- XID errors -----------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        nvml = self._nvml
+        self._watched = set()
+        try:
+            self._events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError:
+            return
+        for one in (self._open or {}).values():
+            if one.device.mig is not None:
+                continue
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlDeviceRegisterEvents(one.whole, nvml.nvmlEventTypeXidCriticalError, self._events)
+                self._watched.add(one.device.uuid)
+
+    def _take_events(self) -> None:
+        """Note the XIDs that have happened; nobody is waited for."""
+        nvml = self._nvml
+        while self._watched:
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                if event.eventType == nvml.nvmlEventTypeXidCriticalError:
+                    self._xids[_text(nvml.nvmlDeviceGetUUID(event.device))] = int(event.eventData)
+            except nvml.NVMLError:
+                return
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
