@@ -3,7 +3,7 @@
 #   mariadb     the accounting database
 #   slurmdbd    Slurm's accounting daemon
 #   slurmctld   the controller; makes homes, accounts and users when it first starts
-#   compute     slurmd; GPUS=N emulated GPUs (0: none)
+#   compute     slurmd; GPUS=N emulated GPUs (0: none) and, where there are some, slurm-affinode exporter
 #   login       munge and the commands, nothing else
 # It waits for what its role needs, with a deadline, so that containers may start in any order and be restarted alone.
 set -euo pipefail
@@ -88,6 +88,20 @@ role_slurmctld() {
   exec slurmctld -D
 }
 
+# Samples the GPUs every second: metrics for Prometheus on port 9402, files on the shared file system. Started again when
+# it ends, as a unit would be, and no child of slurmd, which waits for its own.
+start_exporter() {
+  install -d -m 0755 /run/dcgm-job-mapping /shared/gpu-history
+  # shellcheck disable=SC2016  # expanded by the inner shell
+  setsid --fork bash -c 'while :; do
+    slurm-affinode exporter --listen 0.0.0.0:9402 --period 1s --job-map /run/dcgm-job-mapping \
+      --spool /shared/gpu-history --spool-keep 1d &
+    echo $! >/run/slurm-affinode-exporter.pid
+    wait
+    sleep 1
+  done'
+}
+
 role_compute() {
   local index
   start_munge
@@ -98,6 +112,7 @@ role_compute() {
     done
     # Equal on every start, different on every node.
     gpu-emulatorctl init --force --gpus "$GPUS" --model h100-80g --seed "$(hostname)"
+    start_exporter
   fi
   wait_for_port slurmctld 6817 || say "starting slurmd all the same"
   # -b: a container that starts is a node that booted; the kernel's uptime is the host's.
