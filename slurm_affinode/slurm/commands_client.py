@@ -1,0 +1,262 @@
+"""Slurm through its own commands: one process for each request, JSON by a data parser that every release has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from slurm_affinode import process
+from slurm_affinode.errors import UnreachableError
+from slurm_affinode.model.cluster import Job, Node, Partition, Step
+from slurm_affinode.process import Completed
+from slurm_affinode.slurm import faults, identifiers, live_json, live_text
+from slurm_affinode.slurm.commands import Runner
+from slurm_affinode.slurm.identifiers import Target
+from slurm_affinode.slurm.interface import SignalTo
+
+TIMEOUT_S = 60.0
+"""Longer than the retries of Slurm's own commands at the usual MessageTimeout of 10 s."""
+
+_SETTINGS = ("SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SCONTROL_ALL", "SCONTROL_FEDERATION", "SCONTROL_FUTURE",
+             "SCONTROL_LOCAL", "SCONTROL_SIBLING", "SLURM_JSON", "SLURM_YAML")  # fmt: skip
+_SETTING_PREFIXES = ("SCANCEL_", "SQUEUE_", "SINFO_")
+"""With these a user's shell would change what the commands do or print."""
+
+
+class CommandsClient:
+    """``SlurmClient`` by scontrol and scancel. ``run`` is ``process.run`` or a stand-in for it."""
+
+    backend = "commands"
+
+    def __init__(
+        self, run: Runner = process.run, *, env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._run = run
+        self._env = _environment(os.environ if env is None else env)
+        self._timeout_s = timeout_s
+
+    # --- looking
+
+    def jobs(self, *, steps: bool = False, gpu_detail: bool = False) -> tuple[Job, ...]:
+        """See ``SlurmClient``. The numbers of the GPUs come at no cost here, and always."""
+        found = live_json.jobs(self._json("jobs", "list jobs", "show", "jobs"))
+        return with_steps(found, self.steps()) if steps else found
+
+    def job(self, job: int | str) -> Job:
+        """See ``SlurmClient``."""
+        target = identifiers.job(job)
+        doing = f"show job {target}"
+        found = pick(live_json.jobs(self._json("jobs", doing, "show", "job", str(target))), target)
+        return with_steps((found,), self.steps(target.job))[0]
+
+    def steps(self, job: int | str | None = None) -> tuple[Step, ...]:
+        """See ``SlurmClient``."""
+        if job is None:
+            return live_json.steps(self._json("steps", "list steps", "show", "steps"))
+        target = identifiers.job(job)
+        return live_json.steps(self._json("steps", f"show steps of {target}", "show", "steps", str(target)))
+
+    def nodes(self) -> tuple[Node, ...]:
+        """See ``SlurmClient``."""
+        return live_json.nodes(self._json("nodes", "list nodes", "show", "nodes"))
+
+    def partitions(self) -> tuple[Partition, ...]:
+        """See ``SlurmClient``."""
+        return live_text.partitions(self._text("list partitions", "scontrol", "--oneliner", "--all", "show", "part"))
+
+    def config(self) -> Mapping[str, str]:
+        """See ``SlurmClient``."""
+        return live_text.config(self._text("read the configuration", "scontrol", "show", "config"))
+
+    def version(self) -> str:
+        """See ``SlurmClient``."""
+        said = self._text("read the version", "scontrol", "--version")
+        found = live_text.version(said)
+        if found is None:
+            raise UnreachableError(f"scontrol --version says {said.strip()[:80]!r}: this is not Slurm's scontrol")
+        return found
+
+    def ping(self) -> None:
+        """See ``SlurmClient``."""
+        done = self._call("scontrol", "ping")
+        said = done.stdout.decode("utf-8", "replace")
+        if " is UP" not in said:
+            down = [line.strip() for line in (said + done.stderr).splitlines() if line.strip()]
+            raise faults.ControllerDownError(
+                f"slurmctld does not answer: {down[0] if down else 'scontrol ping says nothing'}",
+                hint="is slurmctld running, and does this machine have its slurm.conf? try: scontrol ping",
+            )
+
+    # --- acting
+
+    def hold(self, job: int | str, *, by_user: bool = False) -> None:
+        """See ``SlurmClient``."""
+        target = identifiers.job(job)
+        self._act(f"hold job {target}", target, "scontrol", "--", "uhold" if by_user else "hold", str(target))
+
+    def release(self, job: int | str) -> None:
+        """See ``SlurmClient``."""
+        target = identifiers.job(job)
+        self._act(f"release job {target}", target, "scontrol", "--", "release", str(target))
+
+    def requeue(self, job: int | str, *, hold: bool = False) -> None:
+        """See ``SlurmClient``."""
+        target = identifiers.job(job)
+        verb = "requeuehold" if hold else "requeue"
+        self._act(f"requeue job {target}", target, "scontrol", "--", verb, str(target))
+
+    def cancel(self, job: int | str, *, signal: int | str | None = None) -> None:
+        """See ``SlurmClient``."""
+        if signal is not None:
+            return self.signal(job, signal)
+        target = identifiers.target(job)
+        return self._act(f"cancel {_called(target)}", target, "scancel", "--verbose", "--", str(target))
+
+    def signal(self, job: int | str, signal: int | str, *, to: SignalTo = "steps") -> None:
+        """See ``SlurmClient``."""
+        target, number = identifiers.target(job), identifiers.signal(signal)
+        # scancel waits without end for a pending job to start before it signals it.
+        demand_running(self.job(target.job), target)
+        options = [f"--signal={number}", *({"batch": ["--batch"], "all": ["--full"]}.get(to, []))]
+        self._act(f"signal {_called(target)}", target, "scancel", "--verbose", *options, "--", str(target))
+
+    def set_comment(self, job: int | str, text: str) -> None:
+        """See ``SlurmClient``."""
+        value = identifiers.text(text, "comment", identifiers.MAX_COMMENT_BYTES)
+        self._update(job, "set the comment of", f"Comment={value}")
+
+    def set_admin_comment(self, job: int | str, text: str) -> None:
+        """See ``SlurmClient``."""
+        value = identifiers.text(text, "admin comment", identifiers.MAX_ADMIN_COMMENT_BYTES)
+        self._update(job, "set the admin comment of", f"AdminComment={value}")
+
+    def set_begin(self, job: int | str, when: datetime) -> None:
+        """See ``SlurmClient``."""
+        # "uts" and epoch seconds: the only form that does not depend on the time zone of slurmctld's machine or ours.
+        self._update(job, "set the begin time of", f"StartTime=uts{int(when.timestamp())}")
+
+    def notify(self, job: int | str, message: str) -> None:
+        """See ``SlurmClient``."""
+        target = identifiers.job(job)
+        text = identifiers.text(message, "message", identifiers.MAX_MESSAGE_BYTES)
+        self._act(f"notify job {target}", target, "scontrol", "--", "notify", str(target), text)
+
+    def drain(self, node: str, reason: str) -> None:
+        """See ``SlurmClient``."""
+        name = identifiers.node(node)
+        why = identifiers.text(reason, "reason", identifiers.MAX_COMMENT_BYTES)
+        self._act(f"drain {name}", name, "scontrol", "--", "update", f"NodeName={name}", "State=DRAIN", f"Reason={why}")
+
+    def resume(self, node: str) -> None:
+        """See ``SlurmClient``."""
+        name = identifiers.node(node)
+        self._act(f"resume {name}", name, "scontrol", "--", "update", f"NodeName={name}", "State=RESUME")
+
+    def close(self) -> None:
+        """Nothing runs between requests."""
+
+    def __enter__(self) -> Self:
+        """The client."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    # --- the programs
+
+    def _update(self, job: int | str, doing: str, change: str) -> None:
+        target = identifiers.job(job)
+        self._act(f"{doing} job {target}", target, "scontrol", "--", "update", f"JobId={target}", change)
+
+    def _act(self, doing: str, target: Target | str, *argv: str) -> None:
+        done = self._call(*argv)
+        said = done.stderr
+        if argv[0] == "scancel":  # it ends with 0 for an unknown and for an ended job, but says so when verbose
+            said = "\n".join(line for line in said.splitlines() if "error:" in line)
+        if done.returncode != 0 or (argv[0] == "scancel" and said.strip()):
+            raise faults.refusal(doing, said or done.stdout.decode("utf-8", "replace"), target=str(target))
+
+    def _json(self, key: str, doing: str, *words: str) -> list[Mapping[str, object]]:
+        done = self._call("scontrol", "--all", f"--json={live_json.PARSER}", "--", *words)
+        if done.returncode != 0 and not done.stdout.lstrip().startswith(b"{"):
+            raise faults.refusal(doing, done.stderr or done.stdout.decode("utf-8", "replace"))
+        if done.returncode != 0 and done.stderr.strip():
+            raise faults.refusal(doing, done.stderr)
+        return list(live_json.document(done.stdout, key, program="scontrol"))
+
+    def _text(self, doing: str, *argv: str) -> str:
+        done = self._call(*argv)
+        if done.returncode != 0:
+            raise faults.refusal(doing, done.stderr or done.stdout.decode("utf-8", "replace"))
+        return done.stdout.decode("utf-8", "backslashreplace")
+
+    def _call(self, *argv: str) -> Completed:
+        return self._run(list(argv), timeout_s=self._timeout_s, env=self._env, check=False)
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name not in _SETTINGS and not name.startswith(_SETTING_PREFIXES)
+    }
+    # SLURM_BITSTR_LEN=0: the tasks of a pending array are not cut after 64 characters.
+    return {**kept, "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C.UTF-8"}
+
+
+def _called(target: Target) -> str:
+    return f"job {target}" if target.step is None else f"step {target}"
+
+
+def with_steps(jobs: Sequence[Job], steps: Sequence[Step]) -> tuple[Job, ...]:
+    """The jobs with those of the steps that are theirs."""
+    of: dict[int, list[Step]] = {}
+    for step in steps:
+        of.setdefault(step.job_id, []).append(step)
+    return tuple(replace(job, steps=tuple(of.get(job.job_id, ()))) for job in jobs)
+
+
+def pick(found: Sequence[Job], target: Target) -> Job:
+    """The one of several records that ``target`` means. Raises ``UnknownJobError``."""
+
+    def fits(job: Job) -> int | None:
+        if target.task is not None:
+            own = job.array_job_id == target.job_id and job.array_task_id == target.task
+            shared = job.array_job_id == target.job_id and job.array_task_id is None and _has(job, target.task)
+            return 0 if own else 1 if shared else None
+        if target.het_offset is not None:
+            return 0 if (job.het_job_id, job.het_offset or 0) == (target.job_id, target.het_offset) else None
+        if job.job_id == target.job_id:
+            return 0
+        return 1 if target.job_id in (job.array_job_id, job.het_job_id) else None
+
+    ranked = [(rank, job.array_task_id or 0, job) for job in found if (rank := fits(job)) is not None]
+    if not ranked:
+        raise faults.UnknownJobError(
+            f"show job {target}: slurmctld has no such job", target=str(target), hint="see: squeue"
+        )
+    return min(ranked, key=lambda entry: entry[:2])[2]
+
+
+def _has(job: Job, task: int) -> bool:
+    for part in (job.array_tasks or "").split(","):
+        first, _, rest = part.partition("-")
+        last, _, stride = rest.partition(":")
+        if first.isdigit() and int(first) <= task <= int(last or first):
+            return (task - int(first)) % int(stride or 1) == 0
+    return False
+
+
+def demand_running(job: Job, target: Target) -> None:
+    """Raises ``AlreadyDoneError`` or ``InvalidStateError`` where a signal would find no process."""
+    if job.ended:
+        raise faults.AlreadyDoneError(f"signal {_called(target)}: it has ended ({job.state})", target=str(target))
+    if not job.allocated:
+        raise faults.InvalidStateError(f"signal {_called(target)}: it does not run ({job.state})", target=str(target))

@@ -1,0 +1,99 @@
+"""What the records of both implementations are made of: states, GPUs, times, lists of nodes.
+
+Slurm writes the same texts whichever way it is asked; each text is understood in one place. Nothing here raises for
+a damaged text: one odd job must not hide the others, so what cannot be understood is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from slurm_affinode.model.cluster import GpuCount, NodeGpus
+from slurm_affinode.slurm import hostlist, units
+
+FLAG_ORDER = (
+    "COMPLETING", "STAGE_OUT", "CONFIGURING", "RESIZING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT",
+    "STOPPED", "REVOKED", "RESV_DEL_HOLD", "SIGNALING",
+)  # fmt: skip
+"""Flags that Slurm shows in place of a state, in its order (job_state_string of slurm_protocol_defs.c)."""
+
+_DETAIL = re.compile(r"gpu(?::([^,():]+))?:(\d+)(?:\((?:S:[^)]*|IDX:([\d,-]*))[^)]*\))?(?=,|$)")
+_NONE = frozenset({"", "(null)", "n/a", "none", "unknown", "none assigned"})
+
+
+def state(words: Sequence[str]) -> str:
+    """One word for a base state and its flags, as squeue prints it."""
+    flagged = next((flag for flag in FLAG_ORDER if flag in words), None)
+    return flagged or (words[0] if words else "UNKNOWN")
+
+
+def word(value: object) -> str | None:
+    """Text, or ``None`` where it is empty or one of Slurm's words for nothing."""
+    text = "" if value is None else str(value)
+    return None if text.strip().lower() in _NONE else text
+
+
+def moment(seconds: object) -> datetime | None:
+    """Epoch seconds as a time; 0, none and what no calendar has are ``None``."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1 << 35:
+        return None
+    return datetime.fromtimestamp(int(seconds), UTC)
+
+
+def nodes(text: str | None) -> tuple[str, ...]:
+    """The names of a hostlist."""
+    if text is None or hostlist.is_none(text):
+        return ()
+    try:
+        return tuple(hostlist.expand(text))
+    except ValueError:
+        return ()
+
+
+def tres(text: str | None) -> dict[str, str]:
+    """A TRES string as a mapping."""
+    try:
+        return units.parse_tres(text or "") if word(text) else {}
+    except ValueError:
+        return {}
+
+
+def gpus(amounts: Mapping[str, str]) -> GpuCount | None:
+    """The GPUs of a TRES mapping: the untyped count where it is there, else the typed ones together."""
+    try:
+        found = units.gpus_of_tres(amounts)
+    except ValueError:
+        return None
+    return None if found.count is None else GpuCount(found.count, found.kind)
+
+
+def gpus_of_gres(text: str | None) -> GpuCount | None:
+    """The GPUs of a GRES string such as ``gpu:h100:2(S:0-1)``; ``None`` where it names none."""
+    try:
+        found = units.parse_gres(text or "") if word(text) else units.Gpus(None)
+    except ValueError:
+        return None
+    return None if found.count is None else GpuCount(found.count, found.kind)
+
+
+def node_gpus(names: Sequence[str], details: Sequence[str]) -> tuple[NodeGpus, ...]:
+    """GPUs by node from the ``gres_detail`` of a job: one text for each of its nodes, in their order.
+
+    ``gpu:h100:2(IDX:0,3)``; several types on one node give several entries.
+    """
+    found: list[NodeGpus] = []
+    for name, detail in zip(names, details, strict=False):
+        for match in _DETAIL.finditer(detail):
+            kind, count, indices = match.groups()
+            if int(count):
+                found.append(NodeGpus(name, int(count), kind, tuple(_numbers(indices or ""))))
+    return tuple(found)
+
+
+def _numbers(text: str) -> Iterable[int]:
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last or first).isdigit() and int(last or first) - int(first) < 4096:
+            yield from range(int(first), int(last or first) + 1)
