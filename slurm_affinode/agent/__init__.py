@@ -1,0 +1,1 @@
+"""The daemon of a node: watches jobs, suspends them, has them restored."""

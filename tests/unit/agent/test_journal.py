@@ -1,0 +1,114 @@
+"""The write-ahead journal: what was announced is there after a crash, what was torn is not."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.agent.journal import Journal, JournalError, parse
+from slurm_affinode.model.suspension import JobKey, Phase
+
+KEY = JobKey("alpha", 12, 1_700_000_000)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    times = iter(range(1000, 2000))
+    return Journal(tmp_path / "journal", clock=lambda: float(next(times)))
+
+
+def test_what_was_announced_is_read_again(journal):
+    """Phase, facts and times of every step, the later fact over the earlier."""
+    record = journal.record(KEY)
+    record.write(Phase.LOCKING, pids=[7], seq=1)
+    record.write(Phase.LOCKED, seq=2)
+    again = journal.record(KEY)
+    assert (again.phase, again.facts, again.phases) == (
+        Phase.LOCKED,
+        {"pids": [7], "seq": 2},
+        {"locking": 1000.0, "locked": 1001.0},
+    )
+    assert again.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_job_without_a_journal_is_running(journal):
+    assert journal.record(KEY).phase is Phase.RUNNING
+    assert journal.open_records() == []
+
+
+def test_a_torn_last_line_was_never_written_and_is_overwritten(journal):
+    """The next announcement stands where the torn one began."""
+    record = journal.record(KEY)
+    record.write(Phase.LOCKING)
+    with record.path.open("ab") as file:
+        file.write(b'{"version":1,"phase":"dum')
+    again = journal.record(KEY)
+    assert (again.phase, again.damage) == (Phase.LOCKING, None)
+    again.write(Phase.LOCKED)
+    assert [entry.phase for entry in journal.record(KEY).entries] == [Phase.LOCKING, Phase.LOCKED]
+
+
+def test_damage_in_the_middle_is_told_and_what_stands_before_counts(journal):
+    record = journal.record(KEY)
+    record.write(Phase.LOCKING)
+    record.write(Phase.LOCKED)
+    record.write(Phase.PARKED)
+    lines = record.path.read_bytes().splitlines(keepends=True)
+    record.path.write_bytes(lines[0] + b"\0" * len(lines[1].rstrip()) + b"\n" + lines[2])
+    again = journal.record(KEY)
+    assert again.phase is Phase.LOCKING
+    assert "line 2" in (again.damage or "")
+
+
+def test_open_records_are_found_and_closed_ones_are_not(journal, tmp_path):
+    other = JobKey("alpha", 3, 5)
+    journal.record(KEY).write(Phase.LOCKING)
+    journal.record(other).write(Phase.QUEUED)
+    (tmp_path / "journal" / "README").write_text("not a journal")
+    assert [record.key for record in journal.open_records()] == [other, KEY]
+    journal.record(other).close()
+    assert [record.key for record in journal.open_records()] == [KEY]
+    journal.record(other).close()
+
+
+def test_the_same_id_submitted_again_has_a_journal_of_its_own(journal):
+    journal.record(KEY).write(Phase.PARKED)
+    assert journal.record(JobKey("alpha", 12, 1_700_000_001)).phase is Phase.RUNNING
+
+
+def test_a_full_disk_announces_nothing(journal, monkeypatch):
+    """The error names the file; the journal is as it was."""
+    record = journal.record(KEY)
+    record.write(Phase.LOCKING)
+
+    def full(_fd):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(JournalError, match="No space left"):
+            record.write(Phase.LOCKED)
+    assert record.phase is Phase.LOCKING
+    assert journal.record(KEY).phase is Phase.LOCKING
+    record.write(Phase.LOCKED)
+    assert journal.record(KEY).phase is Phase.LOCKED
+
+
+def test_a_link_in_place_of_a_journal_is_not_followed(journal, tmp_path):
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "alpha.12.1700000000.jsonl").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(JournalError):
+        journal.record(KEY).write(Phase.LOCKING)
+
+
+@given(st.binary(max_size=60), st.integers(0, 300))
+def test_any_bytes_are_read_without_a_fault(noise, cut):
+    """Whatever a crash leaves behind, intact lines before it are found."""
+    line = b'{"version":1,"phase":"locking","time":1.0,"facts":{}}\n'
+    entries, end, _ = parse((line * 3)[:cut] + noise)
+    assert end <= cut + len(noise)
+    assert len(entries) >= min(3, cut // len(line))
