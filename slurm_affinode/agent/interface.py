@@ -1,0 +1,134 @@
+"""What the agent's loop and control ask of those who suspend, restore and wake jobs; and what it gives them.
+
+Each is called from a worker thread of the agent, at most once at a time for one job, and may take minutes. Expected
+failures are ``AffinodeError`` with one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from slurm_affinode.agent.registry import Link, WatchedJob
+from slurm_affinode.agent.shepherds import Hello, Reply
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.suspension import JobKey, Refusal, Suspension
+
+LookAgain = Callable[[], str | None]
+"""Reads the job's GPUs once more, now: ``None`` where it is idle still, else what was seen. To be called under the CUDA
+lock. A signal that cannot be read is not idle. A suspension by hand passes one that always gives ``None``."""
+
+
+class Refused(AffinodeError):  # noqa: N818 - names what is the case
+    """A job cannot be suspended, restored or woken; nothing was touched. ``refusal`` says why."""
+
+    exit_code = 1
+
+    def __init__(self, refusal: Refusal, *, hint: str | None = None) -> None:
+        super().__init__(refusal.text, hint=hint)
+        self.refusal = refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A shepherd that has said hello before anything was started, and who it is by the kernel's account."""
+
+    hello: Hello
+    job_id: int
+    uid: int
+    gid: int
+    init_pid: int
+    init_started: int
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendedJob:
+    """A job that has an image and does not run: what ``status`` shows of it."""
+
+    key: JobKey
+    uid: int
+    node: str
+    """Where it was suspended."""
+    seq: int
+    since_epoch: float
+    image_bytes: int
+    gpu_bytes: int
+    gpus: int
+    where: str
+    """``shared``: any node can restore it; ``node``: only ``node`` can, so far."""
+    wake: str
+    """``auto``, ``hold``, or the time at which it is to wake."""
+    why: str
+    failure: str | None = None
+    """Why its last restore failed."""
+
+
+class Suspender(Protocol):
+    """Takes a job off its GPUs."""
+
+    def refusals(self, job: WatchedJob) -> Sequence[Refusal]:
+        """Why this job cannot be suspended; empty: it can. Reads only, within a second or so; status asks often."""
+        ...
+
+    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> Suspension:
+        """Suspend the job. Returns when its tree is gone and it is queued, or when it runs on unharmed.
+
+        Then ``failure`` of the result says why. Raises ``Refused``, and ``AffinodeError`` where nothing was begun.
+        """
+        ...
+
+
+class Restorer(Protocol):
+    """Puts a job back."""
+
+    def restore(self, arrival: Arrival) -> Reply:
+        """Restore the image of the job, or say what is to happen instead. The agent keeps the shepherd waiting."""
+        ...
+
+
+class Waker(Protocol):
+    """Lets suspended jobs go back to work."""
+
+    def wake(self, key: JobKey, who: str) -> None:
+        """Release a suspended job now, because ``who`` asked. Twice is as once. Raises ``Refused``."""
+        ...
+
+    def tick(self) -> None:
+        """Called every few seconds: releases what may wake by itself. Must not raise."""
+        ...
+
+
+class Keeper(Protocol):
+    """Knows what is suspended, and tidies up."""
+
+    def recover(self) -> None:
+        """Called once at the agent's start, before a shepherd is answered: finish or undo what the journal holds."""
+        ...
+
+    def registered(self, job: WatchedJob) -> None:
+        """A shepherd whose job runs already has (again) said hello: after a restart of the agent."""
+        ...
+
+    def ended(self, job_id: int, *, requeued: bool) -> None:
+        """The epilog of a job ran on this node. ``requeued``: it will run again, so its image stays."""
+        ...
+
+    def suspended(self) -> Sequence[SuspendedJob]:
+        """Every suspended job whose image this node can see (its own store and the shared one)."""
+        ...
+
+    def room(self) -> str | None:
+        """Why nothing more fits into the store by the site's budget; ``None``: there is room."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Orchestration:
+    """Everything that acts on jobs, made by ``agent.orchestration.build`` and handed to the daemon."""
+
+    suspender: Suspender
+    restorer: Restorer
+    waker: Waker
+    keeper: Keeper

@@ -1,0 +1,1 @@
+"""Decisions: no I/O, no clock, no logging."""
