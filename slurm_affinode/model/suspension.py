@@ -105,13 +105,13 @@ def _notice(text: str) -> Notice:
 
 @dataclass(frozen=True, slots=True, order=True)
 class JobKey:
-    """One submission of a job: Slurm uses job ids again, but not with the same submit time."""
+    """One run of a job: Slurm uses job ids again, but not with the same submit time."""
 
     cluster: str
     job_id: int
     """The raw id, also of a task of an array."""
     submit_epoch: int
-    """``SubmitTime`` of the run (requeueing moves it: ``core.suspension.owns`` tells whether an image is a job's own)."""
+    """``SubmitTime`` of the run. Slurm moves it when a job is requeued: ``core.suspension.owns`` allows for that."""
 
     def __post_init__(self) -> None:
         """A cluster name becomes part of a path."""
@@ -124,6 +124,15 @@ class JobKey:
     def name(self) -> str:
         """The name of its directory in an image store: ``CLUSTER.JOBID``."""
         return f"{self.cluster}.{self.job_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A job as Slurm has it now, running or in the queue."""
+
+    key: JobKey
+    uid: int
+    restarts: int
 
 
 class Phase(StrEnum):
@@ -194,6 +203,8 @@ class GpuFact:
     uuid: str
     model: str
     memory_bytes: int
+    allocated: bool = True
+    """Slurm gave it to the job; else the driver merely showed it, because devices are not constrained."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,276 @@
+"""What takes a job off its GPUs, writes it to an image and puts it back: contracts, errors, and their values.
+
+Implementations: ``cuda.py`` (``CudaDriver``), ``criu.py`` (``Imager``), ``images.py`` (``ImageStore``).
+PIDs are those of the agent's own PID namespace unless the name says ``_ns`` (the job's namespace). Sizes are bytes.
+"""
+# ruff: noqa: N818 - the errors are named for what they say
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
+
+
+class CheckpointError(AffinodeError):
+    """Base of the errors below; each is one line."""
+
+
+class CudaError(CheckpointError):
+    """The CUDA driver refused or failed. ``code`` is its own name: ``CUDA_ERROR_OUT_OF_MEMORY``."""
+
+    def __init__(self, message: str, *, code: str = "", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
+class LockTimeout(CudaError):
+    """A process could not be locked in time. It runs on."""
+
+
+class CudaUnavailable(CudaError):
+    """No usable driver or bindings on this node, or the driver lacks what was asked for."""
+
+
+class HelperLost(CudaError):
+    """The process that talks to the driver died or did not answer in time; a new one is started for the next call.
+
+    Whether the call had its effect is not known: look at the state.
+    """
+
+
+class DumpFailed(CheckpointError):
+    """No image was made. The tree is as it was before (CRIU lets it go on where it had stopped it)."""
+
+
+class RestoreFailed(CheckpointError):
+    """The tree was not restored; nothing of it is left."""
+
+
+class ImageDamaged(CheckpointError):
+    """An image is not what was written, or is not where and whose it should be. It must not be restored."""
+
+
+class NoRoom(CheckpointError):
+    """The store is full, or a quota is."""
+
+
+class CudaState(StrEnum):
+    """``CUprocessState``. Also processes without CUDA are ``RUNNING``: ask ``users`` first."""
+
+    RUNNING = "running"
+    LOCKED = "locked"
+    CHECKPOINTED = "checkpointed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the driver of this node can do. All false without one."""
+
+    driver: str | None
+    """``580.95.05``; ``None``: there is none, or it does not tell."""
+    checkpoint: bool = False
+    """Lock, checkpoint, restore, unlock: 570."""
+    migration: bool = False
+    """Restore on other GPUs of the same chip: 580."""
+    ipc: bool = False
+    """CUDA IPC memory of jobs that were started through it: 610."""
+    custom_storage: bool = False
+    """Device memory without host staging: 615."""
+    why_not: str | None = None
+    """Why ``checkpoint`` is false, one line."""
+
+
+class CudaDriver(Protocol):
+    """The checkpoint API of the CUDA driver, for processes of any user (the caller is root).
+
+    Every call has a deadline of its own and raises ``HelperLost`` past it, ``CudaUnavailable`` without a driver,
+    ``CudaError`` with the driver's error name else.
+    """
+
+    def capabilities(self) -> Capabilities:
+        """What the driver can do. Never raises."""
+        ...
+
+    def devices(self) -> tuple[str, ...]:
+        """UUIDs (``GPU-...``) of all GPUs that the driver shows, in its order."""
+        ...
+
+    def users(self, pids: Iterable[int]) -> frozenset[int]:
+        """Those of ``pids`` that use CUDA. A process that is not there is none."""
+        ...
+
+    def state(self, pid: int) -> CudaState:
+        """Where a process stands."""
+        ...
+
+    def lock(self, pid: int, *, timeout_ms: int) -> None:
+        """RUNNING -> LOCKED. ``LockTimeout``: still RUNNING. ``timeout_ms`` has to be above 0."""
+        ...
+
+    def checkpoint(self, pid: int) -> None:
+        """LOCKED -> CHECKPOINTED: its device memory is in its host memory."""
+        ...
+
+    def restore(self, pid: int, *, pairs: Mapping[str, str] | None = None) -> None:
+        """CHECKPOINTED -> LOCKED. ``pairs``: old UUID -> new UUID of every GPU that the driver showed it.
+
+        Look at the free memory of the GPUs first: a restore without room fails now and ever after (driver 580).
+        """
+        ...
+
+    def unlock(self, pid: int) -> None:
+        """LOCKED -> RUNNING."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The processes to dump: the root and all below it, in the PID namespace of which ``init_pid`` is PID 1."""
+
+    init_pid: int
+    root_pid: int
+    root_pid_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class InheritFd:
+    """A descriptor that takes the place of a file of the image at restore (``criu --inherit-fd fd[N]:KEY``)."""
+
+    fd: int
+    """Of the caller."""
+    key: str
+    """``SavedOutput.inherit``."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpResult:
+    """What a dump made, read from its files and not from what was promised."""
+
+    size: int
+    pids_ns: tuple[int, ...]
+    """All processes in the image, root first."""
+    wall_s: float
+    frozen_s: float | None
+    """As CRIU counted it."""
+    version: str
+
+
+class Imager(Protocol):
+    """Dumps and restores trees of processes that hold no GPU."""
+
+    def check(self) -> str:
+        """Version of CRIU. Raises ``CheckpointError`` where it is missing, too old, or cannot work here."""
+        ...
+
+    def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float) -> DumpResult:
+        """Write the tree to the directory and leave it stopped. Raises ``DumpFailed``: the tree goes on as it was."""
+        ...
+
+    def restore(
+        self, init_pid: int, directory_fd: int, inherit: Sequence[InheritFd], *, root_pid_ns: int, timeout_s: float
+    ) -> int:
+        """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A complete image whose manifest is authentic. Its files are checked by ``ImageStore.verify``."""
+
+    manifest: Manifest
+    store: str
+    """Name of the store that it was found in: a path, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a store holds and may hold, in bytes."""
+
+    used: int
+    free: int
+    """On its file system, for root."""
+    quota: int | None
+    by_user: Mapping[int, int]
+    """uid -> bytes."""
+    images: int
+
+
+class Writer(Protocol):
+    """An image being written, under a name that no reader takes. A context: left without ``commit`` it is gone."""
+
+    seq: int
+    criu_fd: int
+    """Directory for CRIU's files."""
+
+    def save(self, name: str, source_fd: int, size: int) -> int:
+        """Copy the first ``size`` bytes of an open file to ``name``; the number of bytes that there were."""
+        ...
+
+    def follow(self) -> None:
+        """Begin to digest CRIU's files while they are being written. Optional; saves time in ``commit``."""
+        ...
+
+    def commit(self, manifest: Manifest) -> Image:
+        """Digest, write and sign the manifest, make all durable, give it its name. ``manifest.files`` is filled in."""
+        ...
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        ...
+
+    def __enter__(self) -> Writer:
+        """Itself."""
+        ...
+
+    def __exit__(self, *exc: object) -> None:
+        """Abandon it unless it was committed."""
+        ...
+
+
+class ImageStore(Protocol):
+    """A directory of images on one file system, root's alone."""
+
+    def begin(self, key: JobKey, *, uid: int, estimate: int, at_least: int = 1) -> Writer:
+        """A new image. ``at_least``: lowest sequence number, where another store has older ones. Raises ``NoRoom``."""
+        ...
+
+    def find(self, run: LiveRun) -> Image | None:
+        """The newest image that may be put in place of this run. ``ImageDamaged`` where the newest one is not sound."""
+        ...
+
+    def images(self) -> list[Image | ImageDamaged]:
+        """All of them; an error for each that is not sound."""
+        ...
+
+    def open(self, image: Image) -> int:
+        """A descriptor of the image's directory (the caller closes it). Raises ``ImageDamaged``."""
+        ...
+
+    def verify(self, image: Image, *, progress: Callable[[int], None] | None = None) -> None:
+        """Read all of it: inventory, owners, modes, links, sizes, digests. Raises ``ImageDamaged``."""
+        ...
+
+    def copy(self, image: Image, to: ImageStore, *, progress: Callable[[int], None] | None = None) -> Image:
+        """Copy to another store, verified on the way; takes up where a broken copy ended. Raises ``NoRoom``."""
+        ...
+
+    def remove(self, image: Image) -> None:
+        """Remove it; none is left of it under its name at any time when it is incomplete."""
+        ...
+
+    def usage(self) -> Usage:
+        """What is used, by whom."""
+        ...
+
+    def sweep(self, live: Collection[LiveRun], *, young_s: float = 3600) -> list[str]:
+        """Remove images of jobs that are not among ``live``, and broken writes older than ``young_s``; their names.
+
+        Give it *all* of the cluster's running and pending jobs, of an answer that Slurm really gave.
+        """
+        ...

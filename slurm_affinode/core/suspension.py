@@ -1,0 +1,263 @@
+"""The suspension as a state machine: which step may follow which, and what to do after a crash in each state. Pure.
+
+``running -> locking -> locked -> parked -> dumping -> dumped -> requeueing -> queued -> restoring -> running``
+
+Each phase is written to the journal *before* its effects begin, so a journal that says ``dumping`` means: the dump may
+not have begun, may be half done, or may be complete. Whatever is done on recovery is therefore idempotent.
+
+Until the requeue is asked for, everything can be taken back (``Event.UNDONE``): the tree goes on as if nothing had
+been. From then on the image is the job; it can be taken back only where Slurm certainly knows nothing of the requeue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, Refusal
+
+
+class Event(StrEnum):
+    """What moves a suspension on."""
+
+    BEGIN = "begin"
+    LOCKED = "locked"
+    PARKED = "parked"
+    DUMP = "dump"
+    DUMPED = "dumped"
+    REQUEUE = "requeue"
+    REQUEUED = "requeued"
+    """Slurm has the job in its queue, and the tree is gone."""
+    RESTORE = "restore"
+    """Slurm has started the job again; or an in-place suspension ends."""
+    RESTORED = "restored"
+    UNRESTORED = "unrestored"
+    """The image could not be restored; it is kept and the job is held."""
+    AFRESH = "afresh"
+    """The image could not be restored, and the site wants the script to start from its beginning."""
+    UNDONE = "undone"
+    """It was taken back: the job runs as before."""
+
+
+_TABLE: dict[tuple[Phase, Event], Phase] = {
+    (Phase.RUNNING, Event.BEGIN): Phase.LOCKING,
+    (Phase.LOCKING, Event.LOCKED): Phase.LOCKED,
+    (Phase.LOCKED, Event.PARKED): Phase.PARKED,
+    (Phase.PARKED, Event.DUMP): Phase.DUMPING,
+    (Phase.PARKED, Event.RESTORE): Phase.RESTORING,
+    (Phase.DUMPING, Event.DUMPED): Phase.DUMPED,
+    (Phase.DUMPED, Event.REQUEUE): Phase.REQUEUEING,
+    (Phase.REQUEUEING, Event.REQUEUED): Phase.QUEUED,
+    (Phase.QUEUED, Event.RESTORE): Phase.RESTORING,
+    (Phase.RESTORING, Event.RESTORED): Phase.RUNNING,
+    (Phase.RESTORING, Event.UNRESTORED): Phase.QUEUED,
+    (Phase.RESTORING, Event.AFRESH): Phase.RUNNING,
+    **{
+        (phase, Event.UNDONE): Phase.RUNNING
+        for phase in (Phase.LOCKING, Phase.LOCKED, Phase.PARKED, Phase.DUMPING, Phase.DUMPED, Phase.REQUEUEING)
+    },
+}
+
+HOLDS_TREE = frozenset({Phase.LOCKING, Phase.LOCKED, Phase.PARKED, Phase.DUMPING, Phase.DUMPED, Phase.REQUEUEING})
+"""Phases in which the job's own processes exist and are in our hands."""
+
+
+class IllegalTransition(ValueError):  # noqa: N818 - named for what it says
+    """A step that does not follow: a fault of the caller."""
+
+
+def advance(phase: Phase, event: Event) -> Phase:
+    """The phase after ``event``. Raises ``IllegalTransition``."""
+    try:
+        return _TABLE[phase, event]
+    except KeyError:
+        raise IllegalTransition(f"{event.value} cannot follow {phase.value}") from None
+
+
+class JobFact(StrEnum):
+    """What Slurm says of the run that a suspension began in."""
+
+    THIS_RUN = "this-run"
+    """It runs: same restart count, nothing asked of it."""
+    QUEUED = "queued"
+    """It is in the queue (also held, completing, or requeued and not yet eligible)."""
+    LATER_RUN = "later-run"
+    """It has been started again."""
+    ENDED = "ended"
+    """It is over: completed, failed, cancelled, or its id belongs to another job."""
+    UNKNOWN = "unknown"
+    """Slurm does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What is found when a suspension is taken up again."""
+
+    job: JobFact
+    tree: bool
+    """The tree's processes exist on this node."""
+    image: bool
+    """Its image is complete under its final name (only a verified image gets it)."""
+
+
+class Action(StrEnum):
+    """What recovery does, in the order given. Each is idempotent."""
+
+    WAIT = "wait"
+    """Nothing now; look again when Slurm answers."""
+    RESUME = "resume"
+    """SIGCONT to what the dump stopped; CUDA restore and unlock of what is checkpointed or locked."""
+    DROP_IMAGE = "drop-image"
+    """Remove this suspension's image, complete or not."""
+    REQUEUE = "requeue"
+    KILL_TREE = "kill-tree"
+    """SIGKILL. Only ever with a complete image or where the job is over."""
+    RESTORE = "restore"
+    """Put the image in place (again): kill what a broken attempt left, restore from the beginning."""
+    CLOSE = "close"
+    """Write the record to the ledger; nothing is left to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What to do, and the phase that is then reached (``None``: the suspension is over)."""
+
+    actions: tuple[Action, ...]
+    phase: Phase | None
+    why: str
+
+
+def recover(phase: Phase, world: World) -> Recovery:
+    """What to do with a suspension whose journal ends in ``phase``, with the world as it is.
+
+    Promise: a job that runs ends up running unharmed, or with a complete image in the queue; its tree is killed only
+    where the image is complete or the job is over; an image is removed only where the job is over or runs without it.
+    """
+    if world.job is JobFact.ENDED:
+        kill = (Action.KILL_TREE,) if world.tree else ()
+        return Recovery((*kill, Action.DROP_IMAGE, Action.CLOSE), None, "the job is over")
+    if phase is Phase.RUNNING:
+        return Recovery((Action.CLOSE,), None, "nothing was under way")
+    if phase in (Phase.LOCKING, Phase.LOCKED, Phase.PARKED, Phase.DUMPING, Phase.DUMPED):
+        return _before_requeue(phase, world)
+    if phase is Phase.REQUEUEING:
+        return _requeueing(world)
+    return _after_requeue(phase, world)
+
+
+def _before_requeue(phase: Phase, world: World) -> Recovery:
+    """Slurm was not asked for anything yet."""
+    if world.tree:
+        if phase is Phase.DUMPED and world.image and world.job is JobFact.THIS_RUN:
+            return Recovery((Action.REQUEUE,), Phase.REQUEUEING, "the image is complete")
+        if world.job in (JobFact.THIS_RUN, JobFact.UNKNOWN):
+            # A complete image that the tree runs on from is out of date at once: it must not be found later.
+            return Recovery((Action.DROP_IMAGE, Action.RESUME, Action.CLOSE), None, f"taken back: it was {phase.value}")
+        # Somebody else requeued it: Slurm is ending the tree. Only a complete image saves anything, and it is exact,
+        # because the tree has not run since.
+        if phase is Phase.DUMPED and world.image:
+            return Recovery((Action.KILL_TREE,), Phase.QUEUED, "requeued by somebody else, with a complete image")
+        return Recovery(
+            (Action.DROP_IMAGE, Action.RESUME, Action.CLOSE), None, "requeued by somebody else while it was suspended"
+        )
+    if world.job is JobFact.UNKNOWN:
+        return Recovery((Action.WAIT,), phase, "the processes are gone and Slurm does not answer")
+    if phase is Phase.DUMPED and world.image:
+        # The node went down with the tree stopped, right after its dump.
+        return Recovery((), Phase.QUEUED, "the processes are gone, the image is complete")
+    return Recovery((Action.DROP_IMAGE, Action.CLOSE), None, "the processes are gone, there is no image")
+
+
+def _requeueing(world: World) -> Recovery:
+    """Slurm may or may not have been asked."""
+    if world.job is JobFact.UNKNOWN:
+        return Recovery((Action.WAIT,), Phase.REQUEUEING, "Slurm does not answer; the processes stay stopped")
+    if not world.image:
+        # Somebody took the image away. The tree is all there is.
+        resume = (Action.RESUME,) if world.tree else ()
+        return Recovery((*resume, Action.CLOSE), None, "the image is gone")
+    if world.job is JobFact.THIS_RUN:
+        return Recovery((Action.REQUEUE,), Phase.REQUEUEING, "Slurm has not requeued it yet")
+    kill = (Action.KILL_TREE,) if world.tree else ()
+    return Recovery(kill, Phase.QUEUED, "Slurm has requeued it")
+
+
+def _after_requeue(phase: Phase, world: World) -> Recovery:
+    """The image is the job. In ``restoring``, ``world.tree`` is what a restore has made so far.
+
+    An in-place suspension that was waking has its tree and no image; it goes on waking.
+    """
+    if phase is Phase.RESTORING and world.tree:
+        if not world.image:
+            return Recovery((Action.RESUME, Action.CLOSE), None, "an in-place suspension was waking")
+        if world.job in (JobFact.THIS_RUN, JobFact.LATER_RUN, JobFact.UNKNOWN):
+            return Recovery((Action.RESTORE,), Phase.RESTORING, "the restore was cut short")
+    if not world.image:
+        if world.job is JobFact.UNKNOWN:
+            return Recovery((Action.WAIT,), phase, "no image is seen and Slurm does not answer")
+        return Recovery((Action.CLOSE,), None, "the image is gone")
+    if phase is Phase.RESTORING and world.job is JobFact.LATER_RUN:
+        return Recovery((Action.RESTORE,), Phase.RESTORING, "the restore was cut short")
+    kill = (Action.KILL_TREE,) if phase is Phase.QUEUED and world.tree and world.job is not JobFact.UNKNOWN else ()
+    return Recovery(kill, Phase.QUEUED, "it waits in the queue")
+
+
+def owns(manifest: Manifest, run: LiveRun) -> bool:
+    """Whether an image may be put in place of this run of the job.
+
+    The same cluster, job id and user, a higher restart count and a later submit time than those of the run that was
+    dumped: Slurm counts restarts up and moves ``SubmitTime`` whenever it requeues a job (seen with 24.11 and 26.05),
+    and a new job that was given an old id begins with no restarts.
+    """
+    key = manifest.key
+    return (
+        (key.cluster, key.job_id, manifest.uid) == (run.key.cluster, run.key.job_id, run.uid)
+        and run.restarts > manifest.restarts
+        and run.key.submit_epoch >= key.submit_epoch
+    )
+
+
+def of_this_run(manifest: Manifest, run: LiveRun) -> bool:
+    """Whether an image was made of this very run, which has not been requeued yet."""
+    return (manifest.key, manifest.uid, manifest.restarts) == (run.key, run.uid, run.restarts)
+
+
+def pair_gpus(old: Sequence[GpuFact], new: Sequence[GpuFact]) -> dict[str, str] | Refusal | None:
+    """Which GPU takes the place of which, old UUID -> new UUID of every GPU that the driver shows; or why it cannot be.
+
+    ``None`` where each GPU comes back at its own place, for which the driver wants no pairs. Allocated GPUs take the
+    places of allocated ones in order, the others fill up; a GPU is replaced by one of the same model only.
+    """
+    if len(old) != len(new):
+        return Refusal("gpu-count", f"the processes saw {len(old)} GPUs, here the driver shows {len(new)}")
+    pairs: dict[str, str] = {}
+    for allocated in (True, False):
+        before = [gpu for gpu in old if gpu.allocated is allocated]
+        after = [gpu for gpu in new if gpu.allocated is allocated]
+        if len(before) != len(after):
+            return Refusal("gpu-count", f"the job held {_count(old)} GPUs and has {_count(new)} now")
+        for one, other in _matched(before, after):
+            if one.model != other.model:
+                return Refusal("gpu-model", f"it was on {one.model}, and is given {other.model}")
+            pairs[one.uuid] = other.uuid
+    return None if all(a == b for a, b in pairs.items()) else pairs
+
+
+def _matched(before: list[GpuFact], after: list[GpuFact]) -> list[tuple[GpuFact, GpuFact]]:
+    """A GPU that is still there keeps its place; the rest pair up model by model, in order."""
+    same = {gpu.uuid for gpu in before} & {gpu.uuid for gpu in after}
+    by_uuid = {gpu.uuid: gpu for gpu in after}
+    pairs = [(gpu, by_uuid[gpu.uuid]) for gpu in before if gpu.uuid in same]
+    left = [gpu for gpu in after if gpu.uuid not in same]
+    for gpu in before:
+        if gpu.uuid in same:
+            continue
+        other = next((o for o in left if o.model == gpu.model), left[0])
+        left.remove(other)
+        pairs.append((gpu, other))
+    return pairs
+
+
+def _count(gpus: Sequence[GpuFact]) -> int:
+    return sum(gpu.allocated for gpu in gpus)
