@@ -23,6 +23,12 @@ ENV_CONFIG = "SLURM_AFFINODE_CONFIG"
 ENV_STATE = "SLURM_AFFINODE_STATE"
 ENV_DB = "SLURM_AFFINODE_DB"
 
+_SUSPEND_SPANS = (
+    "lock_timeout", "dump_timeout", "restore_timeout", "slurm_timeout", "wake_every", "wake_backoff",
+    "wake_backoff_limit",
+)  # fmt: skip
+_NIGHTLY_SPANS = ("sacct_overlap", "keep_samples", "keep_jobs", "keep_reports")
+
 T = TypeVar("T")
 
 
@@ -67,6 +73,36 @@ class GpuHistoryConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PrometheusConfig:
+    """A Prometheus server that has GPU history. Secrets are in files or in the environment, never here."""
+
+    url: str | None = None
+    """Root of the server, e.g. ``https://metrics.example.org/prometheus``; ``None``: there is none."""
+    token_file: Path | None = None
+    """A bearer token. Environment: ``SLURM_AFFINODE_PROMETHEUS_TOKEN``."""
+    username: str | None = None
+    """For basic authentication, with ``password_file`` or ``SLURM_AFFINODE_PROMETHEUS_PASSWORD``."""
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    """Certificates (PEM) of authorities to believe; ``None``: those of the system."""
+    cert_file: Path | None = None
+    """A client certificate (PEM), with its key unless ``key_file`` has it."""
+    key_file: Path | None = None
+    insecure: bool = False
+    """Believe any certificate."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Further request headers, e.g. ``X-Scope-OrgID`` of Mimir."""
+    match: tuple[str, ...] = ()
+    """Label matchers that every series has to fulfil, e.g. ``cluster="alpha"``."""
+    step: str | None = None
+    """Distance of the samples to ask for; ``None``: the samples as they were scraped."""
+    timeout: str = "60s"
+    """For one answer."""
+    overlap: str = "10m"
+    """How far before the end of the last reading history is read again, for samples that came late."""
+
+
+@dataclass(frozen=True, slots=True)
 class PriceConfig:
     """What a GPU-hour costs."""
 
@@ -97,6 +133,39 @@ class NightlyConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspendConfig:
+    """Suspended jobs: where their images lie, and how long each step may take."""
+
+    journal: Path = Path("/var/lib/slurm-affinode/journal")
+    """On the node's own disk."""
+    local_store: Path = Path("/var/lib/slurm-affinode/images")
+    """Images are written here first: the node's own disk."""
+    shared_store: Path | None = None
+    """Images are copied here, so that a job can go on at any node; ``None``: it goes on where it was."""
+    ledger: Path | None = None
+    """What each suspension gave back, one file per node; ``None`` means ``ledger`` beside the shared store."""
+    key_file: Path = Path("/etc/slurm-affinode/image.key")
+    """The key of the images' HMAC: 32 bytes or more, the same on all nodes, readable by root alone."""
+    criu: str = "criu"
+    """The program, found through ``PATH`` or by its path."""
+    on_restore_failure: str = "hold"
+    """``hold`` the job with the reason, or start it ``fresh`` with ``SLURM_AFFINODE_RESTORE_FAILED=1``."""
+    notices: bool = True
+    """Tell the job's own output when it is suspended and restored."""
+    lock_timeout: str = "10s"
+    """For a CUDA process to come to rest; then the job runs on."""
+    dump_timeout: str = "30m"
+    restore_timeout: str = "30m"
+    slurm_timeout: str = "5m"
+    """How long slurmctld is asked again to requeue; then the job runs on."""
+    wake_every: str = "10s"
+    """How often it is looked whether a suspended job can wake."""
+    wake_backoff: str = "2m"
+    """The shortest sleep before ``wake=auto``; it doubles with each suspension of a job."""
+    wake_backoff_limit: str = "2h"
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything that a site sets."""
 
@@ -104,8 +173,10 @@ class Config:
     cluster: ClusterConfig = ClusterConfig()
     idle: IdleConfig = IdleConfig()
     gpu_history: GpuHistoryConfig = GpuHistoryConfig()
+    prometheus: PrometheusConfig = PrometheusConfig()
     price: PriceConfig = PriceConfig()
     nightly: NightlyConfig = NightlyConfig()
+    suspend: SuspendConfig = SuspendConfig()
     source: Path | None = None
     """The file that was read, if any. Not a key of the file."""
 
@@ -128,6 +199,13 @@ class Config:
     def reports_dir(self) -> Path:
         """The root of the reports of ``nightly``."""
         return self.nightly.out or self.state_dir / "reports"
+
+    @property
+    def ledger_dir(self) -> Path | None:
+        """Where agents write down what suspensions gave back; ``None``: nowhere."""
+        if self.suspend.ledger is not None or self.suspend.shared_store is None:
+            return self.suspend.ledger
+        return self.suspend.shared_store.parent / "ledger"
 
     @property
     def history_dir(self) -> Path:
@@ -186,11 +264,21 @@ def parse(text: str, *, where: str) -> Config:
         raise ConfigError(f"{where}: idle: needs 0 <= idle_pct <= low_pct <= 100")
     if idle.max_gap_steps < 1:
         raise ConfigError(f"{where}: idle.max_gap_steps: {idle.max_gap_steps:g} is below 1")
-    for key in ("sacct_overlap", "keep_samples", "keep_jobs", "keep_reports"):
+    nightly, prometheus = config.nightly, config.prometheus
+    spans = {f"nightly.{key}": getattr(nightly, key) for key in _NIGHTLY_SPANS}
+    spans |= {f"prometheus.{key}": getattr(prometheus, key) for key in ("step", "timeout", "overlap")}
+    spans |= {f"suspend.{key}": getattr(config.suspend, key) for key in _SUSPEND_SPANS}
+    if config.suspend.on_restore_failure not in ("hold", "fresh"):
+        raise ConfigError(
+            f"{where}: suspend.on_restore_failure: {config.suspend.on_restore_failure!r} is not hold or fresh"
+        )
+    for name, span in spans.items():
         try:
-            parse_span_s(getattr(config.nightly, key))
+            seconds = None if span is None else parse_span_s(span)
         except AffinodeError as error:
-            raise ConfigError(f"{where}: nightly.{key}: {error}", hint=error.hint) from None
+            raise ConfigError(f"{where}: {name}: {error}", hint=error.hint) from None
+        if name in ("prometheus.step", "prometheus.timeout") and seconds == 0:
+            raise ConfigError(f"{where}: {name}: {span} is not above 0")
     return config
 
 
@@ -228,7 +316,7 @@ def _value(kind: Any, value: Any, where: str, at: tuple[str, ...]) -> Any:
         and all(isinstance(v, str) for v in value.values())
     ):
         return value
-    if kind is str and isinstance(value, str):
+    if kind in (str, bool) and isinstance(value, kind):
         return value
     raise ConfigError(f"{where}: {name}: {value!r} is not {_expected(kind)}")
 
@@ -239,4 +327,4 @@ def _expected(kind: Any) -> str:
         return "a list of strings"
     if origin is not None:
         return "a table of strings"
-    return {float: "a number", Path: "a path (string)"}.get(kind, "a string")
+    return {float: "a number", bool: "true or false", Path: "a path (string)"}.get(kind, "a string")
