@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["servers"]
+pytest_plugins = ["prometheus_server", "servers"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

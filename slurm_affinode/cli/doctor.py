@@ -25,8 +25,8 @@ def doctor(*, config: Config, as_json: bool) -> int:
     """Check configuration, store, GPU history and accounting of this machine. Nothing is changed.
 
     Looks at the configuration and the time zone, whether the state directory and the reports can be written, whether
-    the store answers and has its schema, how old the newest data is, whether sacct answers, and whether Slurm counts
-    GPUs (AccountingStorageTRES).
+    the store answers and has its schema, how old the newest data is, whether the Prometheus server of the configuration
+    answers and has GPU metrics, whether sacct answers, and whether Slurm counts GPUs (AccountingStorageTRES).
     """
     checks = examine(config, now=datetime.now(UTC))
     code = exit_code(checks)

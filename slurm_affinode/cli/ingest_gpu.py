@@ -1,4 +1,4 @@
-"""``slurm-affinode ingest gpu``: GPU history from the files that exporters and tools leave."""
+"""``slurm-affinode ingest gpu``: GPU history from the files that exporters and tools leave, or from Prometheus."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from slurm_affinode.cli.options import config_options, json_option, print_json, printable, progress, warn
+from slurm_affinode.cli.options import When, config_options, json_option, print_json, printable, progress, warn
+from slurm_affinode.cli.prometheus_options import prometheus_options
 from slurm_affinode.config import Config
+from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history import inputs
 from slurm_affinode.history.detect import FORMATS
 from slurm_affinode.history.ingest import FileOutcome, IngestSummary
+from slurm_affinode.history.promclient import Client
+from slurm_affinode.history.promserver import Server
+from slurm_affinode.history.reading import ReadOptions
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.timespec import parse_span_s
-from slurm_affinode.workflow import gpu_intake
+from slurm_affinode.workflow import gpu_intake, prometheus_intake
 
 _EPILOG = """\b
 Examples:
@@ -30,6 +36,8 @@ Examples:
   slurm-affinode ingest gpu --node gpu01 --start 2026-11-01T08:00 --interval 30s dmon.txt
   slurm-affinode ingest gpu --timezone Europe/Oslo gpu01/nvidia-smi.csv
   curl -s http://gpu01:9400/metrics | slurm-affinode ingest gpu --start now -
+  slurm-affinode ingest gpu --prometheus http://prometheus:9090 --since 7d --match 'cluster="alpha"'
+  slurm-affinode ingest gpu --prometheus https://metrics.example.org --token-file token --ca-file ca.pem
 
 \b
 Formats:
@@ -59,7 +67,7 @@ class Span(click.ParamType[float]):
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", nargs=-1, metavar="[PATH...]")
 @click.option("--format", "format_", type=click.Choice(FORMATS), help="Read every file as this. [default: by content]")
 @click.option("--cluster", metavar="NAME", help="Cluster of every sample. [default: the file, else the configuration]")
 @click.option("--node", metavar="NAME", help="Node of samples that name none. [default: the file or directory name]")
@@ -74,8 +82,14 @@ class Span(click.ParamType[float]):
     "--problems", "shown", type=click.IntRange(0), default=10, show_default=True, metavar="N",
     help="How many bad lines of a file to print.",
 )  # fmt: skip
+@click.option(
+    "--since", type=When(), metavar="TIME",
+    help="Of Prometheus: from TIME on: 7d (ago), 2026-11-01T08:00. [default: where the last reading ended, else 7d]",
+)  # fmt: skip
+@click.option("--until", type=When(), default="now", metavar="TIME", help="Of Prometheus: to TIME, not included.")
 @json_option
 @config_options
+@prometheus_options
 def ingest_gpu(
     *,
     paths: tuple[str, ...],
@@ -90,18 +104,34 @@ def ingest_gpu(
     again: bool,
     dry_run: bool,
     shown: int,
+    since: datetime | None,
+    until: datetime,
     as_json: bool,
     config: Config,
+    asked: bool,
 ) -> int:
-    """Take in GPU history: files, directories, globs, or - for standard input.
+    """Take in GPU history: files, directories, globs, - for standard input, or what a Prometheus server has.
 
     The same input twice changes nothing; overlapping files and files in any order are fine. A file that cannot be
     used is reported in one line, nothing of it is stored, and the others are taken in; the exit status is then 2.
+    Exit status 3: Prometheus cannot be reached, or not to the end; what was read until then is stored.
     """
+    if paths and (asked or since is not None):
+        raise click.UsageError("files and Prometheus are read one after the other: give PATH... or --prometheus URL")
+    if not paths and config.prometheus.url is None:
+        raise click.UsageError("nothing to read: give PATH... or --prometheus URL")
+    if not paths:
+        of_files = {"--format": format_, "--timezone": timezone, "--start": start, "--interval": interval,
+                    "--fields": fields, "--again": again}  # fmt: skip
+        for name, value in of_files.items():
+            if value:
+                raise click.UsageError(f"{name} is for files, not for Prometheus")
     options = gpu_intake.read_options(
         config, cluster=cluster, node=node, zone=timezone, start=start, interval_s=interval,
         fields=[name for name in (fields or "").split(",") if name.strip()], strict=strict,
     )  # fmt: skip
+    if not paths:
+        return _from_prometheus(config, options, since, until, dry_run=dry_run, shown=shown, as_json=as_json)
     repository = None if dry_run else Repository.open(config.db_url)
     try:
         with _with_stdin(paths) as given:
@@ -115,6 +145,33 @@ def ingest_gpu(
             repository.close()
     _report(summary, shown, as_json=as_json)
     return 2 if summary.failed else 0
+
+
+def _from_prometheus(
+    config: Config, options: ReadOptions, since: datetime | None, until: datetime, *, dry_run: bool, shown: int,
+    as_json: bool,
+) -> int:  # fmt: skip
+    settings = config.prometheus
+    server = Server.of(settings)
+    if server.exposed:
+        warn(f"{server.url}: the credentials go over the network as plain text; https would keep them")
+    repository = None if dry_run else Repository.open(config.db_url)
+    try:
+        begin = since or prometheus_intake.next_since(repository, settings, options, datetime.now(UTC))
+        whole = round((until - begin).total_seconds() * 1000)
+        with progress("reading", total=max(0, whole), quiet=as_json, of_time=True) as advance:
+            outcome = prometheus_intake.take_in(
+                config, repository, begin, until, options, dry_run=dry_run, advance=advance, client=Client(server)
+            )
+    finally:
+        if repository is not None:
+            repository.close()
+    _report(outcome.summary, shown, as_json=as_json, failure=outcome.failure)
+    if outcome.failure is None:
+        return 0
+    warn(f"slurm-affinode: {outcome.failure}")
+    warn(f"  what is before {outcome.until:%Y-%m-%dT%H:%M:%SZ} was taken in; the same command again goes on from there")
+    return outcome.failure.exit_code
 
 
 @contextmanager
@@ -132,9 +189,11 @@ def _with_stdin(paths: Sequence[str]) -> Iterator[list[str]]:
         yield [str(held) if path == "-" else path for path in paths]
 
 
-def _report(summary: IngestSummary, shown: int, *, as_json: bool) -> None:
+def _report(
+    summary: IngestSummary, shown: int, *, as_json: bool, failure: AffinodeError | None = None
+) -> None:  # fmt: skip
     if as_json:
-        print_json(_as_json(summary))
+        print_json({**_as_json(summary), "error": None if failure is None else str(failure)})
         return
     for one in summary.files:
         _print_problems(one, shown)
@@ -150,8 +209,9 @@ def _report(summary: IngestSummary, shown: int, *, as_json: bool) -> None:
 def _rows(summary: IngestSummary) -> list[tuple[str, str]]:
     by_status = {word: sum(one.status == word for one in summary.files) for word in ("taken", "known", "failed")}
     words = {"taken": "read", "known": "known already", "failed": "not usable"}
+    counted = "server" if any(one.format == "prometheus-api" for one in summary.files) else "files"
     rows = [
-        ("files", ", ".join(f"{by_status[word]:,} {words[word]}" for word in words if by_status[word])),
+        (counted, ", ".join(f"{by_status[word]:,} {words[word]}" for word in words if by_status[word])),
         ("samples", f"{summary.samples:,}"),
     ]
     if not summary.dry_run:

@@ -55,6 +55,7 @@ _COMMANDS = {
         "For cron: take in what is new, render day, week and month.",
     ),
     "exporter": ("slurm_affinode.cli.exporter:exporter", "On a node: sample its GPUs; metrics over HTTP, files."),
+    "export": ("slurm_affinode.cli.export:export", "Write the GPU history for other programs (OpenMetrics)."),
     "trace": ("slurm_affinode.cli.trace:trace", "Analyse a public trace."),
     "db": ("slurm_affinode.cli.db:db", "Upgrade or inspect the relational store."),
     "doctor": ("slurm_affinode.cli.doctor:doctor", "Check configuration, store, history and accounting."),
@@ -81,7 +82,7 @@ _INGEST = {
         "slurm_affinode.cli.ingest_sacct:ingest_sacct",
         "Accounting: sacct text or JSON, or run sacct.",
     ),
-    "gpu": ("slurm_affinode.cli.ingest_gpu:ingest_gpu", "GPU history: files, directories, globs."),
+    "gpu": ("slurm_affinode.cli.ingest_gpu:ingest_gpu", "GPU history: files, directories, globs, Prometheus."),
     "allocations": (
         "slurm_affinode.cli.ingest_allocations:ingest_allocations",
         "Which GPUs a job had, as recorded by a prolog or scontrol.",

@@ -45,8 +45,9 @@ def nightly(
     """Take in what is new, render day, week and month, keep an index of past reports, delete what is old.
 
     Accounting is asked of sacct since the last run (or read from the files of nightly.accounting_paths), GPU history
-    is read from nightly.gpu_paths; files that have not changed are skipped. The reports are those of the last complete
-    local day, ISO week and month that are not there yet or whose data has changed, and any missed since the last run.
+    is read from nightly.gpu_paths, where files that have not changed are skipped, and from the Prometheus server of
+    prometheus.url since the last run. The reports are those of the last complete local day, ISO week and month that
+    are not there yet or whose data has changed, and any missed since the last run.
     """
 
     def say(line: str) -> None:

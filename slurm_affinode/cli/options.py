@@ -19,6 +19,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -115,18 +116,20 @@ def warn(message: str) -> None:
 
 @contextlib.contextmanager
 def progress(
-    description: str, total: int | None, *, quiet: bool = False, of_bytes: bool = False
+    description: str, total: int | None, *, quiet: bool = False, of_bytes: bool = False, of_time: bool = False
 ) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on standard error while a terminal is there; yield a function that advances it.
 
-    ``of_bytes``: what is counted are bytes, shown as kB, MB or GB.
+    ``of_bytes``: what is counted are bytes, shown as kB, MB or GB; ``of_time``: milliseconds of history, shown as a
+    share.
     """
+    counted = DownloadColumn() if of_bytes else TaskProgressColumn() if of_time else MofNCompleteColumn()
     console = Console(stderr=True)
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn() if of_bytes else MofNCompleteColumn(),
+        counted,
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:

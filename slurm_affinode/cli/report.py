@@ -9,9 +9,10 @@ import click
 
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.cli.options import When, config_options, json_option, print_json, print_table, stages, warn
+from slurm_affinode.cli.prometheus_options import prometheus_options
 from slurm_affinode.config import Config
 from slurm_affinode.report.build import DEFAULT_TITLE, DEFAULT_TOP, WrittenReport
-from slurm_affinode.workflow import pipeline
+from slurm_affinode.workflow import gpu_intake, pipeline, prometheus_intake
 
 _EPILOG = """\b
 Examples:
@@ -19,6 +20,7 @@ Examples:
   slurm-affinode report --since 2026-11-01 --until 2026-12-01 --out nov --csv
   slurm-affinode report --partition gpu --account physics --out physics
   slurm-affinode report --since 1d --out out --json | jq .total.gpu_hours_idle
+  slurm-affinode report --since 1d --prometheus http://prometheus:9090 --match 'cluster="alpha"'
 """
 
 
@@ -46,6 +48,7 @@ Examples:
 @click.option("--csv", "as_csv", is_flag=True, help="Also write jobs.csv, users.csv, accounts.csv, ... with all rows.")
 @json_option
 @config_options
+@prometheus_options
 def report(
     *,
     config: Config,
@@ -62,21 +65,41 @@ def report(
     low_pct: float | None,
     as_csv: bool,
     as_json: bool,
+    asked: bool,
 ) -> None:
     """Say where the GPU-hours went: one HTML page, a summary in JSON, tables in CSV.
 
     Analyses the accounting and the GPU history that "ingest" has taken in, and writes DIR/report.html (one file, no
     network) and DIR/summary.json. The headline is printed; with --json, the whole summary.
+
+    With --prometheus the GPU history is read from that server, for this report alone, in place of the stored one.
     """
     thresholds = pipeline.thresholds(config, idle_pct=idle_pct, low_pct=low_pct)
     query = WasteQuery(since, until, clusters, partitions, accounts, users, thresholds)
     options = pipeline.ReportOptions(title=title, top=top, csv=as_csv)
     with stages() as step:
-        written = pipeline.build_report(config, query, out, options=options, step=step)
+        history = _history(config, query, step) if asked else None
+        written = pipeline.build_report(config, query, out, options=options, step=step, history=history)
     if as_json:
         print_json(written.summary)
         return
     _print_headline(written)
+
+
+def _history(config: Config, query: WasteQuery, step: pipeline.Step) -> pipeline.History:
+    """The history of the server that was asked for."""
+    whole = (query.until - query.since + 2 * prometheus_intake.MARGIN).total_seconds() * 1000
+    done = 0
+
+    def advance(milliseconds: int) -> None:
+        nonlocal done
+        done += milliseconds
+        step(f"reading {config.prometheus.url}: {done / whole:.0%}")
+
+    options = gpu_intake.read_options(config)
+    return lambda: prometheus_intake.borrowed(
+        config.prometheus, query.since, query.until, options, advance=advance, warned=warn
+    )
 
 
 def _print_headline(written: WrittenReport) -> None:

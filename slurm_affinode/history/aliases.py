@@ -6,7 +6,7 @@ import functools
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -87,6 +87,10 @@ class Aliases:
     """Identity column or ``job`` -> folded label names, in order."""
     columns: Mapping[str, Alias]
     """Folded header -> identity column, ``job``, ``time``, ``metric`` or ``value``."""
+    spelled: Mapping[str, str]
+    """Folded name of a metric -> as the table writes it."""
+    own: frozenset[str] = frozenset()
+    """Folded names of metrics that the site has added."""
 
     def metric(self, name: str) -> Alias | None:
         """What the metric ``name`` is, if it is one that the schema keeps."""
@@ -117,7 +121,7 @@ def load(extra: Path | None = None, columns: Mapping[str, str] | None = None) ->
             raise ConfigError(f"{extra}: {error}") from error
         table = _merged(table, _parse(data, str(extra)))
     own = {folded(header): _own(header, what) for header, what in (columns or {}).items()}
-    return Aliases(table.metrics, table.labels, {**table.columns, **own})
+    return replace(table, columns={**table.columns, **own})
 
 
 def _own(header: str, what: str) -> Alias:
@@ -140,6 +144,7 @@ def _builtin() -> Aliases:
 
 def _parse(data: Mapping[str, object], where: str) -> Aliases:
     metrics: dict[str, Alias] = {}
+    spelled: dict[str, str] = {}
     for field, units in _table(data, "metrics", where).items():
         if field not in (*VALUES, "job"):
             raise ConfigError(f"{where}: metrics.{field}: no such field", hint=f"fields: {', '.join(VALUES)}")
@@ -149,6 +154,7 @@ def _parse(data: Mapping[str, object], where: str) -> Aliases:
                 raise ConfigError(f"{where}: metrics.{field}.{unit}: no such unit", hint=f"units: {', '.join(UNITS)}")
             for name in _strings(names, where):
                 metrics.setdefault(folded(name), Alias(field, unit, rank))
+                spelled.setdefault(folded(name), name)
                 rank += 1
     labels = {field: tuple(_strings(names, where)) for field, names in _table(data, "labels", where).items()}
     columns: dict[str, Alias] = {}
@@ -156,14 +162,17 @@ def _parse(data: Mapping[str, object], where: str) -> Aliases:
     for field in {**own, **labels}:
         for rank, name in enumerate((*own.get(field, ()), *labels.get(field, ()))):
             columns.setdefault(folded(name), Alias(field, "number", rank))
-    return Aliases(metrics, labels, columns)
+    return Aliases(metrics, labels, columns, spelled)
 
 
 def _merged(base: Aliases, extra: Aliases) -> Aliases:
     labels = {
         field: (*extra.labels.get(field, ()), *base.labels.get(field, ())) for field in {**base.labels, **extra.labels}
     }
-    return Aliases({**base.metrics, **extra.metrics}, labels, {**base.columns, **extra.columns})
+    return Aliases(
+        {**base.metrics, **extra.metrics}, labels, {**base.columns, **extra.columns},
+        {**base.spelled, **extra.spelled}, base.own | frozenset(extra.metrics),
+    )  # fmt: skip
 
 
 def _table(data: Mapping[str, object], key: str, where: str) -> Mapping[str, object]:

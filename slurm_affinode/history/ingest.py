@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -73,13 +73,15 @@ class IngestSummary:
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What goes by while files are read."""
+class Seen:
+    """What goes by while samples are read."""
 
     devices: set[int] = field(default_factory=set)
     nodes: set[tuple[str, str]] = field(default_factory=set)
+    """Cluster and name."""
 
     def watch(self, frames: Iterator[pl.DataFrame]) -> Iterator[Prepared]:
+        """Pass ``frames`` on, ready for a writer."""
         for frame in frames:
             ready = prepared(frame)
             self.devices.update(ready.identities["device"])
@@ -110,7 +112,7 @@ def ingest_files(
     run = _Run(options, format, known, now, advance)
     if dry_run or not files:
         for path in files:
-            run.take(path, _count)
+            run.take(path, count)
         return run.summary(missing, None, (), dry_run=dry_run)
     with store.writer(on_landed=run.landed) as writer:
         for path in files:
@@ -121,7 +123,7 @@ def ingest_files(
     return run.summary(missing, writer.totals, run.steps(store))
 
 
-def _count(frames: Iterator[Prepared], source: Source) -> Taken:
+def count(frames: Iterator[Prepared], source: Source) -> Taken:
     """Stand in for ``Writer.add`` where nothing is to be stored."""
     rows, times = 0, set[int]()
     for frame in frames:
@@ -143,7 +145,7 @@ class _Run:
         self._known = known
         self._now = now
         self._advance = advance
-        self._seen = _Seen()
+        self._seen = Seen()
         self._outcomes: dict[str, FileOutcome] = {}
         self._durable: list[str] = []
 
@@ -163,7 +165,7 @@ class _Run:
                 self._outcomes[name] = FileOutcome(name, "known", fingerprint=digest)
                 return
             kind, frames = inputs.read_file(path, self._options, notes, self._format, advance)
-            seen = _Seen()
+            seen = Seen()
             taken = add(_not_empty(seen.watch(frames), notes), Source(name, digest))
             self._outcomes[name] = replace(_outcome(notes, taken, started, self._now()), format=kind)
             self._seen.devices |= seen.devices
@@ -216,13 +218,19 @@ class _Run:
 
     def steps(self, store: SampleStore) -> tuple[tuple[float, int], ...]:
         """Sampling step in seconds, number of devices with it, of the devices and days that were read."""
-        first, last = self._span()
-        if first is None or last is None:
-            return ()
-        devices = store.devices(first, last + timedelta(milliseconds=1))
-        mine = devices.filter(pl.col("device").is_in(list(self._seen.devices)))
-        counts = Counter(round(step / 1000, 1) for step in mine["step_ms"].drop_nulls())
-        return tuple(counts.most_common())
+        return sampling_steps(store, *self._span(), self._seen.devices)
+
+
+def sampling_steps(
+    store: SampleStore, first: datetime | None, last: datetime | None, devices: Set[int]
+) -> tuple[tuple[float, int], ...]:
+    """Sampling step in seconds, number of ``devices`` with it, of the days from ``first`` to ``last``."""
+    if first is None or last is None:
+        return ()
+    known = store.devices(first, last + timedelta(milliseconds=1))
+    mine = known.filter(pl.col("device").is_in(list(devices)))
+    counts = Counter(round(step / 1000, 1) for step in mine["step_ms"].drop_nulls())
+    return tuple(counts.most_common())
 
 
 def _not_empty(frames: Iterator[Prepared], notes: Notes) -> Iterator[Prepared]:

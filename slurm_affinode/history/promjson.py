@@ -6,7 +6,7 @@ Format: prometheus.io "HTTP API", "Expression query result formats": times are s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +15,60 @@ import polars as pl
 from slurm_affinode.errors import InputError
 from slurm_affinode.history.lines import open_binary, reading
 from slurm_affinode.history.longform import FIELD_CODES, LongForm
-from slurm_affinode.history.reading import Identifier, Notes, ReadOptions, measured
+from slurm_affinode.history.reading import Identifier, Identity, Notes, ReadOptions, measured
 from slurm_affinode.history.schema import TIME
 
 
 def read(path: Path, notes: Notes, options: ReadOptions, fallback_node: str | None) -> Iterator[pl.DataFrame]:
     """Yield the samples of one answer, or of several, one per line or in a list. Raises ``InputError``."""
-    identifier = Identifier(options, fallback_node)
+    reader = SeriesReader(notes, options, fallback_node)
     long = LongForm()
     for number, result in _series(path, notes):
+        entries = reader.entries(result, number, long)
+        if entries is not None:
+            yield from long.add(entries)
+    yield from long.rest()
+
+
+class SeriesReader:
+    """Turn series of answers into entries."""
+
+    def __init__(
+        self, notes: Notes, options: ReadOptions, fallback_node: str | None,
+        is_percent: Callable[[str, Identity], bool] = lambda metric, identity: False,
+    ) -> None:  # fmt: skip
+        """``is_percent`` knows better than the values of one series whether a metric is percent or ratio."""
+        self._notes = notes
+        self._options = options
+        self._identifier = Identifier(options, fallback_node)
+        self._is_percent = is_percent
+
+    def entries(self, result: Mapping[str, Any], number: int, long: LongForm) -> pl.DataFrame | None:
+        """The ``ENTRIES`` of a series, numbered by ``long``; None, with a note, for one that is of no use."""
+        options, notes = self._options, self._notes
         labels = {str(name): str(value) for name, value in (result.get("metric") or {}).items()}
         name = labels.pop("__name__", None)
         alias = options.aliases.metric(name) if name else None
         points = result.get("values") or ([result["value"]] if "value" in result else [])
-        if alias is None:
+        if name is None or alias is None:
             notes.unknown[name or "(a series without a name)"] += len(points)
-            continue
-        identity = identifier.from_labels(labels)
+            return None
+        identity = self._identifier.from_labels(labels)
         if isinstance(identity, str):
             notes.problem(None, f"series {number}: {identity}", strict=options.strict)
-            continue
-        series = long.series(identity, identifier.job_of(labels))
+            return None
+        series = long.series(identity, self._identifier.job_of(labels))
         frame = _points(points, notes, options, number)
-        high = frame["value"].max()
-        ratio = alias.unit == "percent_or_ratio" and isinstance(high, float) and high <= 1
-        entries = frame.select(
+        factor = alias.factor
+        if alias.unit == "percent_or_ratio" and not self._is_percent(name, identity):
+            high = frame["value"].max()
+            factor = 100.0 if isinstance(high, float) and high <= 1 else factor
+        return frame.select(
             pl.lit(series, pl.UInt32).alias("series"),
             pl.lit(FIELD_CODES[alias.field], pl.UInt8).alias("field"),
-            (measured(pl.col("value")) * (100.0 if ratio else alias.factor)).alias("value"),
+            (measured(pl.col("value")) * factor).alias("value"),
             "time",
         )
-        yield from long.add(entries)
-    yield from long.rest()
 
 
 def _points(points: list[Any], notes: Notes, options: ReadOptions, number: int) -> pl.DataFrame:

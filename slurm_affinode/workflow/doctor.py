@@ -21,6 +21,7 @@ from slurm_affinode.slurm import commands
 from slurm_affinode.slurm.commands import Runner
 from slurm_affinode.slurm.times import zone_name
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow import gpu_intake, prometheus_intake
 
 OK, PROBLEM, UNREACHABLE, SKIPPED = "ok", "problem", "unreachable", "skipped"
 
@@ -58,6 +59,8 @@ def examine(config: Config, *, now: datetime, run: Runner = run_program) -> list
     checks += _guarded("state directory", lambda: [_directory("state directory", config.state_dir)])
     checks += _guarded("store", lambda: _store(config, now))
     checks += _guarded("GPU history", lambda: [_history(config, now)])
+    if config.prometheus.url is not None:
+        checks += _guarded("Prometheus", lambda: [_prometheus(config, now)])
     if config.nightly.accounting_paths:
         checks.append(Check("sacct", SKIPPED, "accounting comes from files (nightly.accounting_paths)"))
     else:
@@ -142,6 +145,15 @@ def _history(config: Config, now: datetime) -> Check:
     if now - span[1] > STALE:
         return Check("GPU history", PROBLEM, said, "slurm-affinode ingest gpu PATH..., or set nightly.gpu_paths")
     return Check("GPU history", OK, said)
+
+
+def _prometheus(config: Config, now: datetime) -> Check:
+    present = prometheus_intake.look(config.prometheus, gpu_intake.read_options(config), now)
+    if not present.names:
+        hint = "does it scrape dcgm-exporter (or slurm-affinode exporter) on the nodes, and does prometheus.match fit?"
+        return Check("Prometheus", PROBLEM, f"{present.url}: answers, and has no GPU metric that is known", hint)
+    shown = ", ".join(present.names[-3:])
+    return Check("Prometheus", OK, f"{present.url}: answers, {len(present.names)} metrics of use ({shown}, ...)")
 
 
 def _sacct(run: Runner) -> Check:

@@ -84,7 +84,7 @@ def take_in(
     def landed(outcomes: Sequence[FileOutcome]) -> None:
         if repository is not None:
             for outcome in outcomes:
-                repository.record_ingest(_record(outcome, now()))
+                repository.record_ingest(journal_entry(outcome, now()))
 
     store = SampleStore(config.history_dir)
     summary = ingest_files(
@@ -95,7 +95,8 @@ def take_in(
     return summary
 
 
-def _record(outcome: FileOutcome, moment: datetime) -> IngestRecord:
+def journal_entry(outcome: FileOutcome, moment: datetime) -> IngestRecord:
+    """What the journal says of a file or server; ``moment`` stands in for times that are not known."""
     problems = [IngestProblem(problem.reason, problem.line) for problem in outcome.problems]
     if outcome.error is not None:
         problems.append(IngestProblem(outcome.error))

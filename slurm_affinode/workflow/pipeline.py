@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +28,8 @@ from slurm_affinode.store.repository import Repository
 
 Step = Callable[[str], None]
 """Told what begins, e.g. to a progress display."""
+History = Callable[[], AbstractContextManager[SampleStore]]
+"""Opens the GPU history; called once it is known that there is something to join with it."""
 
 
 _UNREAD = frozenset({"comment", "admin_comment", "constraints", "work_dir", "submit_line"})
@@ -71,12 +74,16 @@ def build_report(
     options: ReportOptions = ReportOptions(),
     now: datetime | None = None,
     step: Step | None = None,
+    history: History | None = None,
 ) -> WrittenReport:
-    """Analyse what is stored for ``query`` and write its report into ``out``. Raises ``AffinodeError``."""
+    """Analyse what is stored for ``query`` and write its report into ``out``. Raises ``AffinodeError``.
+
+    ``history`` stands in for the GPU history that is stored.
+    """
     made = not out.exists()
     build.check_directory(out)
     try:
-        result = analyse_stored(config, query, now=now, top_runs=options.top, step=step)
+        result = analyse_stored(config, query, now=now, top_runs=options.top, step=step, history=history)
     except BaseException:
         if made:
             with contextlib.suppress(OSError):
@@ -94,6 +101,7 @@ def analyse_stored(
     now: datetime | None = None,
     top_runs: int = build.DEFAULT_TOP,
     step: Step | None = None,
+    history: History | None = None,
 ) -> WasteResult:
     """Analyse what is stored for ``query``; ``top_runs`` most wasteful runs get a timeline.
 
@@ -116,15 +124,16 @@ def analyse_stored(
         _check_filters(jobs, query)
         gpus = store.allocation_gpus(query.since, query.until)
         ingests = store.ingests()
-    say("joining with the GPU history")
-    history = SampleStore(config.history_dir)
-    try:
+    with (history or _stored(config))() as samples:
+        say("joining with the GPU history")
         result = waste.analyse(
-            query, jobs, gpus, history, table, ingests, now=moment, top_runs=top_runs, advance=_advance(say)
+            query, jobs, gpus, samples, table, ingests, now=moment, top_runs=top_runs, advance=_advance(say)
         )
-    finally:
-        history.close()
     return replace(result, price_note=_price_note(table))
+
+
+def _stored(config: Config) -> History:
+    return lambda: contextlib.closing(SampleStore(config.history_dir))
 
 
 def _price_note(table: prices.PriceTable) -> str:

@@ -142,7 +142,7 @@ class _Night:
             earliest = min(period.since for period in candidates(self.now, zone, ()))
             self.log.took(sources.accounting(self.store, earliest, self.now))
         with self.log.part("GPU history"):
-            self.log.took(sources.gpu(self.store))
+            self.log.took(sources.gpu(self.store, self.now))
 
     def report(self, zone: ZoneInfo) -> None:
         """Make the reports that are due."""

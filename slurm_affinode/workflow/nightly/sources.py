@@ -16,7 +16,7 @@ from slurm_affinode.slurm.sacct import Reading
 from slurm_affinode.slurm.times import zone_name
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.timespec import parse_span_s
-from slurm_affinode.workflow import gpu_intake, intake
+from slurm_affinode.workflow import gpu_intake, intake, prometheus_intake
 from slurm_affinode.workflow.nightly.outcome import Failure
 
 
@@ -27,17 +27,18 @@ class Sources:
 
     accounting: Callable[[Repository, datetime, datetime], Iterable[str | Failure]]
     """Given the store, the start of the earliest report of a new store, and the present (both UTC)."""
-    gpu: Callable[[Repository], Iterable[str | Failure]]
+    gpu: Callable[[Repository, datetime], Iterable[str | Failure]]
+    """Given the store and the present (UTC)."""
 
 
 def configured(config: Config) -> Sources:
-    """The sources that the configuration names: sacct or files, and paths of GPU history."""
+    """The sources that the configuration names: sacct or files; paths of GPU history and a Prometheus server."""
     paths = config.nightly.accounting_paths
 
     def accounting(store: Repository, earliest: datetime, now: datetime) -> Iterator[str | Failure]:
         return _files(config, store, paths) if paths else _sacct(config, store, earliest, now)
 
-    return Sources(accounting, lambda store: _gpu(config, store))
+    return Sources(accounting, lambda store, now: _gpu(config, store, now))
 
 
 def _sacct(config: Config, store: Repository, earliest: datetime, now: datetime) -> Iterator[str | Failure]:
@@ -92,9 +93,30 @@ def _take_in(
     )
 
 
-def _gpu(config: Config, store: Repository) -> Iterator[str | Failure]:
-    if not config.nightly.gpu_paths:
+def _gpu(config: Config, store: Repository, now: datetime) -> Iterator[str | Failure]:
+    if config.nightly.gpu_paths:
+        yield from _gpu_files(config, store)
+    if config.prometheus.url is not None:
+        yield from _prometheus(config, store, now)
+
+
+def _prometheus(config: Config, store: Repository, now: datetime) -> Iterator[str | Failure]:
+    """What is new; a failure does not keep the files from being read, nor the reports from being made."""
+    options = gpu_intake.read_options(config)
+    try:
+        since = prometheus_intake.next_since(store, config.prometheus, options, now)
+        outcome = prometheus_intake.take_in(config, store, since, now, options)
+    except AffinodeError as error:
+        yield Failure("GPU history", str(error), error.hint, error.exit_code)
         return
+    summary = outcome.summary
+    yield f"{config.prometheus.url} from {since:%Y-%m-%dT%H:%M:%SZ}: {summary.samples} samples ({summary.new} new)"
+    if outcome.failure is not None:
+        failure = outcome.failure
+        yield Failure("GPU history", str(failure), failure.hint, failure.exit_code)
+
+
+def _gpu_files(config: Config, store: Repository) -> Iterator[str | Failure]:
     paths = [str(Path(pattern).expanduser()) for pattern in config.nightly.gpu_paths]
     summary = gpu_intake.take_in(config, store, paths, gpu_intake.read_options(config))
     unchanged = sum(file.status == "known" for file in summary.files)

@@ -75,7 +75,7 @@ class Site:
             raise self.accounting_error
         return ["accounting read"]
 
-    def _gpu(self, _store: Repository) -> list[str | Failure]:
+    def _gpu(self, _store: Repository, _now: datetime) -> list[str | Failure]:
         return ["samples read", *([self.gpu_failure] if self.gpu_failure else [])]
 
     def night(self, **options: object) -> Outcome:

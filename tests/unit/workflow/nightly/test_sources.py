@@ -101,11 +101,11 @@ def test_gpu_history_is_read_once_and_bad_files_are_told(config, store, tmp_path
     (tmp_path / "n1.csv").write_text("timestamp,node,uuid,util_pct\n2026-11-19T10:00:00Z,n1,GPU-1,5\n")
     (tmp_path / "n2.csv").write_text("")
     gpu = configured(config(gpu_paths=[f"{tmp_path}/*.csv"])).gpu
-    line, failure = gpu(store)
+    line, failure = gpu(store, NOW)
     assert line == "1 files with 1 samples (1 new), 0 files unchanged"
     assert "n2.csv" in failure.message
-    assert next(iter(gpu(store))) == "0 files with 0 samples (0 new), 1 files unchanged"
-    assert list(configured(config()).gpu(store)) == []
+    assert next(iter(gpu(store, NOW))) == "0 files with 0 samples (0 new), 1 files unchanged"
+    assert list(configured(config()).gpu(store, NOW)) == []
 
 
 def test_a_name_with_brackets_is_a_name_before_it_is_a_pattern(tmp_path):

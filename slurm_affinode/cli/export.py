@@ -1,0 +1,64 @@
+"""``slurm-affinode export``: the GPU history for other programs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from slurm_affinode.cli.options import When, config_options, json_option, print_json, progress
+from slurm_affinode.config import Config
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.workflow.export import as_openmetrics
+
+_EPILOG = """\b
+Examples:
+  slurm-affinode export openmetrics --since 30d --until 4h --out gpu.om
+  promtool tsdb create-blocks-from openmetrics gpu.om blocks/
+  slurm-affinode export openmetrics --since 2026-11-01 --until 2026-11-02 --label job=dcgm --out - | head
+"""
+_LABEL = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)=(.*)", re.DOTALL)
+
+
+@click.group()
+def export() -> None:
+    """Write the GPU history in formats of other programs."""
+
+
+@export.command(epilog=_EPILOG)
+@click.option("--since", type=When(), default="7d", show_default=True, metavar="TIME", help="Begin.")
+@click.option("--until", type=When(), default="now", show_default=True, metavar="TIME", help="End, not included.")
+@click.option("--out", required=True, metavar="FILE", help="The file to write, or - for standard output.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label for every series. Repeatable.")
+@json_option
+@config_options
+def openmetrics(
+    *, config: Config, since: datetime, until: datetime, out: str, labels: tuple[str, ...], as_json: bool
+) -> None:
+    """Write samples with their times as OpenMetrics, in dcgm-exporter's names, for promtool to back-fill Prometheus.
+
+    One line per value and job on the GPU. Leave the last hours to Prometheus itself (--until 4h): blocks must not
+    overlap what it still has in memory.
+    """
+    if out == "-" and as_json:
+        raise click.UsageError("--json needs --out FILE: standard output is taken")
+    target = sys.stdout.buffer if out == "-" else Path(out)
+    given = dict(_label(text) for text in labels)
+    with progress("writing", total=None, quiet=as_json) as advance:
+        written = as_openmetrics(config, since, until, target, labels=given, advance=advance)
+    if as_json:
+        print_json({"out": out, **{name: getattr(written, name) for name in written.__dataclass_fields__}})
+    elif out != "-":
+        click.echo(f"{out}: {written.samples:,} samples of {written.series:,} series, {written.devices:,} devices")
+        if written.first and written.last:
+            click.echo(f"from {written.first:%Y-%m-%d %H:%M:%S} to {written.last:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def _label(text: str) -> tuple[str, str]:
+    match = _LABEL.fullmatch(text)
+    if match is None or match.group(1).startswith("__"):
+        raise AffinodeError(f"{text!r} is no label", hint="write for example --label job=dcgm")
+    return match.group(1), match.group(2)

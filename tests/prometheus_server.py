@@ -1,0 +1,129 @@
+"""A real Prometheus for tests: private, on a free port of the loopback, ended by its process id.
+
+Its data come from OpenMetrics text through ``promtool``. Where Prometheus is not installed the tests that need it are
+skipped with the reason; with ``CI=true`` in the environment they fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from servers import _program
+
+START_S = 60
+KEPT = "100y"
+"""Retention: tests have times of their own."""
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Files of an authority and of a server at 127.0.0.1 that it certifies."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+@contextlib.contextmanager
+def prometheus(directory: Path, history: str = "", *, web_config: Path | None = None) -> Iterator[str]:
+    """A server that has ``history`` (OpenMetrics) in ``directory``; its URL, http also where it speaks TLS."""
+    program, promtool = _program("prometheus"), _program("promtool")
+    data = directory / "data"
+    data.mkdir(parents=True)
+    if history:
+        text = directory / "history.om"
+        text.write_text(history)
+        backfill(promtool, text, data)
+    (directory / "prometheus.yml").write_text("global: {scrape_interval: 1h}\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    argv = [
+        program, f"--config.file={directory / 'prometheus.yml'}", f"--storage.tsdb.path={data}",
+        f"--storage.tsdb.retention.time={KEPT}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
+        *([f"--web.config.file={web_config}"] if web_config else []),
+    ]  # fmt: skip
+    log = directory / "server.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        _await(port, process, log, tls=web_config is not None)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=START_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _await(port: int, process: subprocess.Popen[bytes], log: Path, *, tls: bool) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            if tls:
+                socket.create_connection(("127.0.0.1", port), timeout=5).close()
+                return
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5):
+                return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"{process.args}: {log.read_text(errors='replace')}")
+            time.sleep(0.05)
+
+
+def backfill(promtool: str, text: Path, data: Path) -> None:
+    """Make blocks in ``data`` of the OpenMetrics file ``text``."""
+    argv = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(text), str(data)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=START_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def ask(url: str, query: str, at: datetime) -> list[dict[str, object]]:
+    """The result of an instant query, by other means than those under test."""
+    path = f"{url}/api/v1/query?query={urllib.request.quote(query)}&time={at.timestamp()}"
+    with urllib.request.urlopen(path, timeout=30) as answer:
+        return json.load(answer)["data"]["result"]
+
+
+@pytest.fixture
+def prometheus_of(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """A function that starts a server with a history and gives its URL; all are ended with the test."""
+    with contextlib.ExitStack() as stack:
+        numbers = iter(range(100))
+
+        def start(history: str = "", **how: Path) -> str:
+            return stack.enter_context(prometheus(tmp_path / f"prometheus-{next(numbers)}", history, **how))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """An authority of the test run, and what it certifies."""
+    openssl = _program("openssl")
+    directory = tmp_path_factory.mktemp("tls")
+
+    def run(*argv: str) -> None:
+        done = subprocess.run([openssl, *argv], capture_output=True, text=True, timeout=60, cwd=directory, check=False)
+        assert done.returncode == 0, done.stderr
+
+    (directory / "server.ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    ec = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    run("req", "-x509", *ec, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test authority", "-days", "30",
+        "-addext", "keyUsage=critical,keyCertSign,cRLSign")  # fmt: skip
+    run("req", *ec, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=127.0.0.1")
+    run("x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+        "-out", "server.pem", "-days", "30", "-extfile", "server.ext")  # fmt: skip
+    return Certificates(directory / "ca.pem", directory / "server.pem", directory / "server.key")
