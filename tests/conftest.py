@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["prometheus_server", "servers"]
+pytest_plugins = ["servers", "prometheus_server"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

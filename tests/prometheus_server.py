@@ -7,18 +7,16 @@ skipped with the reason; with ``CI=true`` in the environment they fail.
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import pytest
-from servers import _program
+from servers import program_of
 
 START_S = 60
 KEPT = "100y"
@@ -37,7 +35,7 @@ class Certificates:
 @contextlib.contextmanager
 def prometheus(directory: Path, history: str = "", *, web_config: Path | None = None) -> Iterator[str]:
     """A server that has ``history`` (OpenMetrics) in ``directory``; its URL, http also where it speaks TLS."""
-    program, promtool = _program("prometheus"), _program("promtool")
+    program, promtool = program_of("prometheus"), program_of("promtool")
     data = directory / "data"
     data.mkdir(parents=True)
     if history:
@@ -90,13 +88,6 @@ def backfill(promtool: str, text: Path, data: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def ask(url: str, query: str, at: datetime) -> list[dict[str, object]]:
-    """The result of an instant query, by other means than those under test."""
-    path = f"{url}/api/v1/query?query={urllib.request.quote(query)}&time={at.timestamp()}"
-    with urllib.request.urlopen(path, timeout=30) as answer:
-        return json.load(answer)["data"]["result"]
-
-
 @pytest.fixture
 def prometheus_of(tmp_path: Path) -> Iterator[Callable[..., str]]:
     """A function that starts a server with a history and gives its URL; all are ended with the test."""
@@ -112,7 +103,7 @@ def prometheus_of(tmp_path: Path) -> Iterator[Callable[..., str]]:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """An authority of the test run, and what it certifies."""
-    openssl = _program("openssl")
+    openssl = program_of("openssl")
     directory = tmp_path_factory.mktemp("tls")
 
     def run(*argv: str) -> None:

@@ -24,7 +24,7 @@ from sqlalchemy.exc import OperationalError
 START_S = 60
 
 
-def _program(name: str, *patterns: str) -> str:
+def program_of(name: str, *patterns: str) -> str:
     """The path of ``name``: on PATH, in the sbin directories, or where ``patterns`` (globs below /) find it."""
     path = os.environ.get("PATH", "") + os.pathsep + os.pathsep.join(("/usr/sbin", "/usr/local/sbin", "/sbin"))
     found = shutil.which(name, path=path)
@@ -109,8 +109,8 @@ def _directory(prefix: Sequence[str]) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[URL]:
     """A PostgreSQL server; the URL names its database ``postgres``."""
-    initdb = _program("initdb", "usr/lib/postgresql/*/bin/initdb", "usr/pgsql-*/bin/initdb")
-    postgres = _program("postgres", "usr/lib/postgresql/*/bin/postgres", "usr/pgsql-*/bin/postgres")
+    initdb = program_of("initdb", "usr/lib/postgresql/*/bin/initdb", "usr/pgsql-*/bin/initdb")
+    postgres = program_of("postgres", "usr/lib/postgresql/*/bin/postgres", "usr/pgsql-*/bin/postgres")
     prefix = _unprivileged("postgres")
     with _directory(prefix) as directory:
         data = directory / "data"
@@ -128,8 +128,8 @@ def postgresql_server() -> Iterator[URL]:
 @pytest.fixture(scope="session")
 def mariadb_server() -> Iterator[URL]:
     """A MariaDB server with the character set that distributions default to; the URL names its database ``mysql``."""
-    install = _program("mariadb-install-db")
-    mariadbd = _program("mariadbd")
+    install = program_of("mariadb-install-db")
+    mariadbd = program_of("mariadbd")
     prefix = _unprivileged("mysql")
     with _directory(prefix) as directory:
         data = directory / "data"
