@@ -1,0 +1,195 @@
+"""Idle windows."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.core.idle import (
+    GpuActivity,
+    IdleDetector,
+    IdleRule,
+    IdleState,
+    Sample,
+    Verdict,
+    judge,
+    observe,
+    still_idle,
+)
+
+RULE = IdleRule(window_s=60, max_gap_s=15)
+
+
+def gpu(name: str = "GPU 0", used: int | None = 1 << 30, **signals: float | None) -> GpuActivity:
+    return GpuActivity(name, signals or {"utilization": 0.0, "processes": 0.0}, used)
+
+
+def at(time_s: float, *gpus: GpuActivity, **host: float | None) -> Sample:
+    return Sample(time_s, gpus or (gpu(),), host)
+
+
+def fed(*samples: Sample, rule: IdleRule = RULE) -> IdleState:
+    detector = IdleDetector(rule)
+    states = [detector.feed(sample) for sample in samples]
+    return states[-1]
+
+
+BUSY = gpu(utilization=37.0, processes=0.0)
+BLIND = gpu(utilization=None, processes=None)
+
+
+def test_window_is_reached_when_every_sample_of_it_is_idle() -> None:
+    """Sixty seconds of nothing: reached at the sample that completes them, not before."""
+    samples = [at(float(t)) for t in range(0, 61, 10)]
+    assert not fed(*samples[:-1]).reached
+    state = fed(*samples)
+    assert state.reached
+    assert state.progress_s == 60
+    assert state.used_bytes == 1 << 30
+
+
+def test_one_burst_starts_the_window_again() -> None:
+    """A single busy sample in the middle, and all of the window is needed again."""
+    samples = [at(float(t)) if t != 30 else at(30.0, BUSY) for t in range(0, 91, 10)]
+    state = fed(*samples)
+    assert state.progress_s == 50
+    assert not state.reached
+    assert state.broken == "GPU 0: utilization 37 is above 0"
+    assert fed(*samples, at(100.0)).reached
+
+
+def test_all_gpus_of_the_job_have_to_be_idle() -> None:
+    """One busy GPU of two keeps the job."""
+    verdict, why, _ = judge(RULE, at(0.0, gpu("GPU 0"), gpu("GPU 1", utilization=1.0, processes=0.0)))
+    assert verdict is Verdict.BUSY
+    assert why.startswith("GPU 1: utilization")
+
+
+def test_each_signal_counts_by_itself() -> None:
+    """PROF counters can read 0 after a fault while utilization is 100, and the other way round."""
+    for name in ("utilization", "memory", "engine", "sm", "tensor", "dram", "processes"):
+        quiet: dict[str, float | None] = {"utilization": 0.0, "sm": 0.0, "processes": 0.0}
+        assert judge(RULE, at(0.0, gpu(**(quiet | {name: 0.5}))))[0] is Verdict.BUSY
+
+
+def test_unknown_is_never_idle_and_adds_nothing() -> None:
+    """Samples without a readable signal do not lengthen the window."""
+    state = fed(at(0.0), at(10.0), at(20.0, BLIND))
+    assert state.verdict is Verdict.UNKNOWN
+    assert state.progress_s == 10
+    assert not fed(at(0.0, BLIND), *(at(float(t), BLIND) for t in range(10, 200, 10))).reached
+
+
+def test_window_is_not_reached_on_an_unknown_sample() -> None:
+    """The newest sample has to be idle itself."""
+    rule = replace(RULE, window_s=10)
+    assert not fed(at(0.0), at(10.0, BLIND), rule=rule).reached
+    assert fed(at(0.0), at(10.0, BLIND), at(12.0), rule=rule).reached
+
+
+def test_long_gap_starts_the_window_again() -> None:
+    """Nobody knows what happened in between."""
+    state = fed(at(0.0), at(10.0), at(26.0))
+    assert state.since_s == 26
+    assert "no sample" in state.broken
+    assert fed(at(0.0), at(10.0), at(25.0)).progress_s == 25
+
+
+def test_one_readable_signal_decides_nothing() -> None:
+    """No decision on one metric; a site that has only one may say so."""
+    lonely = gpu(utilization=0.0, processes=None)
+    assert judge(RULE, at(0.0, lonely))[0] is Verdict.UNKNOWN
+    assert judge(replace(RULE, min_signals=1), at(0.0, lonely))[0] is Verdict.IDLE
+    assert judge(RULE, at(0.0, gpu(utilization=5.0)))[0] is Verdict.BUSY
+
+
+def test_gpus_that_are_not_known_are_unknown() -> None:
+    """No list of GPUs is not a list of idle GPUs."""
+    assert judge(RULE, Sample(0.0, ()))[0] is Verdict.UNKNOWN
+
+
+def test_limit_of_the_option_and_floor_of_the_site() -> None:
+    """A signal is judged by the higher of the two; at the limit is idle."""
+    rule = replace(RULE, util_pct=5.0, floors_pct={"dram": 8.0})
+    assert judge(rule, at(0.0, gpu(utilization=5.0, dram=8.0)))[0] is Verdict.IDLE
+    assert judge(rule, at(0.0, gpu(utilization=5.1, dram=8.0)))[0] is Verdict.BUSY
+    assert judge(rule, at(0.0, gpu(utilization=5.0, dram=8.1)))[0] is Verdict.BUSY
+
+
+def test_host_activity_counts_where_it_is_configured() -> None:
+    """Without a limit it does not matter; with one it is judged, and unknown where it was not read."""
+    rule = replace(RULE, host_limits={"cpu": 20.0})
+    assert judge(RULE, at(0.0, cpu=300.0))[0] is Verdict.IDLE
+    assert judge(rule, at(0.0, cpu=300.0))[0] is Verdict.BUSY
+    assert judge(rule, at(0.0, cpu=20.0))[0] is Verdict.IDLE
+    assert judge(rule, at(0.0))[0] is Verdict.UNKNOWN
+
+
+def test_memory_held_is_unknown_where_one_gpu_does_not_tell() -> None:
+    """A sum with a missing part is no sum."""
+    assert fed(at(0.0, gpu(used=5), gpu("GPU 1", used=7))).used_bytes == 12
+    assert fed(at(0.0, gpu(used=5), gpu("GPU 1", used=None))).used_bytes is None
+
+
+def test_look_just_before_acting() -> None:
+    """Idle: nothing to say. Busy or unreadable: what was seen."""
+    assert still_idle(RULE, at(0.0)) is None
+    assert still_idle(RULE, at(0.0, BUSY)) == "GPU 0: utilization 37 is above 0"
+    assert still_idle(RULE, at(0.0, BLIND)) is not None
+
+
+def test_restart_forgets_the_window() -> None:
+    """After a restore the job begins anew."""
+    detector = IdleDetector(RULE)
+    for t in range(0, 61, 10):
+        detector.feed(at(float(t)))
+    detector.restart()
+    assert detector.feed(at(70.0)).progress_s == 0
+
+
+KINDS = {"idle": gpu(), "busy": BUSY, "blind": BLIND}
+HISTORY = st.lists(st.tuples(st.floats(0.5, 40.0), st.sampled_from(sorted(KINDS))), min_size=1, max_size=60)
+
+
+@given(HISTORY)
+def test_reached_means_a_window_of_idle_samples_without_gaps(history: list[tuple[float, str]]) -> None:
+    """Whatever comes: a full window has its length in idle samples, none of them busy, none too far apart."""
+    detector, now, past = IdleDetector(RULE), 0.0, list[tuple[float, str]]()
+    for step, kind in history:
+        now += step
+        past.append((now, kind))
+        state = detector.feed(at(now, KINDS[kind]))
+        idle = [time for time, what in past if what == "idle" and state.since_s is not None and time >= state.since_s]
+        if state.since_s is not None:
+            assert idle[0] == state.since_s
+            assert all(b - a <= RULE.max_gap_s for a, b in itertools.pairwise(idle))
+            assert not any(what == "busy" and time >= state.since_s for time, what in past)
+        if state.reached:
+            assert kind == "idle"
+            assert idle[-1] - idle[0] >= RULE.window_s
+
+
+@given(HISTORY, st.floats(0.5, 40.0))
+def test_a_burst_always_costs_the_whole_window(history: list[tuple[float, str]], step: float) -> None:
+    """After a busy sample no progress is left, and the next idle sample begins at nothing."""
+    now, state = 0.0, None
+    for gap, kind in history:
+        now += gap
+        state = observe(RULE, state, at(now, KINDS[kind]))
+    state = observe(RULE, state, at(now + step, BUSY))
+    assert state.progress_s == 0
+    assert observe(RULE, state, at(now + 2 * step)).progress_s == 0
+
+
+@given(HISTORY)
+def test_unknown_samples_never_help(history: list[tuple[float, str]]) -> None:
+    """With samples made unreadable the window is never longer than with them idle."""
+    now, seen, blind = 0.0, None, None
+    for gap, kind in history:
+        now += gap
+        seen = observe(RULE, seen, at(now, KINDS["idle" if kind == "blind" else kind]))
+        blind = observe(RULE, blind, at(now, KINDS[kind]))
+        assert blind.progress_s <= seen.progress_s
