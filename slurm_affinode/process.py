@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import subprocess
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,22 +31,20 @@ def run(
     env: Mapping[str, str] | None = None,
     check: bool = True,
     stdin: bytes | None = None,
+    pass_fds: Collection[int] = (),
+    group: bool = False,
 ) -> Completed:
     """Run ``argv`` and return its output.
+
+    ``pass_fds``: descriptors that it inherits, under their numbers. ``group``: it leads a session of its own, and what
+    it started ends with it at the time-out (else only the program itself does).
 
     Raises ``UnreachableError`` where the program is missing, runs past ``timeout_s`` seconds or, with ``check``,
     ends with a status other than 0; the message carries the last line that the program wrote on standard error.
     """
     name = argv[0]
     try:
-        done = subprocess.run(  # noqa: S603 - argv is a list that our own code builds; there is no shell
-            list(argv),
-            capture_output=True,
-            timeout=timeout_s,
-            env=None if env is None else dict(env),
-            input=stdin if stdin is not None else b"",
-            check=False,
-        )
+        done = _communicate(argv, stdin or b"", timeout_s, env, pass_fds, group)
     except FileNotFoundError as error:
         raise UnreachableError(
             f"{name}: no such program", hint=f"install the package that has {name}, or put it on PATH"
@@ -56,3 +59,122 @@ def run(
         said = lines[-1].strip() if lines else "it said nothing"
         raise UnreachableError(f"{name} ended with status {done.returncode}: {said}")
     return Completed(tuple(argv), done.returncode, done.stdout, stderr)
+
+
+class ChildEndedError(Exception):
+    """A child ended, or had to be ended, in the middle of a question; the text says how, in one line."""
+
+
+class Child:
+    """A program that runs on and answers lines on its standard output with lines on its standard input.
+
+    One question at a time. It is ended (SIGKILL) where an answer does not come in time, and by ``close``; it should
+    end by itself where its standard input does.
+    """
+
+    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
+        """Start ``argv``. Raises ``UnreachableError`` where it cannot be started."""
+        # A file and not a pipe: nobody reads it while the child runs, and a full pipe would stop the child.
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
+        self._rest = b""
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - argv is a list that our own code builds; there is no shell
+                list(argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                env=None if env is None else dict(env),
+                start_new_session=True,  # an interrupt at the terminal is for us to pass on
+            )
+        except OSError as error:
+            self._stderr.close()
+            raise UnreachableError(f"{argv[0]}: cannot be started: {error.strerror}") from error
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def ask(self, line: bytes, *, timeout_s: float) -> bytes:
+        """Send ``line`` and return the line that comes back, both without the newline.
+
+        Raises ``ChildEndedError``: there is no answer after ``timeout_s`` seconds, or the child has ended. It does not
+        run any more then.
+        """
+        assert self._process.stdin is not None  # noqa: S101 - both are pipes, see __init__
+        assert self._process.stdout is not None  # noqa: S101
+        deadline = time.monotonic() + timeout_s
+        os.ftruncate(self._stderr.fileno(), 0)
+        try:
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise ChildEndedError(self._end("ended")) from None
+        chunks = [self._rest]
+        descriptor = self._process.stdout.fileno()
+        while b"\n" not in chunks[-1]:
+            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise ChildEndedError(self._end(f"gave no answer within {timeout_s:g} s", kill=True))
+            chunk = os.read(descriptor, 1 << 20)
+            if not chunk:
+                raise ChildEndedError(self._end("ended"))
+            chunks.append(chunk)
+        answer, _, self._rest = b"".join(chunks).partition(b"\n")
+        return answer
+
+    def _end(self, how: str, *, kill: bool = False) -> str:
+        status = self._finish(kill)
+        if not kill:
+            how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        size = os.fstat(self._stderr.fileno()).st_size
+        tail = os.pread(self._stderr.fileno(), 4096, max(0, size - 4096)).decode("utf-8", "backslashreplace")
+        said = [line.strip("\0 \t") for line in tail.splitlines() if line.strip("\0 \t")]
+        self.close()
+        return f"{how}: {said[-1]}" if said else how
+
+    def _finish(self, kill: bool) -> int:
+        if kill:
+            self._process.kill()
+        try:
+            return self._process.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def close(self) -> None:
+        """End it: close its standard input, and kill it where it does not go within five seconds."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        self._finish(kill=False)
+        self._stderr.close()
+
+
+def _communicate(
+    argv: Sequence[str],
+    stdin: bytes,
+    timeout_s: float,
+    env: Mapping[str, str] | None,
+    pass_fds: Collection[int],
+    group: bool,
+) -> subprocess.CompletedProcess[bytes]:
+    with subprocess.Popen(  # noqa: S603 - argv is a list that our own code builds; there is no shell
+        list(argv),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=None if env is None else dict(env),
+        pass_fds=tuple(pass_fds),
+        start_new_session=group,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+        except BaseException:
+            if group:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)

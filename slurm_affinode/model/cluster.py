@@ -137,6 +137,7 @@ class Job:
     batch: bool
     """Submitted with a script: such a job can be requeued."""
     exit_code: int | None
+    """0 where a signal ended it. Through pyslurm known only for that and for COMPLETED."""
     exit_signal: int | None
     steps: tuple[Step, ...] | None = None
     """Steps that run now; ``None`` where they were not asked for."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from signal import SIGKILL
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +21,9 @@ from slurm_affinode.slurm.interface import SignalTo
 
 TIMEOUT_S = 60.0
 """Longer than the retries of Slurm's own commands at the usual MessageTimeout of 10 s."""
+
+NAMED_STEPS = ("batch", "extern", "interactive")
+"""Steps that scancel does not take by name."""
 
 _SETTINGS = ("SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SCONTROL_ALL", "SCONTROL_FEDERATION", "SCONTROL_FUTURE",
              "SCONTROL_LOCAL", "SCONTROL_SIBLING", "SLURM_JSON", "SLURM_YAML")  # fmt: skip
@@ -36,7 +40,7 @@ class CommandsClient:
         self, run: Runner = process.run, *, env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
     ) -> None:
         self._run = run
-        self._env = _environment(os.environ if env is None else env)
+        self._env = environment(os.environ if env is None else env)
         self._timeout_s = timeout_s
 
     # --- looking
@@ -114,15 +118,26 @@ class CommandsClient:
         if signal is not None:
             return self.signal(job, signal)
         target = identifiers.target(job)
-        return self._act(f"cancel {_called(target)}", target, "scancel", "--verbose", "--", str(target))
+        if target.step in NAMED_STEPS:
+            return self._signal(f"cancel {called(target)}", target, int(SIGKILL), "steps")
+        return self._act(f"cancel {called(target)}", target, "scancel", "--verbose", "--", str(target))
 
     def signal(self, job: int | str, signal: int | str, *, to: SignalTo = "steps") -> None:
         """See ``SlurmClient``."""
         target, number = identifiers.target(job), identifiers.signal(signal)
-        # scancel waits without end for a pending job to start before it signals it.
-        demand_running(self.job(target.job), target)
+        self._signal(f"signal {called(target)}", target, number, to)
+
+    def _signal(self, doing: str, target: Target, number: int, to: SignalTo) -> None:
+        # scancel waits without end for a pending job to start before it signals it, and says nothing of a step that
+        # is not there: so look first.
+        found = live_json.jobs(self._json("jobs", doing, "show", "job", target.job))
+        steps = self.steps(target.job) if target.step is not None else ()
+        demand_running(doing, found, steps, target)
+        if target.step in NAMED_STEPS:
+            to = "batch"
         options = [f"--signal={number}", *({"batch": ["--batch"], "all": ["--full"]}.get(to, []))]
-        self._act(f"signal {_called(target)}", target, "scancel", "--verbose", *options, "--", str(target))
+        name = target.job if target.step in NAMED_STEPS else str(target)
+        self._act(doing, target, "scancel", "--verbose", *options, "--", name)
 
     def set_comment(self, job: int | str, text: str) -> None:
         """See ``SlurmClient``."""
@@ -201,7 +216,8 @@ class CommandsClient:
         return self._run(list(argv), timeout_s=self._timeout_s, env=self._env, check=False)
 
 
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` without what changes the commands of a user's shell, times in UTC."""
     kept = {
         name: value
         for name, value in environ.items()
@@ -211,7 +227,8 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C.UTF-8"}
 
 
-def _called(target: Target) -> str:
+def called(target: Target) -> str:
+    """A target in a message."""
     return f"job {target}" if target.step is None else f"step {target}"
 
 
@@ -254,9 +271,17 @@ def _has(job: Job, task: int) -> bool:
     return False
 
 
-def demand_running(job: Job, target: Target) -> None:
+def demand_running(doing: str, found: Sequence[Job], steps: Sequence[Step], target: Target) -> None:
     """Raises ``AlreadyDoneError`` or ``InvalidStateError`` where a signal would find no process."""
+    job = next((one for one in found if one.allocated), None) if target.task is None else None
+    job = job or pick(found, target)
     if job.ended:
-        raise faults.AlreadyDoneError(f"signal {_called(target)}: it has ended ({job.state})", target=str(target))
+        raise faults.AlreadyDoneError(f"{doing}: it has ended ({job.state})", target=str(target))
     if not job.allocated:
-        raise faults.InvalidStateError(f"signal {_called(target)}: it does not run ({job.state})", target=str(target))
+        raise faults.InvalidStateError(f"{doing}: it does not run ({job.state})", target=str(target))
+    if target.step is not None and not any(step.step == target.step for step in steps):
+        raise faults.UnknownJobError(f"{doing}: the job has no such step now", target=str(target))
+    if target.step in NAMED_STEPS and target.step != "batch":
+        raise faults.InvalidStateError(
+            f"{doing}: Slurm signals the {target.step} step only with its whole job", target=str(target)
+        )

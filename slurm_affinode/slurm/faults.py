@@ -9,6 +9,12 @@ import re
 
 from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
 
+_ABOUT = re.compile(
+    r"^(?:kill job error on job (?:step )?id \S+: |job notify failure: |slurm_\w+ error: )| for job [\w+\[\],-]+$",
+    re.IGNORECASE,
+)
+"""The job named again, in the words of each command."""
+
 
 class SlurmError(AffinodeError):
     """Slurm refused a request. ``target`` is the job, step or node that it was about."""
@@ -79,7 +85,12 @@ _TABLE: tuple[tuple[type[SlurmError] | type[ControllerDownError], str, str | Non
     (AlreadyDoneError, r"already completing or completed|already (?:finished|completed)|job/step already", None),
     (
         InvalidStateError,
-        r"pending execution|no longer pending|invalid node state|can ?not be altered|presently disabled|finishing"
+        r"presently disabled",
+        "a requeue needs a batch job that allows it (--requeue, JobRequeue=1), a message a job that runs",
+    ),
+    (
+        InvalidStateError,
+        r"pending execution|no longer pending|invalid node state|can ?not be altered|finishing"
         r"|not (?:running|suspended|pending)|not supported|in use by|busy|held|transition|batch job|disabled",
         None,
     ),
@@ -106,5 +117,6 @@ def refusal(doing: str, said: str, *, target: str | None = None) -> SlurmError |
 
 
 def clean(line: str) -> str:
-    """A line of a Slurm program without the program's name."""
-    return _NOISE.sub("", line, count=1).strip() or line.strip()
+    """A line of a Slurm program without the program's name and without the job, which our own text names."""
+    bare = _NOISE.sub("", line, count=1).strip()
+    return _ABOUT.sub("", bare).strip() or line.strip()

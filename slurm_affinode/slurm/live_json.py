@@ -120,8 +120,8 @@ def _job(job: Mapping[str, Any]) -> Job:
         stdout=None if waiting else job.get("standard_output") or None,
         stderr=None if waiting else job.get("standard_error") or None,
         batch=bool(job.get("batch_flag")),
-        exit_code=_number(code.get("return_code")) if ended else None,
-        exit_signal=_number(signal.get("id")) if ended and isinstance(signal, Mapping) else None,
+        exit_code=(_number(code.get("return_code")) or 0) if ended and code else None,
+        exit_signal=_number(signal.get("id")) or None if ended and isinstance(signal, Mapping) else None,
     )
 
 
