@@ -22,8 +22,8 @@ which a kernel ran, or memory was used; ``engine``, ``sm``, ``tensor``, ``dram``
 that count them; ``processes``: the busiest process since the last sample."""
 
 HOST_SIGNALS = ("cpu", "disk", "io")
-"""Activity of a job's processes on the host. ``cpu``: percent of one core; ``disk``: bytes per second from and to storage;
-``io``: bytes per second through reads and writes of any kind, so files, pipes and sockets."""
+"""Activity of a job's processes on the host. ``cpu``: percent of one core; ``disk``: bytes per second from and to
+storage; ``io``: bytes per second through reads and writes of any kind, so files, pipes and sockets."""
 
 
 class Verdict(StrEnum):
