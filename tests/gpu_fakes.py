@@ -1,0 +1,49 @@
+"""A GPU driver made of values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from slurm_affinode.gpu.interface import DriverMissing, GpuError
+from slurm_affinode.model.gpu import Device, GpuFault, GpuProcess, ProcessUtilization, Reading
+
+A100 = Device("GPU-a", 0, "00000000:07:00.0", "NVIDIA A100", 81920.0, 0)
+OTHER = replace(A100, uuid="GPU-b", index=1, pci="00000000:0F:00.0", minor=1)
+IDLE = Reading(util_pct=0.0, fb_used_mib=10.0, fb_free_mib=81910.0, fb_total_mib=81920.0, power_w=60.5, xid=0)
+
+
+@dataclass
+class FakeDriver:
+    """What a driver says, as values; an error in place of a value is raised."""
+
+    readings: dict[Device, Reading | GpuError] = field(default_factory=lambda: {A100: IDLE, OTHER: IDLE})
+    running: dict[Device, list[GpuProcess] | GpuError] = field(default_factory=dict)
+    missing: str | None = None
+    unopened: tuple[GpuFault, ...] = ()
+    closed: int = 0
+
+    def devices(self) -> list[Device]:
+        if self.missing:
+            raise DriverMissing(self.missing)
+        return list(self.readings)
+
+    def faults(self) -> tuple[GpuFault, ...]:
+        return self.unopened
+
+    def read(self, device: Device) -> Reading:
+        reading = self.readings[device]
+        if isinstance(reading, GpuError):
+            raise reading
+        return reading
+
+    def processes(self, device: Device) -> list[GpuProcess]:
+        found = self.running.get(device, [])
+        if isinstance(found, GpuError):
+            raise found
+        return found
+
+    def process_utilization(self, device: Device, since_us: int = 0) -> list[ProcessUtilization]:
+        return []
+
+    def close(self) -> None:
+        self.closed += 1

@@ -1,0 +1,136 @@
+"""Which job a process belongs to, on trees of /proc made of files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.model.gpu import JobRef
+
+
+class Proc:
+    """A /proc to fill."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def add(
+        self, pid: int, parent: int, *, cgroup: str = "0::/", cmdline: str = "python", env: str = "", start: int = 0
+    ):
+        directory = self.root / str(pid)
+        directory.mkdir(exist_ok=True)
+        fields = ["S", str(parent), *["0"] * 17, str(start or pid), "0", "0"]
+        (directory / "stat").write_text(f"{pid} (a ) b) {' '.join(fields)}\n")
+        (directory / "cgroup").write_text(cgroup + "\n")
+        (directory / "cmdline").write_text(cmdline.replace(" ", "\0") + "\0")
+        (directory / "environ").write_text(env)
+
+    def finder(self, **options: int) -> JobFinder:
+        return JobFinder(self.root, **{"trusted_uid": os.getuid(), **options})
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    return Proc(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "step"),
+    [
+        ("0::/system.slice/slurmstepd.scope/job_123/step_batch/user/task_0", "batch"),
+        ("0::/system.slice/slurmstepd.scope/job_123/step_0", "0"),
+        ("0::/system.slice/gpu01_slurmstepd.scope/job_123/step_extern/user/task_special", "extern"),
+        ("0::/system.slice/slurmstepd.scope/job_123", None),
+        ("11:memory:/slurm/uid_1000/job_123/step_batch/task_0\n1:name=systemd:/system.slice/slurmd.service", "batch"),
+        ("4:devices:/slurm_gpu01/uid_0/job_123/step_4", "4"),
+        ("12:cpuset:/user.slice\n4:devices:/slurm/uid_1000/job_123/step_extern", "extern"),
+    ],
+)
+def test_the_cgroup_of_slurmd_says_the_job(proc, cgroup, step):
+    """In the forms of cgroup v1 and v2, of one slurmd and of several on a machine."""
+    proc.add(50, 1, cgroup=cgroup)
+    assert proc.finder().find(50) == JobRef(123, step, "cgroup")
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        "0::/user.slice/user-1000.slice/job_123/step_batch",
+        "0::/system.slice/my-slurm/job_123",
+        "0::/system.slice/slurmd.service",
+    ],
+)
+def test_a_cgroup_that_slurmd_did_not_make_says_nothing(proc, cgroup):
+    """Users may name their own cgroups as they like."""
+    proc.add(50, 1, cgroup=cgroup)
+    assert proc.finder().find(50) is None
+
+
+def test_without_cgroups_the_ancestor_says_it(proc):
+    """A slurmstepd far up the tree, whose command line is its title."""
+    proc.add(10, 1, cmdline="slurmstepd: [123.batch]")
+    proc.add(11, 10, cmdline="/bin/sh slurm_script")
+    proc.add(12, 11)
+    assert proc.finder().find(12) == JobRef(123, "batch", "slurmstepd")
+
+
+def test_a_process_that_calls_itself_slurmstepd_is_not_believed(proc):
+    """Anyone may set a title; only the one of the trusted user counts."""
+    proc.add(10, 1, cmdline="slurmstepd: [123.batch]")
+    proc.add(12, 10)
+    assert proc.finder(trusted_uid=os.getuid() + 1).find(12) is None
+
+
+def test_a_cgroup_named_by_sluid_takes_the_number_from_the_tree_or_the_environment(proc):
+    """Which job it is has to be found out; that it is one the cgroup says."""
+    named = "0::/system.slice/slurmstepd.scope/s0J8K3M1N5P7QR/step_batch/user/task_0"
+    proc.add(10, 1, cmdline="slurmstepd: [123.batch]")
+    proc.add(12, 10, cgroup=named)
+    proc.add(13, 1, cgroup=named, env="A=1\0SLURM_JOB_ID=123\0B=2\0")
+    finder = proc.finder()
+    assert finder.find(12) == JobRef(123, "batch", "cgroup")
+    assert finder.find(13) == JobRef(123, "batch", "cgroup")
+
+
+def test_what_left_the_tree_is_known_by_its_environment_alone(proc):
+    """And it is said that nothing else speaks for it."""
+    proc.add(13, 1, env="SLURM_JOB_ID=123\0SLURM_STEP_ID=4294967291x\0")
+    assert proc.finder().find(13) == JobRef(123, None, "environment")
+
+
+@pytest.mark.parametrize("env", ["", "SLURM_JOB_ID=\0", "SLURM_JOB_ID=12a\0", "XSLURM_JOB_ID=12\0"])
+def test_a_process_of_no_job(proc, env):
+    proc.add(13, 1, env=env)
+    assert proc.finder().find(13) is None
+    assert proc.finder().find(99) is None
+
+
+def test_a_pid_of_another_process_is_not_mistaken(proc):
+    """With the start time of the process that was meant; also for what was found before."""
+    inside = "0::/system.slice/slurmstepd.scope/job_{}/step_0"
+    proc.add(50, 1, cgroup=inside.format(1), start=1000)
+    finder = proc.finder()
+    started = finder.started(50)
+    assert finder.find(50, started) == JobRef(1, "0", "cgroup")
+    proc.add(50, 1, cgroup=inside.format(2), start=2000)
+    assert finder.find(50, started) is None
+    assert finder.find(50) == JobRef(2, "0", "cgroup")
+
+
+def test_a_parent_that_is_younger_than_its_child_is_another_process(proc):
+    """The PID of a parent that ended was given to a slurmstepd since."""
+    proc.add(10, 1, cmdline="slurmstepd: [123.batch]", start=5000)
+    proc.add(12, 10, start=4000)
+    assert proc.finder().find(12) is None
+
+
+def test_a_process_that_is_adopted_later_is_found_then(proc):
+    """That a process has no job is not remembered."""
+    proc.add(50, 1)
+    finder = proc.finder()
+    assert finder.find(50) is None
+    proc.add(50, 1, cgroup="0::/system.slice/slurmstepd.scope/job_9/step_extern")
+    assert finder.find(50) == JobRef(9, "extern", "cgroup")

@@ -1,0 +1,170 @@
+"""Samples on disk: nothing is lost by a crash but a line that was under way, and every file can be taken in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import polars as pl
+import pytest
+from gpu_fakes import IDLE
+
+from slurm_affinode.gpu import spool as spool_module
+from slurm_affinode.gpu.spool import COLUMNS, Spool
+from slurm_affinode.history import aliases
+from slurm_affinode.history.ingest import ingest_files
+from slurm_affinode.history.reading import ReadOptions
+from slurm_affinode.history.schema import SAMPLES
+from slurm_affinode.history.spool import main, to_parquet
+from slurm_affinode.history.store import SampleStore
+
+T0 = 1_795_234_200.25
+
+
+@pytest.fixture
+def opened():
+    """Makes spools; what they still have open at the end is let go as a crash does."""
+    made = []
+
+    def make(directory, closed=None, **options):
+        settings = {"node": "c1", "cluster": "alpha", "file_s": 60.0, "keep_s": None, "now": lambda: T0}
+        made.append(Spool(directory, closed=(closed if closed is not None else []).append, **(settings | options)))
+        return made[-1]
+
+    yield make
+    for spool in made:
+        if spool._file is not None:
+            spool._file.close()
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def taken(directory, root):
+    store = SampleStore(root)
+    summary = ingest_files(store, [directory], ReadOptions(aliases=aliases.load(None, {})))
+    assert not summary.failed
+    return summary, store
+
+
+def test_the_columns_are_those_of_the_history():
+    assert tuple(SAMPLES) == COLUMNS
+
+
+def test_a_file_is_closed_when_its_time_is_over(opened, tmp_path, sweep_at):
+    """The next sweep begins another; those who are told get the closed one."""
+    closed = []
+    spool = opened(tmp_path, closed)
+    for second in (0, 1, 59, 60, 61):
+        spool.put(sweep_at(T0 + second))
+    assert names(tmp_path) == ["gpu-c1-20261121T041000.250Z.csv", "gpu-c1-20261121T041100.250Z.csv.part"]
+    assert [path.name for path in closed] == ["gpu-c1-20261121T041000.250Z.csv"]
+    spool.close()
+    assert len(closed) == 2
+
+
+def test_a_clock_that_goes_back_begins_another_file(opened, tmp_path, sweep_at):
+    spool = opened(tmp_path)
+    spool.put(sweep_at(T0))
+    spool.put(sweep_at(T0 - 10))
+    assert len(names(tmp_path)) == 2
+
+
+def test_what_was_read_is_what_is_taken_in(opened, tmp_path, sweep_at):
+    """As text and as Parquet, missing values missing, both together counted once."""
+    spool = opened(tmp_path / "spool")
+    busy = replace(IDLE, util_pct=97.0, sm_active=0.123456, power_w=None, fb_used_mib=40000.5)
+    spool.put(sweep_at(T0, ("7", "12"), busy))
+    spool.put(sweep_at(T0 + 1, None))
+    spool.close()
+    [path] = (tmp_path / "spool").iterdir()
+    text = path.read_bytes()
+    summary, store = taken(tmp_path / "spool", tmp_path / "history")
+    assert (summary.samples, summary.new, summary.devices) == (4, 4, 2)
+    rows = store.scan().sort("uuid", "time").collect()
+    assert rows["util_pct"].to_list() == [97.0, 0.0, 97.0, 0.0]
+    assert rows["sm_active"].to_list() == pytest.approx([0.123456, None, 0.123456, None])
+    assert rows["power_w"].to_list() == [None, 60.5, None, 60.5]
+    assert rows["job"].to_list() == ["12,7", None, None, None]
+    assert rows["cluster"].unique().to_list() == ["alpha"]
+    assert rows["time"].dt.epoch("ms").unique().sort().to_list() == [int(T0 * 1000), int(T0 * 1000) + 1000]
+    parquet = to_parquet(path)
+    assert names(tmp_path / "spool") == [parquet.name]
+    path.write_bytes(text)
+    summary, _ = taken(tmp_path / "spool", tmp_path / "history")
+    assert (summary.samples, summary.new) == (4, 0)
+
+
+def test_a_crash_loses_only_the_line_that_was_under_way(opened, tmp_path, sweep_at):
+    """At the next start the open file is cut and closed, and left-over text is handed on again."""
+    spool = opened(tmp_path)
+    spool.put(sweep_at(T0))
+    spool.put(sweep_at(T0 + 1))
+    [part] = tmp_path.iterdir()
+    part.write_bytes(part.read_bytes() + b"alpha,c1,GPU-a,0000")
+    (tmp_path / "gpu-c1-20261121T040000.000Z.csv.part").write_text(",".join(COLUMNS) + "\n")
+    (tmp_path / "gpu-c1-2-20261121T040000.000Z.csv.part").write_text("another node's\n")
+    closed = []
+    opened(tmp_path, closed)
+    assert names(tmp_path) == ["gpu-c1-2-20261121T040000.000Z.csv.part", "gpu-c1-20261121T041000.250Z.csv"]
+    assert closed[0].read_text().count("\n") == 5
+    assert closed[0].read_text().endswith("\n")
+
+
+def test_old_files_go(opened, tmp_path, sweep_at):
+    """Those of this node alone, by their age."""
+    clock = [T0]
+    spool = opened(tmp_path, keep_s=3600.0, now=lambda: clock[0])
+    for name in ("gpu-c1-20261101T000000.000Z.parquet", "gpu-c2-20261101T000000.000Z.parquet", "notes.txt"):
+        (tmp_path / name).write_text("")
+    clock[0] = (tmp_path / "notes.txt").stat().st_mtime + 7200
+    spool.put(sweep_at(clock[0]))
+    spool.rotate()
+    left = names(tmp_path)
+    assert "gpu-c1-20261101T000000.000Z.parquet" not in left
+    assert {"gpu-c2-20261101T000000.000Z.parquet", "notes.txt"} <= set(left)
+
+
+def test_a_full_disk_is_said_once_and_survived(opened, tmp_path, sweep_at, monkeypatch):
+    """The sampler goes on; what was written before stays readable."""
+    said = []
+    spool = opened(tmp_path, say=said.append)
+    spool.put(sweep_at(T0))
+    real = spool_module.rows_of
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(spool_module, "rows_of", full)
+    spool.put(sweep_at(T0 + 1))
+    spool.put(sweep_at(T0 + 2))
+    monkeypatch.setattr(spool_module, "rows_of", real)
+    spool.put(sweep_at(T0 + 3))
+    assert [line.rpartition(": ")[2] for line in said] == ["No space left on device", "samples are written again"]
+    spool.close()
+    summary, _ = taken(tmp_path, tmp_path / "history")
+    assert summary.new == 4
+
+
+def test_a_sweep_without_samples_makes_no_file(opened, tmp_path, sweep_at):
+    spool = opened(tmp_path)
+    spool.put(replace(sweep_at(T0), samples=()))
+    spool.close()
+    assert names(tmp_path) == []
+
+
+def test_what_is_no_spool_file_stays_as_it_is(tmp_path, capsys):
+    """With a line that names it, and status 2; a file that is gone was converted before."""
+    path = tmp_path / "x.csv"
+    path.write_text("a,b\n1,2\n")
+    assert main([str(path), str(tmp_path / "gone.csv")]) == 2
+    assert str(path) in capsys.readouterr().err
+    assert names(tmp_path) == ["x.csv"]
+
+
+def test_the_parquet_file_has_the_schema_of_the_history(opened, tmp_path, sweep_at):
+    spool = opened(tmp_path)
+    spool.put(sweep_at(T0))
+    spool.close()
+    assert main([str(next(tmp_path.iterdir()))]) == 0
+    assert dict(pl.read_parquet_schema(next(tmp_path.iterdir()))) == SAMPLES
