@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_affinode.errors import UnreachableError
@@ -44,7 +45,7 @@ def run(
     """
     name = argv[0]
     try:
-        done = _communicate(argv, stdin or b"", timeout_s, env, pass_fds, group)
+        done = _communicate(argv, stdin or b"", timeout_s, env=env, pass_fds=pass_fds, group=group)
     except FileNotFoundError as error:
         raise UnreachableError(
             f"{name}: no such program", hint=f"install the package that has {name}, or put it on PATH"
@@ -156,6 +157,7 @@ def _communicate(
     argv: Sequence[str],
     stdin: bytes,
     timeout_s: float,
+    *,
     env: Mapping[str, str] | None,
     pass_fds: Collection[int],
     group: bool,
