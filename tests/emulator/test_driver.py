@@ -1,0 +1,189 @@
+"""The product's own view of the GPUs (``NvmlDriver``), on the emulated driver."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emulator.node import DEADLINE_S, Node, Program
+
+SETUP = """
+from dataclasses import asdict
+from slurm_affinode.gpu import interface, nvml
+clock = [0.0]
+driver = nvml.NvmlDriver(clock=lambda: clock[0])
+def errors(ask):
+    try:
+        return ask()
+    except interface.GpuError as error:
+        return type(error).__name__
+def device(index=0):
+    return next(one for one in driver.devices() if one.index == index)
+def reading(index=0):
+    return errors(lambda: asdict(driver.read(device(index))))
+"""
+
+
+@pytest.fixture
+def watcher(node: Node) -> Program:
+    """A program with a driver, on a node with two GPUs of 4096 MiB."""
+    program = node.start()
+    program.do(SETUP)
+    return program
+
+
+def test_devices_are_described(watcher: Program) -> None:
+    """By UUID, address, index and what they are."""
+    first, second = watcher.get("[asdict(one) for one in driver.devices()]")
+    assert first["uuid"].startswith("GPU-")
+    assert first["uuid"] != second["uuid"]
+    assert (second["index"], second["minor"], second["pci"]) == (1, 1, "00000000:0F:00.0")
+    assert (first["model"], first["mig"], first["mig_profile"]) == ("NVIDIA A100-SXM4-80GB", None, None)
+
+
+def test_a_reading_follows_the_work(node: Node, watcher: Program) -> None:
+    """Utilization, memory apart from what is reserved, power; what this GPU cannot say is None."""
+    idle = watcher.get("reading()")
+    assert (idle["util_pct"], idle["fb_used_mib"], idle["xid"]) == (0.0, 0.0, 0)
+    assert (idle["engine_active"], idle["sm_active"], idle["dram_active"]) == (None, None, None)
+    total = idle["fb_used_mib"] + idle["fb_free_mib"] + idle["fb_reserved_mib"]
+    assert total == idle["fb_total_mib"]
+    user = node.user()
+    user.do("alloc(500); busy(600_000)")
+    busy = watcher.until("reading()", lambda reading: reading["util_pct"] == 100)
+    assert busy["fb_used_mib"] == 600
+    assert busy["power_w"] > 2 * idle["power_w"]
+    assert busy["energy_mj"] > idle["energy_mj"]
+    assert watcher.get("[[p.pid, p.used_mib, p.kind] for p in driver.processes(device())]") == [
+        [user.pid, 600.0, "compute"]
+    ]
+    [[pid, share]] = watcher.get("[[p.pid, p.sm_pct] for p in driver.process_utilization(device())]")
+    assert pid == user.pid
+    assert share > 90
+    assert watcher.get("driver.processes(device(1))") == []
+    assert watcher.get("list(driver.process_utilization(device(1)))") == []
+
+
+def test_a_lost_gpu_is_one_gpu(node: Node, watcher: Program) -> None:
+    """The other is read on; when the lost one is back it is found after a while."""
+    watcher.get("len(driver.devices())")
+    node.ctl("fault", "gpu-lost", "--gpu", "0")
+    assert watcher.get("reading(0)") == "GpuLost"
+    assert watcher.get("reading(1)")["util_pct"] == 0
+    watcher.do("clock[0] += nvml.RESCAN_S")
+    assert watcher.get("[one.index for one in driver.devices()]") == [1]
+    [fault] = watcher.get("[asdict(one) for one in driver.faults()]")
+    assert fault["index"] == 0
+    assert "lost" in fault["reason"]
+    node.ctl("fault", "clear")
+    watcher.do("clock[0] += nvml.RESCAN_S")
+    assert watcher.get("[one.index for one in driver.devices()]") == [0, 1]
+    assert watcher.get("list(driver.faults())") == []
+
+
+def test_the_driver_goes_and_comes_back(node: Node, watcher: Program) -> None:
+    """As when it is reloaded under a running agent: the next question opens it anew."""
+    assert watcher.get("len(driver.devices())") == 2
+    node.ctl("fault", "nvml-lost")
+    assert watcher.get("errors(lambda: driver.read(driver.devices()[0]))") == "DriverMissing"
+    assert watcher.get("errors(driver.devices)") == "DriverMissing"
+    node.ctl("fault", "nvml-lost", "--off")
+    assert watcher.get("reading()")["util_pct"] == 0
+
+
+def test_without_a_driver_it_says_so(bare_node: Node) -> None:
+    program = bare_node.start()
+    program.do(SETUP)
+    assert program.get("errors(driver.devices)") == "DriverMissing"
+    bare_node.init()
+    assert program.get("len(driver.devices())") == 2
+
+
+def test_unsupported_utilization_is_none(node: Node, watcher: Program) -> None:
+    """Not 0: the rest is there."""
+    node.ctl("fault", "util-unsupported", "--gpu", "0")
+    reading = watcher.get("reading()")
+    assert reading["util_pct"] is None
+    assert reading["fb_used_mib"] == 0
+    assert watcher.get("errors(lambda: driver.process_utilization(device()))") == "NotSupported"
+
+
+def test_an_xid_is_noted_for_its_gpu(node: Node, watcher: Program) -> None:
+    """The last one, from then on, also after the driver was opened anew."""
+    assert watcher.get("[reading(0)['xid'], reading(1)['xid']]") == [0, 0]
+    node.ctl("fault", "xid", "31", "--gpu", "1")
+    node.ctl("fault", "xid", "79", "--gpu", "1")
+    assert watcher.until("[reading(0)['xid'], reading(1)['xid']]", lambda seen: seen == [0, 79])
+    watcher.do("driver.close()")
+    assert watcher.get("reading(1)['xid']") == 79
+
+
+# --- the exporter on it
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def until(look: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + DEADLINE_S
+    while not (seen := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return seen
+
+
+def test_the_exporter_shows_and_keeps_what_the_gpus_do(node: Node, tmp_path: Path) -> None:
+    """Metrics over HTTP; HUP closes a file, TERM ends it with all samples on disk, as Parquet; a light process."""
+    spool, jobs = tmp_path / "spool", tmp_path / "jobs"
+    jobs.mkdir()
+    (jobs / "1").write_text("4711\n")
+    argv = [
+        str(Path(sys.executable).with_name("slurm-affinode")),
+        "exporter",
+        "--listen",
+        "127.0.0.1:0",
+        "--period",
+        "0.2s",
+    ]
+    argv += ["--spool", str(spool), "--job-map", str(jobs), "--node", "c1", "--cluster", "alpha"]
+    process = subprocess.Popen(argv, env=node.env, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        started = process.stderr.readline()
+        port = int(started.rpartition(":")[2].partition("/")[0])
+        user = node.user(1)
+        user.do("alloc(500); busy(600_000)")
+        text = until(lambda: (text := scrape(port)) and ("} 100.0" in text) and text)
+        assert 'DCGM_FI_DEV_FB_USED{Hostname="c1"' in text
+        assert 'hpc_job="4711"' in text
+        rss_mib = (
+            next(float(line.split()[1]) for line in text.splitlines() if line.startswith("process_resident")) / 2**20
+        )
+        assert rss_mib < 80
+        process.send_signal(signal.SIGHUP)
+        [parquet] = until(lambda: list(spool.glob("*.parquet")))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0, process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()
+    assert len(until(lambda: list(spool.iterdir()))) == len(list(spool.glob("*.parquet"))) == 2
+    state = tmp_path / "state"
+    taken = subprocess.run(
+        [argv[0], "ingest", "gpu", "--json", "--state", str(state), str(spool)],
+        check=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    summary = json.loads(taken.stdout)
+    assert (summary["devices"], summary["nodes"], summary["new"]) == (2, 1, summary["samples"])
+    assert parquet.exists()

@@ -1,0 +1,199 @@
+"""What the emulated driver does not have: MIG, activity counters, drivers that refuse. On a binding made of values."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from slurm_affinode.gpu.interface import DriverMissing, GpuError, GpuLost, NotPermitted
+from slurm_affinode.gpu.nvml import NvmlDriver
+
+MIB = 2**20
+
+
+class Binding:
+    """The functions of pynvml that the driver uses; what is not given is not supported."""
+
+    def __init__(self, gpus=1, **answers):
+        self.gpus, self.answers = gpus, answers
+        self.freed = self.shut = 0
+        self.counter = 0
+
+    def __getattr__(self, name):
+        if name in self.answers:
+            answer = self.answers[name]
+
+            def give(*arguments):
+                value = answer(*arguments) if callable(answer) else answer
+                if isinstance(value, pynvml.NVMLError):
+                    raise value
+                return value
+
+            return give
+        if name.startswith("nvml") and name[4].isupper():
+
+            def refuse(*arguments):
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+            return refuse
+        return getattr(pynvml, name)
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlShutdown(self):
+        self.shut += 1
+
+    def nvmlDeviceGetCount(self):
+        return self.gpus
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return f"gpu{index}"
+
+    def nvmlDeviceGetUUID(self, handle):
+        return f"GPU-{handle}"
+
+
+class Gpm(Binding):
+    """Counters that move by what each call finds."""
+
+    def nvmlGpmQueryDeviceSupport(self, handle):
+        return SimpleNamespace(isSupportedDevice=1)
+
+    def nvmlGpmSampleAlloc(self):
+        self.counter += 1
+        return SimpleNamespace(number=self.counter)
+
+    def nvmlGpmSampleGet(self, handle, sample):
+        sample.taken = f"{handle}"
+
+    def nvmlGpmMigSampleGet(self, handle, instance, sample):
+        sample.taken = f"{handle}/{instance}"
+
+    def c_nvmlGpmMetricsGet_t(self):
+        return SimpleNamespace(metrics=[SimpleNamespace() for _ in range(8)])
+
+    def nvmlGpmMetricsGet(self, request):
+        assert request.sample1.taken == request.sample2.taken
+        assert request.sample1 is not request.sample2
+        values = {1: (0, 98.0), 2: (0, 100.4), 5: (0, float("nan")), 10: (3, 55.0)}
+        for metric in request.metrics[: request.numMetrics]:
+            metric.nvmlReturn, metric.value = values[metric.metricId]
+        self.last = request.sample1.taken
+
+    def nvmlGpmSampleFree(self, sample):
+        self.freed += 1
+
+
+def refusal(code):
+    return pynvml.NVMLError(code)
+
+
+def test_activity_is_the_mean_since_the_last_reading():
+    """None at the first, a share after it; what is not a number or not there is None; all is given back."""
+    binding = Gpm()
+    driver = NvmlDriver(binding)
+    [device] = driver.devices()
+    first, second = driver.read(device), driver.read(device)
+    assert (first.engine_active, first.sm_active) == (None, None)
+    assert (second.engine_active, second.sm_active, second.tensor_active, second.dram_active) == (0.98, 1.0, None, None)
+    driver.close()
+    assert (binding.freed, binding.shut) == (2, 1)
+
+
+def test_a_gpu_that_says_nothing_still_is_one():
+    """Every field None; XIDs that cannot be watched are not 0."""
+    driver = NvmlDriver(Binding())
+    [device] = driver.devices()
+    reading = driver.read(device)
+    assert {getattr(reading, name) for name in reading.__slots__} == {None}
+
+
+def test_mig_instances_are_devices_of_their_own():
+    """With the memory of the instance, and the board's power left to the whole GPU."""
+
+    def name(handle):
+        return "NVIDIA A100" if handle == "gpu0" else "NVIDIA A100 MIG 1g.10gb"
+
+    def memory(handle, version=None):
+        total = 81920 if handle == "gpu0" else 9856
+        return SimpleNamespace(total=total * MIB, used=5 * MIB, free=(total - 6) * MIB, reserved=MIB)
+
+    binding = Gpm(
+        nvmlDeviceGetMigMode=(1, 1),
+        nvmlDeviceGetMaxMigDeviceCount=7,
+        nvmlDeviceGetMigDeviceHandleByIndex=lambda h, at: (
+            f"mig{at}" if at in (0, 2) else refusal(pynvml.NVML_ERROR_NOT_FOUND)
+        ),
+        nvmlDeviceGetGpuInstanceId=lambda handle: 7 + int(handle[-1]),
+        nvmlDeviceGetName=name,
+        nvmlDeviceGetMemoryInfo=memory,
+        nvmlDeviceGetPowerUsage=250_000,
+    )
+    driver = NvmlDriver(binding)
+    whole, one, two = driver.devices()
+    assert (one.mig, two.mig, one.mig_profile, one.memory_mib) == ("7", "9", "1g.10gb", 9856.0)
+    assert {one.uuid, two.uuid} == {whole.uuid}
+    assert (driver.read(whole).power_w, driver.read(one).power_w) == (250.0, None)
+    driver.read(two)
+    assert driver.read(two).engine_active == 0.98
+    assert binding.last == "gpu0/9"
+
+
+def test_an_old_driver_has_memory_without_what_is_reserved():
+    def memory(handle, version=None):
+        return (
+            refusal(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+            if version
+            else SimpleNamespace(total=9 * MIB, used=2 * MIB, free=7 * MIB)
+        )
+
+    driver = NvmlDriver(Binding(nvmlDeviceGetMemoryInfo=memory))
+    reading = driver.read(driver.devices()[0])
+    assert (reading.fb_used_mib, reading.fb_free_mib, reading.fb_reserved_mib) == (2.0, 7.0, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (pynvml.NVML_ERROR_GPU_IS_LOST, GpuLost),
+        (pynvml.NVML_ERROR_RESET_REQUIRED, GpuLost),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, DriverMissing),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, DriverMissing),
+        (pynvml.NVML_ERROR_UNKNOWN, DriverMissing),
+        (pynvml.NVML_ERROR_TIMEOUT, GpuError),
+    ],
+)
+def test_errors_have_names(code, kind):
+    """NVML's own stop at the adapter; the line says what was asked and what NVML said."""
+    binding = Binding()
+    driver = NvmlDriver(binding)
+    [device] = driver.devices()
+    binding.answers["nvmlDeviceGetMemoryInfo"] = refusal(code)
+    with pytest.raises(GpuError, match="memory of GPU 0") as caught:
+        driver.read(device)
+    assert type(caught.value) is kind
+
+
+def test_a_gpu_lost_between_two_fields_is_lost():
+    driver = NvmlDriver(Binding(nvmlDeviceGetPowerUsage=refusal(pynvml.NVML_ERROR_GPU_IS_LOST)))
+    with pytest.raises(GpuLost):
+        driver.read(driver.devices()[0])
+
+
+def test_processes_that_only_root_may_see():
+    driver = NvmlDriver(Binding(nvmlDeviceGetGraphicsRunningProcesses=refusal(pynvml.NVML_ERROR_NO_PERMISSION)))
+    with pytest.raises(NotPermitted):
+        driver.processes(driver.devices()[0])
+
+
+def test_a_device_of_another_time_is_lost():
+    """As when a GPU was taken out, or MIG instances were made anew."""
+    driver = NvmlDriver(Binding(gpus=2))
+    devices = driver.devices()
+    driver.close()
+    other = NvmlDriver(Binding(gpus=1))
+    with pytest.raises(GpuLost, match="not among"):
+        other.read(devices[1])
