@@ -126,5 +126,7 @@ class WasteResult:
     quality: DataQuality
     prices: Mapping[str, float | None] = field(default_factory=dict)
     """GPU model -> price of a GPU-hour used; None where the table has none."""
+    suspensions: pl.DataFrame | None = None
+    """``analysis.suspensions.SUSPENSIONS``; ``None`` where none was looked for."""
     price_note: str = ""
     """Where the prices come from, for people; empty where the site's own table needs no note."""

@@ -87,6 +87,10 @@ _INGEST = {
         "slurm_affinode.cli.ingest_allocations:ingest_allocations",
         "Which GPUs a job had, as recorded by a prolog or scontrol.",
     ),
+    "suspensions": (
+        "slurm_affinode.cli.ingest_suspensions:ingest_suspensions",
+        "Suspended jobs: the ledgers of the agents.",
+    ),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_affinode.analysis.result import WasteResult
-from slurm_affinode.report import evidence, headline, pictures, tables
+from slurm_affinode.report import evidence, given_back, headline, pictures, tables
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import render as rendering
 from slurm_affinode.report.context import ReportContext
@@ -40,6 +40,7 @@ def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | 
         idle_share=pictures.idle_share(result),
         windows=pictures.windows(result),
         jobs=tables.all_jobs(result, JOB_ROWS, csv_name),
+        given_back=given_back.section(result, top),
         quality_facts=evidence.quality_facts(result),
         mapping=evidence.mapping(result),
         issues=evidence.issues(result),

@@ -121,6 +121,15 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenBack:
+    """What suspensions gave back."""
+
+    lead: str
+    cards: tuple[Card, ...]
+    table: Table | None
+
+
+@dataclass(frozen=True, slots=True)
 class ReportContext:
     """The whole report."""
 
@@ -144,6 +153,8 @@ class ReportContext:
     idle_share: Markup
     windows: Markup
     jobs: Table | None
+    given_back: GivenBack | None
+    """``None`` where no job was suspended, or none was looked for: then there is no such section."""
     quality_facts: tuple[Fact, ...]
     mapping: Markup
     issues: tuple[Issue, ...]

@@ -30,6 +30,8 @@ JOBS = "jobs.csv"
 def csv_files(result: WasteResult) -> Mapping[str, bytes]:
     """File name -> content: all job runs, every grouping, and the time series."""
     files = {JOBS: to_csv(result.jobs), "over_time.csv": to_csv(result.over_time)}
+    if result.suspensions is not None and not result.suspensions.is_empty():
+        files["suspensions.csv"] = to_csv(result.suspensions)
     for word, frame in result.groups.items():
         files[_NAMES.get(word, f"{word}.csv")] = to_csv(frame)
     return files

@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from slurm_affinode import __version__
+from slurm_affinode.analysis import suspensions
 from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.measures import STATES, known
@@ -47,9 +48,18 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
         "idle_fraction_histogram": _rows(result.idle_fraction_histogram),
         "window_histogram": _rows(result.window_histogram),
         "worst_jobs": _rows(result.jobs.head(top)),
+        "suspensions": _suspensions(result, top),
         "prices": {fmt.name(model): _plain(price) for model, price in result.prices.items()},
         "quality": _quality(result),
     }
+
+
+def _suspensions(result: WasteResult, top: int) -> Summary | None:
+    frame = result.suspensions
+    if frame is None:
+        return None
+    totals = {key: _plain(value) for key, value in suspensions.totals(frame).items()}
+    return {**totals, "list": _rows(frame.head(top))}
 
 
 def _quality(result: WasteResult) -> Summary:

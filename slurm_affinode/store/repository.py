@@ -14,8 +14,9 @@ from typing import Self, TypeVar
 import polars as pl
 from sqlalchemy import Connection, Engine
 
+from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS
-from slurm_affinode.store import bulk, journal, migrate, reads, runs, tables, upkeep
+from slurm_affinode.store import bulk, journal, migrate, reads, runs, suspensions, tables, upkeep
 from slurm_affinode.store.engine import connect, parse_url, reading, shown, translated, write
 from slurm_affinode.store.reads import Selection
 from slurm_affinode.store.records import Counts, IngestRecord, ReportRecord, StoreCounts, Upserted
@@ -151,6 +152,20 @@ class Repository:
         """A text that changes when the runs overlapping ``[since, until)`` or their GPUs change."""
         with reading(self._engine) as connection:
             return upkeep.fingerprint(connection, since, until)
+
+    def upsert_suspensions(self, entries: Iterable[LedgerEntry]) -> Counts:
+        """Take in lines of ledgers, in any order; what is known already changes nothing."""
+
+        def work(connection: Connection, revision: int) -> tuple[Counts, bool]:
+            counts = suspensions.upsert(connection, entries, revision)
+            return counts, counts.new + counts.updated > 0
+
+        return self._change(work)
+
+    def suspensions(self, since: datetime, until: datetime) -> list[LedgerEntry]:
+        """Suspensions that began before ``until`` and were not over before ``since``, oldest first."""
+        with reading(self._engine) as connection:
+            return suspensions.overlapping(connection, since, until)
 
     # journal, reports, single values ---------------------------------------------------------------------------------
 

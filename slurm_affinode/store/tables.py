@@ -12,6 +12,7 @@ import polars as pl
 from sqlalchemy import BigInteger, Column, Double, MetaData, SmallInteger, String, Table, Text
 from sqlalchemy.types import TypeEngine
 
+from slurm_affinode.model import ledger
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS, JOB_KEY, JOBS, STEP_KEY, STEPS
 
 metadata = MetaData()
@@ -52,6 +53,24 @@ def _mirror(name: str, schema: dict[str, pl.DataType], key: tuple[str, ...]) -> 
 jobs = _mirror("jobs", JOBS, JOB_KEY)
 steps = _mirror("steps", STEPS, STEP_KEY)
 allocation_gpus = _mirror("allocation_gpus", ALLOCATION_GPUS, ALLOCATION_GPU_KEY)
+
+suspensions = Table(
+    "suspensions",
+    metadata,
+    *(
+        Column(
+            name,
+            (String(KEY_LENGTHS[name]) if name in KEY_LENGTHS and name in ledger.KEY else Text())
+            if name in ledger.TEXTS
+            else BigInteger(),
+            primary_key=name in ledger.KEY,
+            nullable=name not in ledger.KEY,
+            autoincrement=False,
+        )
+        for name in ledger.COLUMNS
+    ),
+    Column("revision", BigInteger, nullable=False),
+)
 
 ingests = Table(
     "ingests",

@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy import Connection, and_, bindparam, delete, exists, not_, or_, select, text
 
 from slurm_affinode.resources import asset_dir
-from slurm_affinode.store import journal, tables
+from slurm_affinode.store import journal, suspensions, tables
 from slurm_affinode.store.reads import ceil_s, floor_s
 from slurm_affinode.store.records import StoreCounts
 
@@ -86,5 +86,7 @@ def delete_before(connection: Connection, moment: datetime) -> int:
     any_run = exists().where(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
     # What a prolog recorded just now may come before the accounting of its job: only old rows are orphans.
     connection.execute(delete(tables.allocation_gpus).where(gpu.start < limit, not_(any_run)))
+    over = and_(tables.suspensions.c.began_ms < limit * 1000, not_(suspensions.asleep()))
+    connection.execute(delete(tables.suspensions).where(over))
     journal.delete_ingests(connection, limit)
     return deleted

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import polars as pl
 
-from slurm_affinode.analysis import prices, waste
+from slurm_affinode.analysis import prices, suspensions, waste
 from slurm_affinode.analysis.result import Thresholds, WasteQuery, WasteResult
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError
@@ -25,6 +25,7 @@ from slurm_affinode.report import format as fmt
 from slurm_affinode.report.build import WrittenReport
 from slurm_affinode.slurm.schema import JOBS
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow import suspension_intake
 
 Step = Callable[[str], None]
 """Told what begins, e.g. to a progress display."""
@@ -123,13 +124,16 @@ def analyse_stored(
             raise _no_accounting(store, query)
         _check_filters(jobs, query)
         gpus = store.allocation_gpus(query.since, query.until)
+        suspension_intake.configured(config, store)
+        asleep = store.suspensions(query.since, query.until)
         ingests = store.ingests()
     with (history or _stored(config))() as samples:
         say("joining with the GPU history")
         result = waste.analyse(
             query, jobs, gpus, samples, table, ingests, now=moment, top_runs=top_runs, advance=_advance(say)
         )
-    return replace(result, price_note=_price_note(table))
+    back = suspensions.given_back(asleep, query, now=moment)
+    return replace(result, price_note=_price_note(table), suspensions=back)
 
 
 def _stored(config: Config) -> History:

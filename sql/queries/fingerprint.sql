@@ -1,10 +1,13 @@
 -- Whether the facts of an interval have changed: counts and newest change of the runs that overlap it, and of what is
--- recorded of their GPUs. (steps take no part in a report)
+-- recorded of their GPUs, and of suspensions that had begun. (steps take no part in a report)
 SELECT
   COUNT(*) AS runs,
   COALESCE(MAX("revision"), 0) AS revision,
   (SELECT COUNT(*) FROM allocation_gpus AS a WHERE EXISTS (
     SELECT 1 FROM jobs AS r WHERE r."cluster" = a."cluster" AND r."job_id" = a."job_id"
-      AND r."start" < :until AND (r."end" IS NULL OR r."end" > :since OR r."start" >= :since))) AS gpus
+      AND r."start" < :until AND (r."end" IS NULL OR r."end" > :since OR r."start" >= :since))) AS gpus,
+  (SELECT COALESCE(MAX(s."revision"), 0) FROM suspensions AS s WHERE s."began_ms" < :until * 1000
+    AND (COALESCE(s."restoring_ms", s."ended_ms") IS NULL OR COALESCE(s."restoring_ms", s."ended_ms") >= :since * 1000))
+    AS suspensions
 FROM jobs
 WHERE "start" < :until AND ("end" IS NULL OR "end" > :since OR "start" >= :since)

@@ -21,7 +21,7 @@ from slurm_affinode.slurm.times import zone_name
 from slurm_affinode.store.records import ReportRecord
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.timespec import parse_span_s
-from slurm_affinode.workflow import pipeline
+from slurm_affinode.workflow import pipeline, suspension_intake
 from slurm_affinode.workflow.nightly import shelf
 from slurm_affinode.workflow.nightly.outcome import Failure, Outcome
 from slurm_affinode.workflow.nightly.periods import Period, candidates
@@ -141,6 +141,10 @@ class _Night:
         with self.log.part("accounting"):
             earliest = min(period.since for period in candidates(self.now, zone, ()))
             self.log.took(sources.accounting(self.store, earliest, self.now))
+        with self.log.part("suspensions"):
+            for one in suspension_intake.configured(self.config, self.store):
+                changed = 0 if one.counts is None else one.counts.new + one.counts.updated
+                self.log.took((f"{one.source}: {one.entries} lines, {changed} new or updated",))
         with self.log.part("GPU history"):
             self.log.took(sources.gpu(self.store, self.now))
 

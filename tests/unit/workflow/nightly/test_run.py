@@ -172,7 +172,7 @@ def test_a_span_that_is_none_is_refused_with_its_key(site):
 def test_verbose_says_each_part(site, unreachable):
     site.accounting_error = unreachable
     site.night()
-    assert site.said[:3] == ["accounting", "  failed: sacct: no such program", "GPU history"]
+    assert site.said[:4] == ["accounting", "  failed: sacct: no such program", "suspensions", "GPU history"]
     assert any(line.endswith("day/2026-11-19/report.html") for line in site.said)
     assert isinstance(unreachable, UnreachableError)
 

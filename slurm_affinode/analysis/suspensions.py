@@ -1,0 +1,140 @@
+"""What suspensions gave back: GPU-hours in which the GPUs of a suspended job were free for others."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+import polars as pl
+
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.model.ledger import LedgerEntry
+
+_TIME = pl.Datetime("ms", "UTC")
+_GIB = 2**30
+_MS_PER_HOUR = 3_600_000.0
+
+SUSPENSIONS: dict[str, pl.DataType] = {
+    "cluster": pl.String(),
+    "job_id": pl.Int64(),
+    "user": pl.String(),
+    "account": pl.String(),
+    "partition": pl.String(),
+    "outcome": pl.String(),  # asleep, restored, ended, failed
+    "why": pl.String(),
+    "gpus": pl.Int64(),
+    "gpu_model": pl.String(),
+    "began": _TIME,
+    "node": pl.String(),
+    "restored_node": pl.String(),
+    "gpu_hours_given_back": pl.Float64(),
+    "asleep_s": pl.Float64(),  # from free GPUs to the next start, or to now; whole, not clipped
+    "suspend_s": pl.Float64(),  # from the first lock to free GPUs
+    "dump_s": pl.Float64(),  # from parked to a verified image
+    "restore_s": pl.Float64(),  # from the next start to running again
+    "gpu_mem_gib": pl.Float64(),
+    "image_gib": pl.Float64(),
+    "failure": pl.String(),
+}
+"""One row per suspension; most GPU-hours first."""
+
+
+def no_suspensions() -> pl.DataFrame:
+    """``SUSPENSIONS`` without a row."""
+    return pl.DataFrame(schema=SUSPENSIONS)
+
+
+def given_back(entries: Iterable[LedgerEntry], query: WasteQuery, *, now: datetime) -> pl.DataFrame:
+    """``SUSPENSIONS`` of the ledger's ``entries`` that ``query`` asks for; hours are clipped to its interval."""
+    rows = [_row(entry, query, now) for entry in entries if _wanted(entry, query)]
+    frame = pl.DataFrame(rows, schema=SUSPENSIONS, orient="row")
+    return frame.sort(
+        "gpu_hours_given_back", "began", "job_id", descending=[True, False, False], nulls_last=True
+    )  # fmt: skip
+
+
+def _wanted(entry: LedgerEntry, query: WasteQuery) -> bool:
+    asked = (
+        (entry.cluster, query.clusters),
+        (entry.partition, query.partitions),
+        (entry.account, query.accounts),
+        (entry.user, query.users),
+    )
+    return all(not names or value in names for value, names in asked)
+
+
+def _row(entry: LedgerEntry, query: WasteQuery, now: datetime) -> tuple[object, ...]:
+    since_ms, until_ms, now_ms = (round(moment.timestamp() * 1000) for moment in (query.since, query.until, now))
+    free_ms = entry.queued_ms
+    over_ms = entry.restoring_ms if entry.restoring_ms is not None else entry.ended_ms
+    hours = asleep_s = None
+    if free_ms is not None:
+        end_ms = now_ms if over_ms is None else over_ms
+        asleep_s = max(0, end_ms - free_ms) / 1000
+        if entry.gpus is not None:
+            hours = entry.gpus * max(0, min(end_ms, until_ms) - max(free_ms, since_ms)) / _MS_PER_HOUR
+    return (
+        entry.cluster,
+        entry.job_id,
+        entry.user,
+        entry.account,
+        entry.partition,
+        outcome(entry),
+        entry.why,
+        entry.gpus,
+        entry.gpu_model,
+        entry.began_ms,
+        entry.node,
+        entry.restored_node,
+        hours,
+        asleep_s,
+        _span_s(entry.began_ms, free_ms),
+        _span_s(entry.parked_ms, entry.dumped_ms),
+        _span_s(entry.restoring_ms, entry.restored_ms),
+        None if entry.gpu_bytes is None else entry.gpu_bytes / _GIB,
+        None if entry.image_bytes is None else entry.image_bytes / _GIB,
+        entry.failure or (entry.restore_failure if entry.restored_ms is None else None),
+    )
+
+
+def _span_s(begin_ms: int | None, end_ms: int | None) -> float | None:
+    return None if begin_ms is None or end_ms is None else max(0, end_ms - begin_ms) / 1000
+
+
+def outcome(entry: LedgerEntry) -> str:
+    """``failed`` (it ran on), ``restored``, ``ended`` (it never ran again), ``restoring``, ``asleep``."""
+    if entry.queued_ms is None:
+        return "failed"
+    if entry.restored_ms is not None:
+        return "restored"
+    if entry.ended_ms is not None:
+        return "ended"
+    return "restoring" if entry.restoring_ms is not None and entry.restore_failure is None else "asleep"
+
+
+def totals(frame: pl.DataFrame) -> Mapping[str, float | int | None]:
+    """Of ``SUSPENSIONS``: how many, of how many jobs, hours given back, memory and typical times.
+
+    Times are medians; ``None`` where nothing is known.
+    """
+    through = frame.filter(pl.col("outcome") != "failed")
+    return {
+        "suspensions": through.height,
+        "suspended_jobs": through.select("cluster", "job_id").n_unique() if through.height else 0,
+        "suspensions_failed": frame.height - through.height,
+        "restore_failures": through.filter(
+            pl.col("failure").is_not_null() & (pl.col("outcome") != "restored")
+        ).height,
+        "asleep_now": through.filter(pl.col("outcome") == "asleep").height,
+        "gpu_hours_given_back": float(through["gpu_hours_given_back"].sum()),
+        "image_gib": float(through["image_gib"].sum()) if through["image_gib"].count() else None,
+        "suspend_s": _median(through, "suspend_s"),
+        "restore_s": _median(through, "restore_s"),
+        "asleep_s": _median(through, "asleep_s"),
+    }  # fmt: skip
+
+
+def _median(frame: pl.DataFrame, column: str) -> float | None:
+    values = frame[column].drop_nulls().to_list()
+    return statistics.median(values) if values else None

@@ -1,0 +1,84 @@
+"""``slurm-affinode ingest suspensions``: what the agents wrote down of suspended jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from slurm_affinode.cli.options import config_options, json_option, print_json, print_table, warn
+from slurm_affinode.config import Config
+from slurm_affinode.errors import ConfigError
+from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow import suspension_intake
+from slurm_affinode.workflow.suspension_intake import LedgerIntake
+
+_EPILOG = """\b
+The ledgers are NODE.jsonl in the directory [suspend] ledger of the configuration; report and nightly take them in
+by themselves. Examples:
+  slurm-affinode ingest suspensions
+  slurm-affinode ingest suspensions /shared/slurm-affinode/ledger
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("paths", nargs=-1, metavar="[DIR|FILE]...", type=click.Path(path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Read and report, store nothing.")
+@click.option(
+    "--problems", "shown", type=click.IntRange(0), default=10, show_default=True, metavar="N",
+    help="How many bad records to print.",
+)  # fmt: skip
+@json_option
+@config_options
+def ingest_suspensions(*, paths: tuple[Path, ...], dry_run: bool, shown: int, as_json: bool, config: Config) -> int:
+    """Take in the ledgers of suspended jobs, for the report's section on GPUs given back.
+
+    The same input twice changes nothing.
+    """
+    chosen = paths or ((config.ledger_dir,) if config.ledger_dir is not None else ())
+    if not chosen:
+        raise ConfigError("no ledger is named", hint="give its directory, or set [suspend] ledger or shared_store")
+    results: list[LedgerIntake] = []
+    if dry_run:
+        results = [one for path in chosen for one in suspension_intake.take_in(None, path)]
+    else:
+        with Repository.open(config.db_url) as store:
+            results = [one for path in chosen for one in suspension_intake.take_in(store, path)]
+    _report(results, shown, as_json=as_json)
+    return 0
+
+
+def _report(results: list[LedgerIntake], shown: int, *, as_json: bool) -> None:
+    problems = [(one.source, problem) for one in results for problem in one.problems]
+    if as_json:
+        print_json(
+            [
+                {
+                    "source": one.source,
+                    "entries": one.entries,
+                    "new": None if one.counts is None else one.counts.new,
+                    "updated": None if one.counts is None else one.counts.updated,
+                    "unchanged": None if one.counts is None else one.counts.unchanged,
+                    "problems": [{"line": problem.line, "reason": problem.reason} for problem in one.problems],
+                }
+                for one in results
+            ]
+        )
+    elif not results:
+        click.echo("no ledger is there yet")
+    else:
+        rows = [
+            (one.source, one.entries, *(("", "", "") if one.counts is None else _three(one)), len(one.problems))
+            for one in results
+        ]
+        columns = ("ledger", "lines", "new", "updated", "unchanged", "bad")
+        print_table(columns, rows, right=columns[1:])
+    for source, problem in problems[:shown]:
+        warn(f"{source}:{problem.line}: {problem.reason}")
+    if len(problems) > shown:
+        warn(f"{len(problems) - shown} more bad records; --problems N shows more")
+
+
+def _three(one: LedgerIntake) -> tuple[int, int, int]:
+    assert one.counts is not None  # noqa: S101 - the caller has looked
+    return one.counts.new, one.counts.updated, one.counts.unchanged

@@ -1,0 +1,114 @@
+"""The section on suspended jobs: what their GPUs were free for others, and how well it went."""
+
+from __future__ import annotations
+
+from slurm_affinode.analysis import suspensions
+from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.report import format as fmt
+from slurm_affinode.report.context import Card, Cell, Column, GivenBack, Table
+from slurm_affinode.report.measures import Row, help_for
+from slurm_affinode.report.tables import name_cell
+
+_FAILURE_LENGTH = 160
+_WORDS = {
+    "asleep": "asleep",
+    "restoring": "being restored",
+    "restored": "restored",
+    "ended": "ended asleep",
+    "failed": "ran on",
+}
+
+
+def section(result: WasteResult, top: int) -> GivenBack | None:
+    """The section; ``None`` where there was no suspension. ``top``: rows of its table."""
+    frame = result.suspensions
+    if frame is None or frame.is_empty():
+        return None
+    total = suspensions.totals(frame)
+    lead = (
+        f"{fmt.count(total['suspended_jobs'])} idle jobs were suspended {fmt.count(total['suspensions'])} times; "
+        f"their GPUs were free for others for {fmt.hours(total['gpu_hours_given_back'], 'GPU-hours')}."
+    )
+    if total["suspended_jobs"] == 0:
+        lead = "No suspension got through in this interval."
+    cards = (
+        _hours_card(total),
+        _card("Suspensions", "suspensions", fmt.count(total["suspensions"]), sub=_taken_back(total)),
+        _card("Asleep", "asleep_now", fmt.count(total["asleep_now"]), sub=_failures(total)),
+        _card("Time to suspend", "suspend_s", _short(total["suspend_s"]), sub="median, until the GPUs are free"),
+        _card("Time to restore", "restore_s", _short(total["restore_s"]), sub="median, until the job runs again"),
+        _card("Images", "image_gib", fmt.number(total["image_gib"]), "GiB"),
+    )
+    return GivenBack(lead, cards, _table(result, top))
+
+
+def _hours_card(total: Row) -> Card:
+    text = fmt.number(total["gpu_hours_given_back"])
+    jobs = total["suspended_jobs"]
+    return _card("Given back", "gpu_hours_given_back", text, "GPU-h", sub=f"by {fmt.count(jobs)} jobs")
+
+
+def _card(label: str, key: str, value: str, unit: str = "", *, sub: str = "") -> Card:
+    unknown = value == fmt.UNKNOWN
+    return Card(label, value, "" if unknown else unit, "" if unknown else sub, help_for(key), unknown=unknown)
+
+
+def _taken_back(total: Row) -> str:
+    failed = total["suspensions_failed"]
+    return f"{fmt.count(failed)} taken back, the job ran on" if failed else ""
+
+
+def _failures(total: Row) -> str:
+    failed = total["restore_failures"]
+    return f"{fmt.count(failed)} could not be restored" if failed else ""
+
+
+def _short(seconds: float | None) -> str:
+    if seconds is not None and seconds < 60:
+        return fmt.with_unit(fmt.number(seconds), "s")
+    return fmt.duration(seconds)
+
+
+def _table(result: WasteResult, top: int) -> Table | None:
+    frame = result.suspensions
+    assert frame is not None  # noqa: S101 - the caller has looked
+    rows = tuple(_row(row) for row in frame.head(top).iter_rows(named=True))
+    columns = (
+        Column("Job", title="raw id"), Column("User", unit="account"),
+        Column("Given back", "number", "GPU-h", help_for("gpu_hours_given_back") or "", "descending"),
+        Column("Began (UTC)", "short"), Column("What became of it", unit="where"),
+        Column("Asleep", "number", title=help_for("asleep_s") or ""),
+        Column("To suspend", "number", title=help_for("suspend_s") or ""),
+        Column("To restore", "number", title=help_for("restore_s") or ""),
+        Column("Image", "number", "GiB", help_for("image_gib") or ""), Column("GPUs", unit="model"),
+    )  # fmt: skip
+    note = f"The first {fmt.count(top)} of {fmt.count(frame.height)}." if frame.height > top else ""
+    return Table("given-back-table", "Suspensions by GPU-hours given back", columns, rows, note=note)
+
+
+def _row(row: Row) -> tuple[Cell, ...]:
+    return (
+        Cell(str(row["job_id"]), "text", sort=str(row["job_id"])),
+        name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), 40)),
+        _number(row["gpu_hours_given_back"], fmt.number(row["gpu_hours_given_back"])),
+        Cell(fmt.moment(row["began"]), "short", sort=str(round(row["began"].timestamp()))),
+        Cell(_WORDS[row["outcome"]], "text", sub=_where(row)),
+        _number(row["asleep_s"], fmt.duration(row["asleep_s"])),
+        _number(row["suspend_s"], _short(row["suspend_s"])),
+        _number(row["restore_s"], _short(row["restore_s"])),
+        _number(row["image_gib"], fmt.number(row["image_gib"])),
+        Cell(fmt.count(row["gpus"]), "number", sub=fmt.clip(fmt.name(row["gpu_model"]), 40)),
+    )
+
+
+def _where(row: Row) -> str:
+    if row["failure"]:
+        return fmt.clip(fmt.visible(row["failure"]), _FAILURE_LENGTH)
+    places = [fmt.name(row[key]) for key in ("node", "restored_node") if row[key] is not None]
+    return " to ".join(places)
+
+
+def _number(value: float | None, text: str) -> Cell:
+    if value is None:
+        return Cell(fmt.UNKNOWN, "number unknown")
+    return Cell(text, "number", sort=f"{value:.6g}")

@@ -1,0 +1,95 @@
+"""Ledgers of suspensions into the store: a directory that the agents of all nodes write to."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from slurm_affinode.config import Config
+from slurm_affinode.errors import InputError
+from slurm_affinode.model.ledger import LedgerEntry, decode
+from slurm_affinode.store.records import Counts, IngestProblem, IngestRecord
+from slurm_affinode.store.repository import Repository
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerIntake:
+    """What became of one ledger."""
+
+    source: str
+    entries: int
+    counts: Counts | None
+    """``None``: nothing was stored (a dry run)."""
+    problems: tuple[IngestProblem, ...] = ()
+
+
+def ledgers(path: Path) -> list[Path]:
+    """The ledgers of a directory, or the one file. Raises ``InputError``."""
+    try:
+        if path.is_dir():
+            return sorted(found for found in path.glob("*.jsonl") if found.is_file())
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    if not path.exists():
+        raise InputError("no such file or directory", where=str(path), hint="give the directory of the ledgers")
+    return [path]
+
+
+def read(path: Path) -> tuple[list[LedgerEntry], list[IngestProblem], str]:
+    """The entries of one ledger, what could not be read, and a fingerprint. A last line that is not whole is being
+    written. Raises ``InputError``."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    whole = data[: data.rfind(b"\n") + 1]
+    entries, problems = [], []
+    for number, line in enumerate(whole.decode("utf-8", "replace").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            entries.append(decode(line))
+        except ValueError as error:
+            problems.append(IngestProblem(str(error), number))
+    return entries, problems, hashlib.sha256(whole).hexdigest()
+
+
+def take_in(store: Repository | None, path: Path) -> list[LedgerIntake]:
+    """Take in the ledgers at ``path``; what is known already changes nothing. ``store`` ``None``: read only."""
+    return [_take_in(store, one) for one in ledgers(path)]
+
+
+def _take_in(store: Repository | None, path: Path) -> LedgerIntake:
+    started = datetime.now(UTC)
+    entries, problems, fingerprint = read(path)
+    if store is None:
+        return LedgerIntake(str(path), len(entries), None, tuple(problems))
+    if fingerprint in store.fingerprints("suspensions"):
+        return LedgerIntake(str(path), len(entries), Counts(unchanged=len(entries)), tuple(problems))
+    counts = store.upsert_suspensions(entries)
+    store.record_ingest(
+        IngestRecord(
+            kind="suspensions",
+            source=str(path),
+            started=started,
+            finished=datetime.now(UTC),
+            records=len(entries),
+            new=counts.new,
+            updated=counts.updated,
+            unchanged=counts.unchanged,
+            bad=len(problems),
+            problems=tuple(problems),
+            fingerprint=fingerprint,
+        )
+    )
+    return LedgerIntake(str(path), len(entries), counts, tuple(problems))
+
+
+def configured(config: Config, store: Repository) -> list[LedgerIntake]:
+    """Take in the ledgers that the configuration names; none where it names no directory, or one that is not there."""
+    directory = config.ledger_dir
+    if directory is None or not directory.is_dir():
+        return []
+    return take_in(store, directory)

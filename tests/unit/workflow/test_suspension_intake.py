@@ -1,0 +1,97 @@
+"""Ledgers into the store and into the report."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.analysis.suspensions import given_back, totals
+from slurm_affinode.cli.ingest_suspensions import ingest_suspensions
+from slurm_affinode.errors import AffinodeError, InputError
+from slurm_affinode.model.ledger import LedgerEntry, encode
+from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow import suspension_intake
+
+BEGIN = datetime(2026, 11, 2, tzinfo=UTC)
+MS = round(BEGIN.timestamp() * 1000)
+HOUR = 3_600_000
+
+
+def entry(job, began_h, **facts):
+    return LedgerEntry("alpha", job, 5, MS + round(began_h * HOUR), gpus=facts.pop("gpus", 1), **facts)
+
+
+def query(hours=24, **filters):
+    return WasteQuery(BEGIN, BEGIN + timedelta(hours=hours), **filters)
+
+
+def write(path, *entries, end="\n"):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join(encode(one) for one in entries) + end)
+
+
+def test_hours_given_back_are_gpus_times_time_until_the_next_start():
+    slept = entry(1, 1, gpus=2, queued_ms=MS + 2 * HOUR, restoring_ms=MS + 5 * HOUR, restored_ms=MS + 5 * HOUR + 1500)
+    frame = given_back([slept], query(), now=BEGIN + timedelta(hours=30))
+    row = frame.row(0, named=True)
+    assert (row["gpu_hours_given_back"], row["asleep_s"], row["restore_s"], row["outcome"]) == (
+        6,
+        10800,
+        1.5,
+        "restored",
+    )
+    assert totals(frame)["gpu_hours_given_back"] == 6
+
+
+def test_hours_are_clipped_to_the_interval_and_to_now():
+    asleep = entry(1, -3, queued_ms=MS - 2 * HOUR)
+    for now, expected in ((12, 12), (48, 24)):
+        frame = given_back([asleep], query(), now=BEGIN + timedelta(hours=now))
+        assert frame["gpu_hours_given_back"].to_list() == [expected]
+        assert frame["outcome"].to_list() == ["asleep"]
+
+
+def test_what_did_not_get_through_gave_nothing_back():
+    frame = given_back([entry(1, 1, failure="it computes again")], query(), now=BEGIN + timedelta(hours=9))
+    total = totals(frame)
+    assert (total["suspensions"], total["suspensions_failed"], total["gpu_hours_given_back"]) == (0, 1, 0)
+
+
+def test_filters_choose():
+    entries = [entry(1, 1, user="alice"), entry(2, 1, user="bob")]
+    assert given_back(entries, query(users=("bob",)), now=BEGIN)["job_id"].to_list() == [2]
+
+
+def test_a_directory_is_taken_in_once_and_a_line_being_written_waits(tmp_path):
+    """Two nodes, one of them in the middle of a line."""
+    write(tmp_path / "ledger" / "c1.jsonl", entry(1, 1), entry(2, 1))
+    write(tmp_path / "ledger" / "c2.jsonl", entry(1, 1, restored_node="c2"), entry(3, 1), end="")
+    with Repository.open(f"sqlite:///{tmp_path}/db") as store:
+        first = suspension_intake.take_in(store, tmp_path / "ledger")
+        assert [(one.entries, one.counts.new, one.counts.updated) for one in first] == [(2, 2, 0), (1, 0, 1)]
+        again = suspension_intake.take_in(store, tmp_path / "ledger")
+        assert sum(one.counts.new + one.counts.updated for one in again) == 0
+        assert len(store.ingests(kind="suspensions")) == 2
+
+
+def test_the_command_says_what_it_took_and_what_it_could_not_read(tmp_path):
+    write(tmp_path / "ledger" / "c1.jsonl", entry(1, 1), end="\nnoise\n")
+    arguments = ["--state", str(tmp_path), str(tmp_path / "ledger"), "--json"]
+    done = CliRunner().invoke(ingest_suspensions, arguments, catch_exceptions=False)
+    [said] = json.loads(done.stdout)
+    assert (said["entries"], said["new"], said["problems"][0]["line"]) == (1, 1, 2)
+    assert "c1.jsonl:2: not JSON" in done.stderr
+
+
+def test_a_directory_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        suspension_intake.take_in(None, tmp_path / "absent")
+
+
+def test_nothing_named_is_an_error(tmp_path):
+    with pytest.raises(AffinodeError, match="no ledger is named"):
+        CliRunner().invoke(ingest_suspensions, ["--state", str(tmp_path)], catch_exceptions=False)
