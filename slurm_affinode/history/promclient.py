@@ -266,6 +266,8 @@ class Client:
                 f"{name}: the answer is no whole JSON; it begins with {shown!r}",
                 hint="is the URL that of a Prometheus server, and does a proxy cut its answers off?",
             )
+        if status == 200 and not error:
+            return self._strange()
         if status < 500:
             return RefusedError(f"{name}: HTTP {status}{said or _first_line(body)}")
         return _TransientError(f"{name}: HTTP {status}{said}")

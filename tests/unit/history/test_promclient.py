@@ -1,0 +1,376 @@
+"""What a client makes of the answers of a server, good and bad: asked over real sockets, a made-up server answers."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from prometheus_server import Certificates
+
+from slurm_affinode.config import PrometheusConfig
+from slurm_affinode.errors import AffinodeError, ConfigError, UnreachableError
+from slurm_affinode.history.promclient import Client, RefusedError, TooMuchError
+from slurm_affinode.history.promserver import ENV_PASSWORD, ENV_TOKEN, Server, checked_url
+
+JSON = "application/json"
+GOOD = json.dumps(
+    {"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "2"]}]}}
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the server says to one request."""
+
+    body: str | bytes = GOOD
+    status: int = 200
+    kind: str = JSON
+    headers: dict[str, str] = field(default_factory=dict)
+    length: int | None = None
+    """What ``Content-Length`` says, where that is not true."""
+    before: Callable[[], Any] = lambda: None
+
+
+@dataclass
+class Fake:
+    """A server that gives ``answers`` one after the other, the last one again and again."""
+
+    answers: list[Answer]
+    url: str = ""
+    asked: list[tuple[str, str, dict[str, list[str]], dict[str, str]]] = field(default_factory=list)
+    """Method, path, parameters, headers."""
+
+
+@contextmanager
+def serving(*answers: Answer, tls: ssl.SSLContext | None = None) -> Iterator[Fake]:
+    """A server on a free port of the loopback."""
+    fake = Fake(list(answers))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            size = int(self.headers.get("Content-Length", 0))
+            parts = urlsplit(self.path)
+            form = parse_qs(self.rfile.read(size).decode() if size else parts.query)
+            fake.asked.append((self.command, parts.path, form, dict(self.headers)))
+            answer = fake.answers.pop(0) if len(fake.answers) > 1 else fake.answers[0]
+            answer.before()
+            body = answer.body.encode() if isinstance(answer.body, str) else answer.body
+            self.send_response(answer.status)
+            for name, value in {"Content-Type": answer.kind, **answer.headers}.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body) if answer.length is None else answer.length))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    class Quiet(ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:
+            """A client that hangs up is part of some tests."""
+
+    server = Quiet(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    fake.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}"
+    try:
+        yield fake
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def client(fake: Fake, **how: Any) -> Client:
+    """A client that waits for nothing; ``slept`` of its ``sleep`` has what it would have waited."""
+    slept: list[float] = []
+    largest = how.pop("largest", 2**20)
+    return Client(Server(fake.url, **how), sleep=slept.append, largest=largest)
+
+
+def waits(made: Client) -> list[float]:
+    """Seconds that ``made`` would have waited."""
+    return made.sleep.__self__  # type: ignore[attr-defined]
+
+
+def test_an_answer_is_its_series() -> None:
+    """And what is asked for is in the parameters, milliseconds included."""
+    with serving(Answer()) as fake:
+        assert client(fake).instant("up", 1793520000123) == [{"metric": {}, "value": [1, "2"]}]
+    (method, path, params, headers), = fake.asked  # fmt: skip
+    assert (method, path) == ("GET", "/api/v1/query")
+    assert params == {"query": ["up"], "time": ["1793520000.123"]}
+    assert "Authorization" not in headers
+
+
+def test_a_long_question_is_posted() -> None:
+    """A URL has a limit in most servers and proxies."""
+    with serving(Answer()) as fake:
+        client(fake).instant("x" * 5000, 0)
+    assert fake.asked[0][0] == "POST"
+    assert fake.asked[0][2]["query"] == ["x" * 5000]
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503])
+def test_what_may_go_away_is_asked_again(status: int) -> None:
+    """With waits that grow; the third time it answers."""
+    with serving(Answer("", status), Answer("", status), Answer()) as fake:
+        made = client(fake)
+        assert made.instant("up", 0)
+    first, second = waits(made)
+    assert 0.3 < first < 0.7
+    assert 0.7 < second < 1.3
+
+
+def test_the_server_says_how_long_to_wait() -> None:
+    """``Retry-After`` beats the back-off, up to a limit."""
+    with serving(Answer("", 429, headers={"Retry-After": "7"}), Answer("", 429, headers={"Retry-After": "9999"}),
+                 Answer()) as fake:  # fmt: skip
+        made = client(fake)
+        made.instant("up", 0)
+    assert waits(made) == [7, 60]
+
+
+def test_what_does_not_go_away_is_unreachable() -> None:
+    """Five times asked, then one line, exit status 3."""
+    with serving(Answer(json.dumps({"status": "error", "error": "shutting down"}), 503)) as fake:
+        with pytest.raises(UnreachableError, match=r"HTTP 503: shutting down") as caught:
+            client(fake).instant("up", 0)
+        assert len(fake.asked) == 5
+    assert caught.value.exit_code == 3
+
+
+def test_nobody_listens() -> None:
+    """Exit status 3, and the URL is named."""
+    with serving(Answer()) as fake:
+        pass
+    with pytest.raises(UnreachableError, match=f"{fake.url}: cannot be reached: Connection refused"):
+        client(fake).instant("up", 0)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_credentials_are_asked_for_once(status: int) -> None:
+    """Exit status 2; the hint names where credentials go."""
+    with serving(Answer("no", status, "text/plain")) as fake:
+        with pytest.raises(AffinodeError, match=f"HTTP {status}") as caught:
+            client(fake).instant("up", 0)
+        assert len(fake.asked) == 1
+    assert caught.value.exit_code == 2
+    assert "--token-file" in str(caught.value.hint)
+
+
+def test_a_redirect_is_not_followed() -> None:
+    """Credentials do not go where nobody sent them."""
+    with serving(Answer()) as other, serving(Answer("", 302, headers={"Location": f"{other.url}/login"})) as fake:
+        with pytest.raises(AffinodeError, match=f"redirects to {other.url}/login"):
+            client(fake, token="secret").instant("up", 0)
+        assert other.asked == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (Answer("<!DOCTYPE html><title>Log in</title>", kind="text/html"), "a web page"),
+        (Answer("404 page not found", 404, "text/plain"), "has no Prometheus API"),
+        (Answer("[1, 2]"), "none of Prometheus"),
+        (Answer('{"status": "success", "data": {"result": []}}'), "none of Prometheus"),
+        (Answer(json.dumps({"status": "error", "errorType": "bad_data", "error": "parse error"}), 400), "parse error"),
+    ],
+)
+def test_a_server_of_another_kind_is_told(answer: Answer, message: str) -> None:
+    """Exit status 2 and one line; asked once."""
+    with serving(answer) as fake:
+        with pytest.raises(RefusedError, match=message) as caught:
+            client(fake).instant("up", 0)
+        assert len(fake.asked) == 1
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [Answer(GOOD[:40]), Answer(GOOD[:40], length=len(GOOD)), Answer("garbage", kind="application/octet-stream")],
+    ids=["the JSON ends early", "the connection ends early", "no JSON"],
+)
+def test_an_answer_that_is_cut_off_is_asked_for_again(cut: Answer) -> None:
+    """Twice cut, then whole."""
+    with serving(cut, cut, Answer()) as fake:
+        assert client(fake).instant("up", 0)
+    with serving(cut) as fake, pytest.raises(UnreachableError):
+        client(fake).instant("up", 0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(json.dumps({"status": "error", "errorType": "execution", "error": "too many samples"}), 422),
+        Answer(json.dumps({"status": "error", "errorType": "timeout", "error": "query timed out"}), 503),
+        Answer(json.dumps({"status": "error", "error": "exceeded maximum resolution of 11,000 points"}), 400),
+        Answer("", 413),
+        Answer("", 504),
+    ],
+)
+def test_too_much_is_told_apart(answer: Answer) -> None:
+    """To be asked for in smaller pieces, not again."""
+    with serving(answer) as fake:
+        with pytest.raises(TooMuchError):
+            client(fake).instant("up", 0)
+        assert len(fake.asked) == 1
+
+
+def test_a_large_answer_is_not_taken_into_memory() -> None:
+    """Also not where it arrives small, packed."""
+    packed = gzip.compress(b" " * 2**20 + GOOD.encode())
+    for answer in (Answer(" " * 2000 + GOOD), Answer(packed, headers={"Content-Encoding": "gzip"})):
+        with serving(answer) as fake, pytest.raises(TooMuchError, match="an answer of more than"):
+            client(fake, largest=1000).instant("up", 0)
+    with serving(Answer(packed, headers={"Content-Encoding": "gzip"})) as fake:
+        assert client(fake, largest=2**21).instant("up", 0)
+
+
+def test_a_slow_answer_ends() -> None:
+    """After the time that is allowed for it."""
+    gate = threading.Event()
+    with serving(Answer(before=lambda: gate.wait(30))) as fake:
+        try:
+            with pytest.raises(TooMuchError, match=r"no answer within 0.2 s"):
+                client(fake, timeout_s=0.2).instant("up", 0)
+        finally:
+            gate.set()
+
+
+def test_warnings_are_kept() -> None:
+    """Of a partial answer, for one."""
+    body = json.dumps({**json.loads(GOOD), "warnings": ["store a is down"]})
+    with serving(Answer(body)) as fake:
+        made = client(fake)
+        made.instant("up", 0)
+        made.instant("up", 0)
+    assert made.warnings == {"store a is down": 2}
+
+
+def test_credentials_and_headers_are_sent() -> None:
+    """Bearer, basic, and those of the site."""
+    with serving(Answer()) as fake:
+        client(fake, token="t0ken").instant("up", 0)
+        client(fake, username="me", password="pä").instant("up", 0)
+        client(fake, extra={"X-Scope-OrgID": "hpc"}).instant("up", 0)
+    bearer, basic, extra = (asked[3] for asked in fake.asked)
+    assert bearer["Authorization"] == "Bearer t0ken"
+    assert basic["Authorization"] == f"Basic {base64.b64encode('me:pä'.encode()).decode()}"
+    assert {name.lower(): value for name, value in extra.items()}["x-scope-orgid"] == "hpc"
+
+
+def test_tls_is_checked(certificates: Certificates) -> None:
+    """A certificate of an unknown authority is refused; a known authority, or ``insecure``, lets it pass."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+    with serving(Answer(), tls=context) as fake:
+        with pytest.raises(UnreachableError, match="certificate cannot be verified") as caught:
+            client(fake).instant("up", 0)
+        assert "--ca-file" in str(caught.value.hint)
+        assert client(fake, ca_file=certificates.authority, token="t").instant("up", 0)
+        assert client(fake, insecure=True).instant("up", 0)
+        with pytest.raises(UnreachableError):
+            client(Fake([], fake.url.replace("https", "http"))).instant("up", 0)
+    assert fake.asked[0][3]["Authorization"] == "Bearer t"
+
+
+def test_a_client_certificate_is_shown(certificates: Certificates) -> None:
+    """To a server that wants one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+    context.load_verify_locations(certificates.authority)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with serving(Answer(), tls=context) as fake:
+        with pytest.raises(UnreachableError):
+            client(fake, ca_file=certificates.authority).instant("up", 0)
+        own = {"cert_file": certificates.certificate, "key_file": certificates.key}
+        assert client(fake, ca_file=certificates.authority, **own).instant("up", 0)
+
+
+def test_proxies_of_the_environment_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As every program on a cluster does; ``no_proxy`` names exceptions."""
+    with serving(Answer()) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert Client(Server("http://prometheus.invalid:9090")).instant("up", 0)
+        assert proxy.asked[0][3]["Host"] == "prometheus.invalid:9090"
+        with serving(Answer()) as fake:
+            client(fake).instant("up", 0)
+            assert len(fake.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("http://prometheus:9090", "http://prometheus:9090"),
+        (" HTTPS://metrics.example.org/prometheus/ ", "https://metrics.example.org/prometheus"),
+        ("http://prometheus:9090/api/v1/query_range?query=up", "http://prometheus:9090"),
+        ("http://[::1]:9090/graph", "http://[::1]:9090"),
+    ],
+)
+def test_urls(given: str, url: str) -> None:
+    """What people paste is understood."""
+    assert checked_url(given) == url
+
+
+@pytest.mark.parametrize(
+    "given", ["prometheus:9090", "ftp://prometheus", "http://", "http://a:port", "http://a b", "", "http://me:pw@host"]
+)
+def test_bad_urls(given: str) -> None:
+    """And a password has no place there: it is never shown again."""
+    with pytest.raises(AffinodeError) as caught:
+        checked_url(given)
+    assert "pw" not in str(caught.value)
+
+
+def test_secrets_come_from_files_and_environment(tmp_path: Path) -> None:
+    """Never from the configuration or the command line; never in a ``repr``."""
+    secret = tmp_path / "token"
+    secret.write_text("t0ken\n")
+    url = "http://prometheus:9090"
+    of_file = Server.of(PrometheusConfig(url=url, token_file=secret), env={ENV_TOKEN: "e"})
+    assert of_file.headers() == {"Authorization": "Bearer t0ken"}
+    assert Server.of(PrometheusConfig(url=url), env={ENV_TOKEN: "e"}).headers() == {"Authorization": "Bearer e"}
+    basic = Server.of(PrometheusConfig(url=url, username="me"), env={ENV_PASSWORD: "pw", ENV_TOKEN: "e"})
+    assert (basic.username, basic.password, basic.token) == ("me", "pw", None)
+    assert "pw" not in repr(basic)
+    assert basic.exposed
+    assert not Server.of(PrometheusConfig(url="http://localhost:9090", username="me"), env={}).exposed
+
+
+@pytest.mark.parametrize("content", ["", "one\ntwo", "t\x01", None])
+def test_a_secret_that_is_none(tmp_path: Path, content: str | None) -> None:
+    """The file is named, its content is not shown."""
+    secret = tmp_path / "token"
+    if content is not None:
+        secret.write_text(content)
+    with pytest.raises(ConfigError):
+        Server.of(PrometheusConfig(url="http://prometheus", token_file=secret), env={})
+
+
+def test_files_of_tls_are_checked(tmp_path: Path) -> None:
+    """Before anything is sent."""
+    bad = tmp_path / "ca.pem"
+    bad.write_text("no certificate")
+    for how in ({"ca_file": bad}, {"cert_file": bad}, {"ca_file": tmp_path / "none"}, {"key_file": bad}):
+        with pytest.raises(ConfigError):
+            Server("https://prometheus", **how).tls()
+    with pytest.raises(AffinodeError, match="no Prometheus server is named"):
+        Server.of(PrometheusConfig(), env={})
