@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slurm_affinode.errors import AffinodeError, ConfigError
+from slurm_affinode.nodeconfig import AgentConfig as AgentConfig  # noqa: PLC0414 - exported
+from slurm_affinode.nodeconfig import SuspendConfig as SuspendConfig  # noqa: PLC0414 - exported
+from slurm_affinode.nodeconfig import check as check_node
 from slurm_affinode.timespec import parse_span_s
 
 DEFAULT_PATH = Path("/etc/slurm-affinode/config.toml")
 ENV_CONFIG = "SLURM_AFFINODE_CONFIG"
 ENV_STATE = "SLURM_AFFINODE_STATE"
 ENV_DB = "SLURM_AFFINODE_DB"
+ENV_SLURM_BACKEND = "SLURM_AFFINODE_SLURM_BACKEND"
+SLURM_BACKENDS = ("auto", "pyslurm", "commands")
 
-_SUSPEND_SPANS = (
-    "lock_timeout", "dump_timeout", "restore_timeout", "slurm_timeout", "wake_every", "wake_backoff",
-    "wake_backoff_limit",
-)  # fmt: skip
 _NIGHTLY_SPANS = ("sacct_overlap", "keep_samples", "keep_jobs", "keep_reports")
 
 T = TypeVar("T")
@@ -50,6 +51,14 @@ class ClusterConfig:
     """Cluster of records that do not name one; ``None`` means ``"default"``."""
     timezone: str | None = None
     """IANA zone of times without a zone; ``None`` means the local zone of this process (as ``sacct`` itself does)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmConfig:
+    """How a live Slurm is spoken to."""
+
+    backend: str = "auto"
+    """``pyslurm``, ``commands`` (Slurm's own), or ``auto``: pyslurm where it is there for the site's release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,50 +142,19 @@ class NightlyConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SuspendConfig:
-    """Suspended jobs: where their images lie, and how long each step may take."""
-
-    journal: Path = Path("/var/lib/slurm-affinode/journal")
-    """On the node's own disk."""
-    local_store: Path = Path("/var/lib/slurm-affinode/images")
-    """Images are written here first: the node's own disk."""
-    shared_store: Path | None = None
-    """Images are copied here, so that a job can go on at any node; ``None``: it goes on where it was."""
-    ledger: Path | None = None
-    """What each suspension gave back, one file per node; ``None`` means ``ledger`` beside the shared store."""
-    key_file: Path = Path("/etc/slurm-affinode/image.key")
-    """The key of the images' HMAC: 32 bytes or more, the same on all nodes, readable by root alone."""
-    criu: str = "criu"
-    """The program, found through ``PATH`` or by its path."""
-    on_restore_failure: str = "hold"
-    """``hold`` the job with the reason, or start it ``fresh`` with ``SLURM_AFFINODE_RESTORE_FAILED=1``."""
-    notices: bool = True
-    """Tell the job's own output when it is suspended and restored."""
-    lock_timeout: str = "10s"
-    """For a CUDA process to come to rest; then the job runs on."""
-    dump_timeout: str = "30m"
-    restore_timeout: str = "30m"
-    slurm_timeout: str = "5m"
-    """How long slurmctld is asked again to requeue; then the job runs on."""
-    wake_every: str = "10s"
-    """How often it is looked whether a suspended job can wake."""
-    wake_backoff: str = "2m"
-    """The shortest sleep before ``wake=auto``; it doubles with each suspension of a job."""
-    wake_backoff_limit: str = "2h"
-
-
-@dataclass(frozen=True, slots=True)
 class Config:
     """Everything that a site sets."""
 
     store: StoreConfig = StoreConfig()
     cluster: ClusterConfig = ClusterConfig()
+    slurm: SlurmConfig = SlurmConfig()
     idle: IdleConfig = IdleConfig()
     gpu_history: GpuHistoryConfig = GpuHistoryConfig()
     prometheus: PrometheusConfig = PrometheusConfig()
     price: PriceConfig = PriceConfig()
     nightly: NightlyConfig = NightlyConfig()
-    suspend: SuspendConfig = SuspendConfig()
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    suspend: SuspendConfig = field(default_factory=SuspendConfig)
     source: Path | None = None
     """The file that was read, if any. Not a key of the file."""
 
@@ -249,7 +227,16 @@ def load(
         store = replace(store, state_dir=state_dir)
     if db is not None:
         store = replace(store, db=db)
+    if env_backend := environ.get(ENV_SLURM_BACKEND):
+        config = replace(config, slurm=SlurmConfig(backend(env_backend, where=ENV_SLURM_BACKEND)))
     return replace(config, store=store)
+
+
+def backend(text: str, *, where: str) -> str:
+    """One of ``SLURM_BACKENDS``. Raises ``ConfigError`` that names ``where``."""
+    if text not in SLURM_BACKENDS:
+        raise ConfigError(f"{where}: {text!r} is no way to speak to Slurm", hint=f"known: {', '.join(SLURM_BACKENDS)}")
+    return text
 
 
 def parse(text: str, *, where: str) -> Config:
@@ -267,11 +254,6 @@ def parse(text: str, *, where: str) -> Config:
     nightly, prometheus = config.nightly, config.prometheus
     spans = {f"nightly.{key}": getattr(nightly, key) for key in _NIGHTLY_SPANS}
     spans |= {f"prometheus.{key}": getattr(prometheus, key) for key in ("step", "timeout", "overlap")}
-    spans |= {f"suspend.{key}": getattr(config.suspend, key) for key in _SUSPEND_SPANS}
-    if config.suspend.on_restore_failure not in ("hold", "fresh"):
-        raise ConfigError(
-            f"{where}: suspend.on_restore_failure: {config.suspend.on_restore_failure!r} is not hold or fresh"
-        )
     for name, span in spans.items():
         try:
             seconds = None if span is None else parse_span_s(span)
@@ -279,6 +261,7 @@ def parse(text: str, *, where: str) -> Config:
             raise ConfigError(f"{where}: {name}: {error}", hint=error.hint) from None
         if name in ("prometheus.step", "prometheus.timeout") and seconds == 0:
             raise ConfigError(f"{where}: {name}: {span} is not above 0")
+    check_node(config.agent, config.suspend, where)
     return config
 
 
@@ -309,12 +292,12 @@ def _value(kind: Any, value: Any, where: str, at: tuple[str, ...]) -> Any:
         return float(value)
     if origin is tuple and isinstance(value, list) and all(isinstance(v, str) for v in value):
         return tuple(value)
-    if (
-        origin is not None
-        and issubclass(origin, Mapping)
-        and isinstance(value, dict)
-        and all(isinstance(v, str) for v in value.values())
-    ):
+    if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
+        entry = typing.get_args(kind)[1]
+        if entry is str and not all(isinstance(one, str) for one in value.values()):
+            raise ConfigError(f"{where}: {name}: {value!r} is not a table of strings")
+        return {key: _value(entry, one, where, (*at, key)) for key, one in value.items()}
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
         return value
     if kind in (str, bool) and isinstance(value, kind):
         return value
@@ -326,5 +309,7 @@ def _expected(kind: Any) -> str:
     if origin is tuple:
         return "a list of strings"
     if origin is not None:
-        return "a table of strings"
-    return {float: "a number", bool: "true or false", Path: "a path (string)"}.get(kind, "a string")
+        return "a table"
+    return {float: "a number", int: "a whole number", bool: "true or false", Path: "a path (string)"}.get(
+        kind, "a string"
+    )

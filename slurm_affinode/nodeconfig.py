@@ -1,0 +1,195 @@
+"""The sections ``[agent]`` and ``[suspend]`` of the configuration: the node side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from slurm_affinode.core.idle import HOST_SIGNALS, SIGNALS
+from slurm_affinode.errors import AffinodeError, ConfigError
+from slurm_affinode.sizes import parse_size
+from slurm_affinode.timespec import parse_span_s
+
+DEFAULT_PORT = 9403
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """``slurm-affinode agent``, and how the other commands find it."""
+
+    period: str = "5s"
+    """Time between two looks at the GPUs."""
+    max_gap_periods: float = 4.0
+    """A gap of more periods between two idle samples starts an idle window again."""
+    min_signals: int = 2
+    """So many activity signals of a GPU have to be readable, or it is unknown whether it is idle."""
+    floors_pct: Mapping[str, float] = field(default_factory=lambda: {"dram": 0.05})
+    """Signal -> percent up to which it counts as idle whatever the job's option says: noise of the counters."""
+    host: Mapping[str, float] = field(default_factory=dict)
+    """Host signal (``cpu``: percent of a core; ``disk``, ``io``: bytes per second) -> limit; absent: not looked at."""
+    run_dir: Path = Path("/run/slurm-affinode")
+    """Directory of the two sockets."""
+    listen: str = f"0.0.0.0:{DEFAULT_PORT}"
+    """Address of the network form of the control socket; empty: none."""
+    admins: tuple[str, ...] = ()
+    """Users who may do what owners and root may; root and SlurmUser always may."""
+    queue_period: str = "10s"
+    """How old an answer of slurmctld about the queue may be for a decision. It is asked only while a job is idle."""
+    job_map: Path | None = None
+    """dcgm-exporter's job mapping directory, written by prolog and epilog; ``None``: not written."""
+    strict_hooks: bool = False
+    """Whether prolog and epilog end with a failure, which drains the node, when the agent cannot be told."""
+    node: str | None = None
+    """This node's name in Slurm; ``None``: the host name up to the first dot."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitConfig:
+    """Rules for one partition, account or user."""
+
+    max_suspended: int | None = None
+    """At most so many of its jobs are suspended at a time."""
+    min_run: str | None = None
+    """In place of ``suspend.min_run``."""
+    exclude: bool = False
+    """Its jobs are suspended only by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendConfig:
+    """When jobs are suspended, and where their images go."""
+
+    dry_run: bool = False
+    """Only log what would be done."""
+    min_run: str = "5m"
+    """A run is left alone for so long."""
+    max_at_once: int = 1
+    """Suspensions at a time on one node."""
+    backoff: str = "5m"
+    """After its first suspension a job runs at least so long; after each further one twice as long."""
+    backoff_max: str = "6h"
+    exclude_users: tuple[str, ...] = ()
+    exclude_accounts: tuple[str, ...] = ()
+    exclude_partitions: tuple[str, ...] = ()
+    users: Mapping[str, LimitConfig] = field(default_factory=dict)
+    accounts: Mapping[str, LimitConfig] = field(default_factory=dict)
+    partitions: Mapping[str, LimitConfig] = field(default_factory=dict)
+    budget: str | None = None
+    """At most so much in each image store, e.g. ``2T``; ``None``: as much as its file system has."""
+    user_quota: str | None = None
+    """At most so much of one user in each image store."""
+    journal: Path = Path("/var/lib/slurm-affinode/journal")
+    """On the node's own disk."""
+    local_store: Path = Path("/var/lib/slurm-affinode/images")
+    """Images are written here first: the node's own disk."""
+    shared_store: Path | None = None
+    """Images are copied here, so that a job can go on at any node; ``None``: it goes on where it was."""
+    ledger: Path | None = None
+    """What each suspension gave back, one file per node; ``None`` means ``ledger`` beside the shared store."""
+    key_file: Path = Path("/etc/slurm-affinode/image.key")
+    """The key of the images' HMAC: 32 bytes or more, the same on all nodes, readable by root alone."""
+    criu: str = "criu"
+    """The program, found through ``PATH`` or by its path."""
+    on_restore_failure: str = "hold"
+    """``hold`` the job with the reason, or start it ``fresh`` with ``SLURM_AFFINODE_RESTORE_FAILED=1``."""
+    notices: bool = True
+    """Tell the job's own output when it is suspended and restored."""
+    lock_timeout: str = "10s"
+    """For a CUDA process to come to rest; then the job runs on."""
+    dump_timeout: str = "30m"
+    restore_timeout: str = "30m"
+    slurm_timeout: str = "5m"
+    """How long slurmctld is asked again to requeue; then the job runs on."""
+    wake_every: str = "10s"
+    """How often it is looked whether a suspended job can wake."""
+    wake_backoff: str = "2m"
+    """The shortest sleep before ``wake=auto``; it doubles with each suspension of a job."""
+    wake_backoff_limit: str = "2h"
+
+
+_SUSPEND_SPANS = (
+    "min_run", "backoff", "backoff_max", "lock_timeout", "dump_timeout", "restore_timeout", "slurm_timeout",
+    "wake_every", "wake_backoff", "wake_backoff_limit",
+)  # fmt: skip
+_MAY_BE_0 = ("min_run", "backoff", "wake_backoff", "wake_backoff_limit", "backoff_max")
+
+
+def check(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
+    """Raise ``ConfigError``, naming file and key, for a value of the right kind that cannot be."""
+    for key, text in _spans(agent, suspend):
+        if text is None:
+            continue
+        try:
+            seconds = parse_span_s(text)
+        except AffinodeError as error:
+            raise ConfigError(f"{where}: {key}: {error}", hint=error.hint) from None
+        if seconds <= 0 and key.rpartition(".")[2] not in _MAY_BE_0:
+            raise ConfigError(f"{where}: {key}: {text} is not above 0")
+    for key in ("budget", "user_quota"):
+        size = getattr(suspend, key)
+        try:
+            _ = None if size is None else parse_size(size)
+        except AffinodeError as error:
+            raise ConfigError(f"{where}: suspend.{key}: {error}", hint=error.hint) from None
+    _choices(agent, suspend, where)
+    _numbers(agent, suspend, where)
+
+
+def _spans(agent: AgentConfig, suspend: SuspendConfig) -> Iterator[tuple[str, str | None]]:
+    yield "agent.period", agent.period
+    yield "agent.queue_period", agent.queue_period
+    for key in _SUSPEND_SPANS:
+        yield f"suspend.{key}", getattr(suspend, key)
+    for key, name, limit in _limits(suspend):
+        yield f"suspend.{key}.{name}.min_run", limit.min_run
+
+
+def _limits(suspend: SuspendConfig) -> Iterator[tuple[str, str, LimitConfig]]:
+    for key in ("users", "accounts", "partitions"):
+        for name, limit in getattr(suspend, key).items():
+            yield key, name, limit
+
+
+def _choices(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
+    if suspend.on_restore_failure not in ("hold", "fresh"):
+        raise ConfigError(f"{where}: suspend.on_restore_failure: {suspend.on_restore_failure!r} is not hold or fresh")
+    for key, given, known in (("floors_pct", agent.floors_pct, SIGNALS), ("host", agent.host, HOST_SIGNALS)):
+        for name, value in given.items():
+            if name not in known:
+                raise ConfigError(f"{where}: unknown key agent.{key}.{name}", hint=f"known here: {', '.join(known)}")
+            if not value >= 0:
+                raise ConfigError(f"{where}: agent.{key}.{name}: {value:g} is below 0")
+    if agent.listen:
+        try:
+            listen_address(agent.listen)
+        except ValueError as error:
+            raise ConfigError(
+                f"{where}: agent.listen: {error}", hint='write for example "0.0.0.0:9403", or ""'
+            ) from None
+    for section, one in (("agent", agent), ("suspend", suspend)):
+        for entry in fields(one):
+            value = getattr(one, entry.name)
+            if isinstance(value, Path) and not value.is_absolute():
+                raise ConfigError(f"{where}: {section}.{entry.name}: {value} is not an absolute path")
+
+
+def _numbers(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
+    least = {
+        "agent.max_gap_periods": (agent.max_gap_periods, 1),
+        "agent.min_signals": (agent.min_signals, 1),
+        "suspend.max_at_once": (suspend.max_at_once, 0),
+    }
+    least |= {f"suspend.{key}.{name}.max_suspended": (one.max_suspended or 0, 0) for key, name, one in _limits(suspend)}
+    for key, (value, minimum) in least.items():
+        if not value >= minimum:
+            raise ConfigError(f"{where}: {key}: {value:g} is below {minimum}")
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``, ``[::]:PORT`` or ``:PORT``. Raises ``ValueError``."""
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*)):(\d{1,5})", text)
+    if match is None or not 0 < int(match[3]) < 65536:
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return match[1] or match[2] or "0.0.0.0", int(match[3])  # noqa: S104 - nodes are asked from the login node

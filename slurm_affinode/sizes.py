@@ -1,0 +1,29 @@
+"""Sizes as people type and read them: ``500G``, ``1.5T``, ``52 GiB``. Units are powers of 1024."""
+
+from __future__ import annotations
+
+import re
+
+from slurm_affinode.errors import AffinodeError
+
+_UNITS = "KMGTPE"
+_SIZE = re.compile(rf"(\d+(?:\.\d+)?)\s*(?:([{_UNITS}])(?:i?B)?|B)?", re.IGNORECASE | re.ASCII)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``500G``, ``500GB``, ``500 GiB`` or ``1048576``. Raises ``AffinodeError``."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise AffinodeError(f"{text!r} is not a size", hint="write for example 500G or 2T (powers of 1024)")
+    power = 0 if match[2] is None else _UNITS.index(match[2].upper()) + 1
+    return int(float(match[1]) * 1024**power)
+
+
+def size(count: int) -> str:
+    """``52 GiB``, ``1.5 TiB``, ``900 B``: three digits at most."""
+    value, unit = float(count), "B"
+    for name in _UNITS:
+        if abs(value) < 1023.5:
+            break
+        value, unit = value / 1024, f"{name}iB"
+    return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 99.95 else f"{value:.3g} {unit}"
