@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import click
 
-from slurm_affinode.cli.options import config_options, json_option, print_json, print_table
+from slurm_affinode.cli.options import config_options, json_option, print_json, print_table, slurm_options
 from slurm_affinode.config import Config
 from slurm_affinode.workflow.doctor import examine, exit_code
 
@@ -21,12 +21,14 @@ Exit status: 0 all right, 1 problems were found, 3 something does not answer.
 @click.command(epilog=_EPILOG)
 @json_option
 @config_options
+@slurm_options
 def doctor(*, config: Config, as_json: bool) -> int:
     """Check configuration, store, GPU history and accounting of this machine. Nothing is changed.
 
     Looks at the configuration and the time zone, whether the state directory and the reports can be written, whether
     the store answers and has its schema, how old the newest data is, whether the Prometheus server of the configuration
-    answers and has GPU metrics, whether sacct answers, and whether Slurm counts GPUs (AccountingStorageTRES).
+    answers and has GPU metrics, which way of speaking to Slurm is used, which there are and why not the others, whether
+    slurmctld, slurmdbd and sacct answer, and whether Slurm counts GPUs (AccountingStorageTRES).
     """
     checks = examine(config, now=datetime.now(UTC))
     code = exit_code(checks)

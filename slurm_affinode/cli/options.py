@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import sys
@@ -50,6 +51,23 @@ def config_options(function: F) -> F:
     @functools.wraps(function)
     def wrapper(*args: Any, config_path: Path | None, state_dir: Path | None, db_url: str | None, **kwargs: Any) -> Any:
         config = configuration.load(config_path, state_dir=state_dir, db=db_url)
+        return function(*args, config=config, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
+
+
+def slurm_options(function: F) -> F:
+    """Add ``--slurm-backend``; goes below ``config_options``, and is found in ``config.slurm.backend``."""
+
+    @click.option(
+        "--slurm-backend", type=click.Choice(configuration.SLURM_BACKENDS),
+        help="How Slurm is spoken to: pyslurm, its own commands, or auto: pyslurm where it is there for the site's "
+        f"release. [default: the key slurm.backend, else auto; env {configuration.ENV_SLURM_BACKEND}]",
+    )  # fmt: skip
+    @functools.wraps(function)
+    def wrapper(*args: Any, slurm_backend: str | None, config: configuration.Config, **kwargs: Any) -> Any:
+        if slurm_backend is not None:
+            config = dataclasses.replace(config, slurm=configuration.SlurmConfig(slurm_backend))
         return function(*args, config=config, **kwargs)
 
     return wrapper  # type: ignore[return-value]

@@ -7,7 +7,6 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -19,28 +18,17 @@ from slurm_affinode.history.store import SampleStore
 from slurm_affinode.process import run as run_program
 from slurm_affinode.slurm import commands
 from slurm_affinode.slurm.commands import Runner
+from slurm_affinode.slurm.pyslurm_client import Worker, start_worker
 from slurm_affinode.slurm.times import zone_name
 from slurm_affinode.store.repository import Repository
-from slurm_affinode.workflow import gpu_intake, prometheus_intake
-
-OK, PROBLEM, UNREACHABLE, SKIPPED = "ok", "problem", "unreachable", "skipped"
+from slurm_affinode.workflow import doctor_slurm, gpu_intake, prometheus_intake
+from slurm_affinode.workflow.check import OK, PROBLEM, SKIPPED, UNREACHABLE, Check
 
 STALE = timedelta(days=2)
 """Data older than this says that it does not arrive any more."""
 
 _TIMEOUT_S = 30.0
 _TRES = re.compile(r"^AccountingStorageTRES\s*=\s*(.*?)\s*$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One finding."""
-
-    name: str
-    status: str
-    """``ok``, ``problem``, ``unreachable`` or ``skipped`` (could not be looked at, or does not apply)."""
-    detail: str
-    hint: str | None = None
 
 
 def exit_code(checks: Iterable[Check]) -> int:
@@ -51,8 +39,10 @@ def exit_code(checks: Iterable[Check]) -> int:
     return 1 if PROBLEM in statuses else 0
 
 
-def examine(config: Config, *, now: datetime, run: Runner = run_program) -> list[Check]:
-    """All checks, in the order in which things are needed."""
+def examine(
+    config: Config, *, now: datetime, run: Runner = run_program, start: Callable[[], Worker] = start_worker
+) -> list[Check]:
+    """All checks, in the order in which things are needed. ``start`` starts the process in which pyslurm runs."""
     checks: list[Check] = []
     checks += _guarded("configuration", lambda: [_configuration(config)])
     checks += _guarded("time zone", lambda: [_zone(config)])
@@ -61,6 +51,7 @@ def examine(config: Config, *, now: datetime, run: Runner = run_program) -> list
     checks += _guarded("GPU history", lambda: [_history(config, now)])
     if config.prometheus.url is not None:
         checks += _guarded("Prometheus", lambda: [_prometheus(config, now)])
+    checks += _guarded("Slurm", lambda: doctor_slurm.look(config.slurm.backend, run, start))
     if config.nightly.accounting_paths:
         checks.append(Check("sacct", SKIPPED, "accounting comes from files (nightly.accounting_paths)"))
     else:
@@ -181,7 +172,8 @@ def _tracking(run: Runner) -> Check:
     return Check(
         "GPU accounting",
         PROBLEM,
-        f"AccountingStorageTRES={','.join(tracked) or '(nothing)'}: accounting does not say how many GPUs a job had",
+        f"AccountingStorageTRES={','.join(tracked) or '(nothing)'}: "
+        "there are no GPU counts in accounting without gres/gpu",
         f"set AccountingStorageTRES={wanted} in slurm.conf (needs slurmdbd) and restart slurmctld; "
         "jobs of before have no GPU count",
     )

@@ -32,10 +32,17 @@ class Slurm:
 
     def __call__(self, argv, *, timeout_s, env=None, check=True):
         assert timeout_s > 0
+        if argv == ["scontrol", "--version"]:
+            return Completed(tuple(argv), 0, b"slurm 26.05.5\n", "")
+        if argv == ["scontrol", "ping"]:
+            return Completed(tuple(argv), 0, b"Slurmctld(primary) at head is UP\n", "")
+        if argv[0] == "sacctmgr":
+            return Completed(tuple(argv), 1 if self.error else 0, b"" if self.error else b"oslo\n", self.error)
         if argv[0] == "scontrol":
             if self.tres is None:
                 raise UnreachableError("scontrol: no such program")
             text = f"Configuration\nAccountingStorageTRES   = {self.tres}\nAccountingStorageUser = N/A\n"
+            text += "SLURM_VERSION           = 26.05.5\n"
             return Completed(tuple(argv), 0, text.encode(), "")
         if "--helpformat" in argv:
             return Completed(tuple(argv), 0, b"JobID JobIDRaw Cluster Start End", "")
@@ -68,8 +75,25 @@ def site(tmp_path):
     return config, fill
 
 
-def look(config, run=None):
-    checks = examine(config, now=NOW, run=run or Slurm())
+class Pyslurm:
+    """The process in which pyslurm runs, at its first request."""
+
+    def __init__(self, api=45):
+        self.answer = {"ok": {"pyslurm": "25.11.2", "library": "/usr/lib/libslurm.so", "api": api}}
+
+    def ask(self, line, *, timeout_s):
+        return json.dumps(self.answer).encode()
+
+    def close(self):
+        self.answer = None
+
+
+def no_pyslurm():
+    raise UnreachableError("python: cannot be started")
+
+
+def look(config, run=None, start=no_pyslurm):
+    checks = examine(config, now=NOW, run=run or Slurm(), start=start)
     return {check.name: check for check in checks}, exit_code(checks)
 
 
@@ -100,6 +124,7 @@ def test_accounting_without_gpus_says_what_to_set(site):
     fill(timedelta(0), gpus=0)
     checks, code = look(config, Slurm(tres="cpu,mem,gres/gpu:a100"))
     assert code == 1
+    assert "there are no GPU counts in accounting without gres/gpu" in checks["GPU accounting"].detail
     assert "AccountingStorageTRES=cpu,mem,gres/gpu:a100:" in checks["GPU accounting"].detail
     assert "set AccountingStorageTRES=gres/gpu,gres/gpu:a100 in slurm.conf" in checks["GPU accounting"].hint
     assert checks["accounting"].status == "problem"
@@ -120,6 +145,39 @@ def test_a_clock_that_is_ahead_is_seen(site):
     config, fill = site
     fill(timedelta(days=-1))
     assert "(in the future)" in look(config)[0]["GPU history"].detail
+
+
+def test_slurm_is_spoken_to_by_pyslurm_where_it_is_of_the_sites_release(site):
+    """Which way is used, which there are, and why not the others."""
+    config, _ = site
+    slurm, _ = look(config, start=Pyslurm)
+    assert slurm["Slurm"].detail == "version 26.05.5"
+    assert slurm["Slurm backend"].detail.startswith("pyslurm (auto was asked for); pyslurm 25.11.2 with libslurm")
+    assert (slurm["slurmctld"].status, slurm["slurmdbd"].detail) == ("ok", "answers; clusters: oslo")
+    older = look(config, start=lambda: Pyslurm(api=42))[0]["Slurm backend"]
+    assert older.status == "ok"
+    assert older.detail.startswith("commands (auto")
+    assert "its libslurm is of Slurm 24.11, the site's Slurm is 26.05" in older.detail
+    asked = configuration.replace(config, slurm=configuration.SlurmConfig("pyslurm"))
+    assert look(asked)[0]["Slurm backend"].status == "problem"
+    forced = configuration.replace(config, slurm=configuration.SlurmConfig("commands"))
+    assert look(forced, start=Pyslurm)[0]["Slurm backend"].detail.startswith("commands (commands was asked for)")
+
+
+def test_daemons_that_do_not_answer_are_named(site):
+    """A controller that is down and a machine without Slurm are told apart."""
+    config, _ = site
+
+    def down(argv, **_):
+        if argv == ["scontrol", "--version"]:
+            return Completed(tuple(argv), 0, b"slurm 26.05.5\n", "")
+        return Completed(tuple(argv), 1, b"Slurmctld(primary) at head is DOWN\n", "")
+
+    checks, code = look(config, down)
+    assert code == 3
+    assert checks["slurmctld"].detail == "slurmctld does not answer: Slurmctld(primary) at head is DOWN"
+    assert checks["slurmdbd"].status == "unreachable"
+    assert look(config, no_slurm)[0]["Slurm"].status == "skipped"
 
 
 def test_sacct_without_its_database_is_unreachable(site):
