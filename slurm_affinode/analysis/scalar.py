@@ -33,7 +33,9 @@ behind that, value x time while idle."""
 CHUNK = 4096
 """Samples of a cell that are worked on at once."""
 _FAR = int(FAR)
-_IDLE, _UNKNOWN = IDLE, UNKNOWN
+_IDLE = IDLE
+_INFINITY = np.int32(0x7F800000)
+"""The bits of a 32-bit float."""
 
 
 Words = npt.NDArray[np.uint64]
@@ -84,7 +86,8 @@ class State(NamedTuple):
     """What one thread sums up."""
 
     sums: Floats
-    peak: Floats
+    peak: Int32s
+    """The memory of 32-bit floats; -1 where there is no value."""
     partly_cell: Ints
     partly_sums: Floats
     partly_time: Ints
@@ -277,13 +280,17 @@ def sum_known(  # noqa: PLR0917
 
 
 @_inlined
-def raise_peak(values: Float32s, first: int, last: int, peaks: Floats, cell: int) -> None:
-    """Raise the peak of ``cell`` to the largest of the values in the rows ``first`` to ``last``."""
-    most = np.float32(-1)
+def raise_peak(bits: Int32s, first: int, last: int, peaks: Int32s, cell: int) -> None:
+    """Raise the peak of ``cell`` to the largest of the values in the rows ``first`` to ``last``.
+
+    ``bits`` and ``peaks`` are the memory of 32-bit floats read as integers: of floats that are not negative the larger
+    is the larger integer, what is missing lies above infinity, and integers the compiler compares many at a time,
+    ten times as fast.
+    """
+    most = np.int32(-1)
     for row in range(np.uint64(first), np.uint64(last)):
-        most = values[row] if values[row] > most else most
-    if most >= 0 and not peaks[cell] >= most:
-        peaks[cell] = most
+        most = max(most, bits[row] if bits[row] <= _INFINITY else np.int32(-1))
+    peaks[cell] = max(peaks[cell], most)
 
 
 @_inlined
@@ -412,7 +419,7 @@ def fold(  # noqa: PLR0917, PLR0915
     """
     times, cells, sums, peaks = v.time, line.cells, s.sums, s.peak
     util, fb, power, weights, kinds = v.util, v.fb, v.power, chunk.weight, chunk.activity
-    words = chunk.words
+    words, fb_bits = chunk.words, fb.view(np.int32)
     has_util, has_fb, has_power = v.present[0], v.present[1], v.present[2]
     events, event = chunk.idle, 0
     count = len(times)
@@ -455,7 +462,7 @@ def fold(  # noqa: PLR0917, PLR0915
                 elif has_fb:
                     sum_up(fb, low, high, begin, weights, kinds, sums, cell, FB)
                 if has_fb:
-                    raise_peak(fb, begin + low, begin + high, peaks, cell)
+                    raise_peak(fb_bits, begin + low, begin + high, peaks, cell)
                 if has_power == 2:
                     sum_complete(power, low, high, begin, weights, kinds, sums, cell, POWER)
                 elif has_power:

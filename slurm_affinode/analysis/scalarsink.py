@@ -109,13 +109,13 @@ def _totals(states: list[scalar.State], ended: scalar.Open) -> Totals:
     sums, peak = states[0].sums, states[0].peak
     for state in states[1:]:
         sums += state.sums
-        np.fmax(peak, state.peak, out=peak)
+        np.maximum(peak, state.peak, out=peak)
     counters = np.array([state.counters for state in states])
     partly = [slice(0, count) for count in counters[:, 0].tolist()]
     gaps, gap_ms, samples = counters[:, 1:].sum(axis=0).tolist()
     return Totals(
         sums=sums,
-        fb_peak=peak,
+        fb_peak=np.where(peak < 0, np.nan, peak.view(np.float32)),
         partly_cell=np.concatenate([s.partly_cell[rows] for s, rows in zip(states, partly, strict=True)]),
         partly_sums=np.concatenate([s.partly_sums[rows] for s, rows in zip(states, partly, strict=True)]),
         partly_time=np.concatenate([s.partly_time[rows] for s, rows in zip(states, partly, strict=True)]),
@@ -148,7 +148,7 @@ def _state(cells: Cells) -> scalar.State:
     partly = int(np.count_nonzero(cells.earliest_start < cells.latest_start))
     return scalar.State(
         sums=np.zeros((len(cells), len(SUMS))),
-        peak=np.full(len(cells), np.nan),
+        peak=np.full(len(cells), -1, np.int32),
         partly_cell=np.zeros(partly, np.int64),
         partly_sums=np.zeros((partly, len(SUMS))),
         partly_time=np.zeros(partly, np.int64),
