@@ -1,0 +1,108 @@
+"""Processes of a PID namespace: found, held against signals, ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from slurm_affinode.agent.tree import LinuxProcesses, Member, TreeGoneError, below, started_of
+
+
+def wait_for(what, timeout_s=10.0):
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def namespace(tmp_path):
+    """PID 1 of a namespace of its own, with a shell that counts SIGTERM and a sleeper that has left its session."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("making a PID namespace needs root and unshare")
+    inner = f"trap 'echo term >>{tmp_path}/log' TERM; echo up >>{tmp_path}/log; while :; do sleep 0.05; done"
+    script = f'sh -c "{inner}" & setsid sleep 1000 & wait; wait; wait; sleep 1000'
+    process = subprocess.Popen(
+        ("unshare", "--pid", "--fork", "--kill-child", "sh", "-c", script), start_new_session=True
+    )
+    try:
+        children = f"/proc/{process.pid}/task/{process.pid}/children"
+
+        def up():
+            return (tmp_path / "log").exists()
+
+        deadline = time.monotonic() + 10
+        while not up():
+            if process.poll() is not None:
+                pytest.skip("no PID namespace can be made here")
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with open(children) as file:  # noqa: PTH123
+            init = int(file.read().split()[0])
+        yield init, tmp_path / "log"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_all_but_pid_1_are_found(namespace):
+    """Also what has left its session; PIDs of both namespaces are known."""
+    init, _ = namespace
+    members = LinuxProcesses().members(init, started_of(init))
+    assert init not in {member.pid for member in members}
+    assert {"sh", "sleep"} <= {member.name for member in members}
+    assert all(member.pid_ns > 1 for member in members)
+
+
+def test_another_process_with_that_number_is_not_the_shepherd(namespace):
+    init, _ = namespace
+    processes = LinuxProcesses()
+    assert processes.alive(init, started_of(init))
+    assert not processes.alive(init, started_of(init) + 1)
+    with pytest.raises(TreeGoneError):
+        processes.members(init, started_of(init) + 1)
+
+
+def test_a_held_process_does_not_go_on_when_slurm_continues_and_ends_it(namespace):
+    """SIGCONT and SIGTERM, as slurmd sends them at a requeue, run nothing of a process that is stopped and held."""
+    init, log = namespace
+    processes = LinuxProcesses()
+    shell = next(m for m in processes.members(init, started_of(init)) if m.name == "sh" and m.parent == init)
+    processes.stop([shell.pid])
+    wait_for(lambda: processes._read(shell.pid).state == "T")
+    with processes.hold([shell.pid]):
+        os.kill(shell.pid, signal.SIGTERM)
+        os.kill(shell.pid, signal.SIGCONT)
+        time.sleep(0.3)
+        assert "term" not in log.read_text()
+        assert processes._read(shell.pid).state in "tT"
+    processes.resume([shell.pid])
+    wait_for(lambda: "term" in log.read_text())
+
+
+def test_everything_ends_but_pid_1(namespace):
+    init, _ = namespace
+    processes = LinuxProcesses()
+    started = started_of(init)
+    before = {m.pid for m in processes.members(init, started)}
+    members = [m for m in processes.members(init, started) if m.name == "sh"]
+    processes.stop(m.pid for m in members)
+    with processes.hold(m.pid for m in members):
+        processes.end(init, started, timeout_s=0.5)
+    wait_for(lambda: not before & {m.pid for m in processes.members(init, started)})
+
+
+def member(pid, parent):
+    return Member(pid, pid - 100, parent, 1, "S", "x", 1000)
+
+
+def test_the_tree_is_told_from_what_has_left_it():
+    members = [member(102, 101), member(103, 102), member(104, 103), member(105, 101)]
+    tree, rest = below(members, 102)
+    assert [m.pid for m in tree] == [102, 103, 104]
+    assert [m.pid for m in rest] == [105]
