@@ -141,7 +141,10 @@ class Child:
             return self._process.wait(timeout=5.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            return self._process.wait()
+        try:
+            return self._process.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:  # it is inside of a driver that does not return; nothing more can be done
+            return -signal.SIGKILL
 
     def close(self) -> None:
         """End it: close its standard input, and kill it where it does not go within five seconds."""

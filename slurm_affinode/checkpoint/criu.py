@@ -1,0 +1,263 @@
+"""Dump and restore with CRIU, as root, from outside of the job's namespaces.
+
+CRIU runs inside them (``nsenter --pid --mount``), because the PIDs of the tree are plain there. It gets nothing that a
+user chose: a fixed environment, no configuration file, no plugin, image and work directories as inherited descriptors
+(``/proc/self/fd/N``), so no path is looked up where a job could have put something.
+
+What CRIU says at its end is not trusted: the files of a dump are looked at, and a restored tree is looked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+
+from slurm_affinode import process
+from slurm_affinode.checkpoint import namespace
+from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
+from slurm_affinode.checkpoint.interface import (
+    CheckpointError,
+    DumpFailed,
+    DumpResult,
+    InheritFd,
+    RestoreFailed,
+    Tree,
+)
+from slurm_affinode.errors import UnreachableError
+
+OLDEST = (4, 1)
+"""Older ones fail on newer kernels, or lack ``--tcp-close`` of dumps."""
+_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/"}
+_CHECK_S = 30.0
+_GHOST_LIMIT = "64G"
+_VERSION = re.compile(r"^Version: (\d+)\.(\d+)(\S*)", re.MULTILINE)
+_PID_GAP = 64
+_CGROUPS = Path("/sys/fs/cgroup")
+
+_COMMON = (
+    "--no-default-config",
+    "--manage-cgroups=ignore",  # the restored tree belongs where Slurm's new step is
+    "--shell-job",
+    "--tcp-close",
+    "--skip-in-flight",
+    "--ext-unix-sk",
+    "--file-locks",
+    "--link-remap",
+)
+
+Runner = Callable[..., process.Completed]
+
+
+class Criu:
+    """``Imager`` with the program ``criu``."""
+
+    def __init__(
+        self,
+        *,
+        program: str = "criu",
+        runner: Runner = process.run,
+        cgroup_root: Path = _CGROUPS,
+        verbosity: int = 2,
+    ) -> None:
+        """``verbosity``: as of ``criu -vN``; 2 is errors and warnings, 4 is for bug reports."""
+        self._program = program
+        self._run = runner
+        self._cgroup_root = cgroup_root
+        self._verbosity = verbosity
+        self._version: str | None = None
+
+    def check(self) -> str:
+        """Version of CRIU. Raises ``CheckpointError`` where it is missing or too old."""
+        if self._version is None:
+            try:
+                said = self._run([self._program, "--version"], timeout_s=_CHECK_S, env=_ENVIRONMENT, check=False)
+            except UnreachableError as error:
+                raise CheckpointError(f"CRIU cannot be run: {error}", hint="install criu 4.1 or newer") from None
+            match = _VERSION.search(said.stdout.decode("utf-8", "replace"))
+            if match is None:
+                raise CheckpointError(f"{self._program} --version says no version", hint="install criu 4.1 or newer")
+            if (int(match[1]), int(match[2])) < OLDEST:
+                wanted = ".".join(map(str, OLDEST))
+                raise CheckpointError(
+                    f"criu {match[1]}.{match[2]} is too old: {wanted} is needed", hint=f"install criu {wanted} or newer"
+                )
+            self._version = f"{match[1]}.{match[2]}{match[3]}"
+        return self._version
+
+    def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float) -> DumpResult:
+        """Write the tree to the directory and leave it stopped. Raises ``DumpFailed``: the tree goes on as it was.
+
+        ``timeout_s`` is for stopping the tree *and* for all of it: past it CRIU is killed, which may harm the tree.
+        """
+        version = self.check()
+        began = time.monotonic()
+        argv = [
+            *self._inside(tree.init_pid),
+            self._program, "dump", f"--tree={tree.root_pid_ns}",
+            "--images-dir=/proc/self/fd/" + str(directory_fd), "--libdir=/proc/self/fd/" + str(directory_fd),
+            "--log-file=dump.log", f"-v{self._verbosity}",
+            "--leave-stopped", f"--timeout={max(1, int(timeout_s))}", f"--ghost-limit={_GHOST_LIMIT}", *_COMMON,
+        ]  # fmt: skip
+        try:
+            done = self._run(
+                argv, timeout_s=timeout_s, env=_ENVIRONMENT, check=False, pass_fds=(directory_fd,), group=True
+            )
+        except UnreachableError as error:
+            raise DumpFailed(f"the dump was given up: {error}") from None
+        if done.returncode != 0:
+            raise DumpFailed(f"CRIU could not dump it: {self._why(directory_fd, 'dump.log', done)}")
+        try:
+            inventory = inspect(directory_fd)
+        except BadImage as error:
+            raise DumpFailed(f"CRIU said it was done, but the image is not complete: {error}") from None
+        if inventory.pids[0] != tree.root_pid_ns:
+            raise DumpFailed(f"the image holds process {inventory.pids[0]} in place of {tree.root_pid_ns}")
+        missing = self._stragglers(tree, inventory)
+        if missing:
+            raise DumpFailed(f"processes are missing in the image: {', '.join(map(str, sorted(missing)))}")
+        wall_s = time.monotonic() - began
+        return DumpResult(inventory.size, inventory.pids, wall_s, inventory.frozen_s, version)
+
+    @staticmethod
+    def _stragglers(tree: Tree, inventory: Inventory) -> set[int]:
+        """Processes of the namespace that would be lost with it. The tree is stopped, so what is there stays."""
+        return set(namespace.members(tree.init_pid)) - set(inventory.pids)
+
+    def restore(
+        self, init_pid: int, directory_fd: int, inherit: Sequence[InheritFd], *, root_pid_ns: int, timeout_s: float
+    ) -> int:
+        """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``: nothing is left.
+
+        ``directory_fd`` is only read. The tree runs when this returns; its CUDA processes wait in their calls until
+        they are restored and unlocked.
+        """
+        self.check()
+        try:
+            inventory = inspect(directory_fd)
+        except BadImage as error:
+            raise RestoreFailed(f"the image is not complete: {error}") from None
+        if namespace.members(init_pid):
+            raise RestoreFailed("the job's PID namespace is not empty")
+        deadline = time.monotonic() + timeout_s
+        with _work_directory() as (work, work_fd):
+            try:
+                self._raise_pids(init_pid, inventory.numbers)
+                argv = [
+                    *self._in_cgroups_of(init_pid), *self._inside(init_pid),
+                    self._program, "restore",
+                    f"--images-dir=/proc/self/fd/{directory_fd}", f"--work-dir=/proc/self/fd/{work_fd}",
+                    f"--libdir=/proc/self/fd/{work_fd}", "--log-file=restore.log", f"-v{self._verbosity}",
+                    "--restore-detached", "--pidfile=pid", *_COMMON,
+                    *(word for one in inherit for word in ("--inherit-fd", f"fd[{one.fd}]:{one.key}")),
+                ]  # fmt: skip
+                done = self._run(
+                    argv, timeout_s=timeout_s, env=_ENVIRONMENT, check=False, group=True,
+                    pass_fds=(directory_fd, work_fd, *(one.fd for one in inherit)),
+                )  # fmt: skip
+                why = None if done.returncode == 0 else self._why(work_fd, "restore.log", done)
+                self._arrived(init_pid, why, root_pid_ns, log_of(work / "pid"), deadline)
+            except UnreachableError as error:
+                namespace.kill_all(init_pid)
+                raise RestoreFailed(f"the restore was given up: {error}") from None
+            except RestoreFailed:
+                namespace.kill_all(init_pid)
+                raise
+        _adopt_affinity(init_pid)
+        return root_pid_ns
+
+    @staticmethod
+    def _arrived(init_pid: int, why: str | None, root_pid_ns: int, said: str, deadline: float) -> None:
+        """The root is there, below PID 1. Other processes, and it too, may end at once when they run again."""
+        if why is not None:
+            raise RestoreFailed(f"CRIU could not restore it: {why}")
+        if said.strip() != str(root_pid_ns):
+            raise RestoreFailed(f"CRIU restored {said.strip() or 'nothing'} in place of process {root_pid_ns}")
+        here = namespace.members(init_pid)
+        while root_pid_ns in here and namespace.parent(here[root_pid_ns]) != init_pid:
+            if time.monotonic() > deadline:
+                raise RestoreFailed("the restored tree is not below the job's PID 1")
+            time.sleep(0.002)
+            here = namespace.members(init_pid)
+
+    def _inside(self, init_pid: int) -> tuple[str, ...]:
+        return ("nsenter", f"--target={init_pid}", "--pid", "--mount", "--")
+
+    def _raise_pids(self, init_pid: int, numbers: Collection[int]) -> None:
+        """CRIU and its helpers take PIDs too: let them be such that are not needed."""
+        limit = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii"))
+        base = max(numbers) + _PID_GAP
+        if base + _PID_GAP > limit:
+            taken = sorted(numbers)
+            base, room = max(((a, b - a) for a, b in pairwise(taken)), key=lambda gap: gap[1])
+            if room < 2 * _PID_GAP:
+                raise RestoreFailed("the image leaves no PIDs for CRIU")
+        done = self._run(
+            [*self._inside(init_pid), "sh", "-c", 'echo "$1" >/proc/sys/kernel/ns_last_pid', "sh", str(base)],
+            timeout_s=_CHECK_S, env=_ENVIRONMENT, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise RestoreFailed(f"ns_last_pid of the job's namespace cannot be set: {done.stderr.strip()}")
+
+    def _in_cgroups_of(self, pid: int) -> tuple[str, ...]:
+        """Have what follows run in the cgroups of a process: memory is charged to whoever touches it first."""
+        files = [str(file) for file in cgroup_files(pid, self._cgroup_root) if os.access(file, os.W_OK)]
+        if not files:
+            return ()
+        script = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 1; shift; done; shift; exec "$@"'
+        return ("sh", "-c", script, "sh", *files, "--")
+
+    def _why(self, directory_fd: int, log: str, done: process.Completed) -> str:
+        text = log_of(Path(f"/proc/self/fd/{directory_fd}/{log}"))
+        said = failure(text)
+        if text or not done.stderr.strip():
+            return said
+        return done.stderr.strip().splitlines()[-1]
+
+
+def cgroup_files(pid: int, root: Path = _CGROUPS, *, proc: Path = namespace.PROC) -> list[Path]:
+    """``cgroup.procs`` of the cgroups of ``pid`` that are not also those of this process."""
+    try:
+        theirs = (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
+        ours = set((proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines())
+    except OSError:
+        return []
+    found = []
+    for line in theirs:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if line in ours or ".." in path.split("/"):
+            continue
+        base = root / controllers.removeprefix("name=") if controllers else root
+        if not controllers and (root / "unified").is_dir():
+            base = root / "unified"
+        file = base / path.lstrip("/") / "cgroup.procs"
+        if file.exists():
+            found.append(file)
+    return found
+
+
+def _adopt_affinity(init_pid: int) -> None:
+    """The tree may use the CPUs that Slurm gave to this run, not those of the one before."""
+    with suppress(OSError):
+        cpus = os.sched_getaffinity(init_pid)
+        for pid in namespace.members(init_pid).values():
+            with suppress(OSError):
+                for task in Path(f"/proc/{pid}/task").iterdir():
+                    with suppress(OSError):
+                        os.sched_setaffinity(int(task.name), cpus)
+
+
+@contextmanager
+def _work_directory() -> Iterator[tuple[Path, int]]:
+    with tempfile.TemporaryDirectory(prefix="slurm-affinode-restore-") as name:
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield Path(name), fd
+        finally:
+            os.close(fd)

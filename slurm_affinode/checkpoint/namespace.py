@@ -1,0 +1,92 @@
+"""Processes of a job's PID namespace, seen from outside through ``/proc``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+PROC = Path("/proc")
+_END_S = 10.0
+
+
+def namespace_of(pid: int, *, proc: Path = PROC) -> str | None:
+    """Identity of a process's PID namespace (``pid:[4026532...]``); ``None`` where the process is gone."""
+    try:
+        return str((proc / str(pid) / "ns" / "pid").readlink())
+    except OSError:
+        return None
+
+
+def members(init_pid: int, *, proc: Path = PROC) -> dict[int, int]:
+    """Processes of the namespace of which ``init_pid`` is PID 1, itself left out: PID there -> PID here."""
+    wanted = namespace_of(init_pid, proc=proc)
+    found: dict[int, int] = {}
+    if wanted is None:
+        return found
+    for pid in _pids(proc):
+        if pid != init_pid and namespace_of(pid, proc=proc) == wanted:
+            inner = inner_pid(pid, proc=proc)
+            if inner is not None:
+                found[inner] = pid
+    return found
+
+
+def inner_pid(pid: int, *, proc: Path = PROC) -> int | None:
+    """A process's PID in its own namespace; ``None`` where it is gone."""
+    return next(iter(_status(pid, "NSpid:", proc)[-1:]), None)
+
+
+def parent(pid: int, *, proc: Path = PROC) -> int | None:
+    """A process's parent; ``None`` where it is gone."""
+    return next(iter(_status(pid, "PPid:", proc)), None)
+
+
+def tree(root_pid: int, *, proc: Path = PROC) -> list[int]:
+    """The root and all below it, parents before children."""
+    children: dict[int, list[int]] = {}
+    for pid in _pids(proc):
+        above = parent(pid, proc=proc)
+        if above is not None:
+            children.setdefault(above, []).append(pid)
+    found, at = [root_pid], 0
+    while at < len(found):
+        found += sorted(children.get(found[at], []))
+        at += 1
+    return found
+
+
+def kill_all(
+    init_pid: int, *, proc: Path = PROC, clock: Callable[[], float] = time.monotonic, wait_s: float = _END_S
+) -> bool:
+    """End every process of the namespace but its PID 1, which reaps them; whether all are gone."""
+    deadline = clock() + wait_s
+    while left := members(init_pid, proc=proc):
+        for pid in left.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if clock() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def _pids(proc: Path) -> Iterator[int]:
+    with os.scandir(proc) as entries:
+        for entry in entries:
+            if entry.name.isdecimal():
+                yield int(entry.name)
+
+
+def _status(pid: int, key: str, proc: Path) -> list[int]:
+    try:
+        text = (proc / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    for line in text.splitlines():
+        if line.startswith(key):
+            return [int(word) for word in line.split()[1:] if word.isdecimal()]
+    return []
