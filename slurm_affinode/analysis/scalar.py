@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slurm_affinode.analysis.block import IDLE, UNKNOWN, Classes, Float32s, Int32s
+from slurm_affinode.analysis.block import IDLE, Classes, Float32s, Int32s
 from slurm_affinode.analysis.segments import FAR, Floats, Ints
 
 try:
