@@ -7,13 +7,17 @@ failures are ``AffinodeError`` with one line.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from slurm_affinode.agent.registry import Link, WatchedJob
+from slurm_affinode.agent.registry import Link, Registry, WatchedJob
 from slurm_affinode.agent.shepherds import Hello, Reply
+from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError
+from slurm_affinode.gpu.interface import GpuDriver
 from slurm_affinode.model.suspension import JobKey, Refusal, Suspension
+from slurm_affinode.slurm.interface import SlurmClient
 
 LookAgain = Callable[[], str | None]
 """Reads the job's GPUs once more, now: ``None`` where it is idle still, else what was seen. To be called under the CUDA
@@ -107,6 +111,13 @@ class Keeper(Protocol):
         """Called once at the agent's start, before a shepherd is answered: finish or undo what the journal holds."""
         ...
 
+    def identify(self, job: WatchedJob) -> tuple[JobKey, int]:
+        """The submission that a job is, and how often it was suspended.
+
+        From its image where it has one, else from ``job.slurm``, which is there when this is called.
+        """
+        ...
+
     def registered(self, job: WatchedJob) -> None:
         """A shepherd whose job runs already has (again) said hello: after a restart of the agent."""
         ...
@@ -122,6 +133,20 @@ class Keeper(Protocol):
     def room(self) -> str | None:
         """Why nothing more fits into the store by the site's budget; ``None``: there is room."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentContext:
+    """What the daemon gives to ``agent.orchestration.build``. Everything in it may be used by any thread."""
+
+    config: Config
+    node: str
+    """This node's name in Slurm."""
+    registry: Registry
+    slurm: Callable[[], SlurmClient]
+    """A new client, for one thread; the caller closes it."""
+    gpus: Callable[[], AbstractContextManager[GpuDriver]]
+    """The driver that the loop samples with, locked while it is used: be quick."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,55 @@
+"""The configuration of the node side, as the values that the pure core takes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from slurm_affinode.config import Config
+from slurm_affinode.core.idle import IdleRule
+from slurm_affinode.core.policy import Limit, Policy
+from slurm_affinode.model.suspension import SuspendOption
+from slurm_affinode.nodeconfig import AgentConfig, LimitConfig, SuspendConfig
+from slurm_affinode.timespec import parse_span_s
+
+
+def idle_rule(agent: AgentConfig, option: SuspendOption) -> IdleRule:
+    """What counts as idle for a job with ``option``."""
+    return IdleRule(
+        window_s=option.window_s,
+        util_pct=option.util_pct,
+        floors_pct=agent.floors_pct,
+        host_limits=agent.host,
+        max_gap_s=agent.max_gap_periods * parse_span_s(agent.period),
+        min_signals=agent.min_signals,
+    )
+
+
+def policy(suspend: SuspendConfig) -> Policy:
+    """The site's rules."""
+    return Policy(
+        min_run_s=parse_span_s(suspend.min_run),
+        max_at_once=suspend.max_at_once,
+        backoff_s=parse_span_s(suspend.backoff),
+        backoff_max_s=parse_span_s(suspend.backoff_max),
+        partitions=_rules(suspend.partitions, suspend.exclude_partitions),
+        accounts=_rules(suspend.accounts, suspend.exclude_accounts),
+        users=_rules(suspend.users, suspend.exclude_users),
+        dry_run=suspend.dry_run,
+    )
+
+
+def _rules(named: Mapping[str, LimitConfig], excluded: tuple[str, ...]) -> Mapping[str, Limit]:
+    rules = {
+        name: Limit(one.max_suspended, None if one.min_run is None else parse_span_s(one.min_run), one.exclude)
+        for name, one in named.items()
+    }
+    for name in excluded:
+        rule = rules.get(name, Limit())
+        rules[name] = Limit(rule.max_suspended, rule.min_run_s, exclude=True)
+    return rules
+
+
+def node_name(config: Config) -> str:
+    """This node's name in Slurm."""
+    return config.agent.node or socket.gethostname().partition(".")[0]
