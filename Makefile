@@ -34,7 +34,7 @@ system-packages: ## Install the Debian packages that the tests use (needs root).
 	@tests/system-packages.sh tests
 
 test: system-packages .venv/.dev lint check-types ## Install what is needed, check the code, run every test.
-	$(VENV)/pytest -m "not cluster and not gpu" --cov --cov-report=term:skip-covered --cov-fail-under=90
+	@tests/run.sh
 
 test-fast: .venv/.dev ## Only the tests that need no server and no browser.
 	$(VENV)/pytest -q -m "not browser and not database and not cluster and not gpu and not slow"
@@ -42,6 +42,8 @@ test-fast: .venv/.dev ## Only the tests that need no server and no browser.
 lint: .venv/.dev ## Check style.
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
+	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' containers/cluster | xargs shellcheck; \
+	else echo "shellcheck is not installed: shell scripts are not checked" >&2; fi
 
 check-types: .venv/.dev ## Check types.
 	$(VENV)/mypy

@@ -7,7 +7,7 @@ import json
 import pytest
 from cluster.driver import COMPUTE_NODES, SERVICES, Cluster, docker, script, wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.main]
 
 NEEDED_BY_CRIU = {"SYS_ADMIN", "SYS_PTRACE", "SYS_TIME", "NET_ADMIN", "DAC_READ_SEARCH"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cluster.driver import COMPUTE_NODES, Cluster, wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.main]
 
 HALF_HOUR = "sleep 1800"
 
