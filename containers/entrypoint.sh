@@ -5,6 +5,7 @@
 #   slurmctld   the controller; makes homes, accounts and users when it first starts
 #   compute     slurmd; GPUS=N emulated GPUs (0: none) and, where there are some, slurm-affinode exporter
 #   login       munge and the commands, nothing else
+#   prometheus  scrapes the exporters of the compute nodes
 # It waits for what its role needs, with a deadline, so that containers may start in any order and be restarted alone.
 set -euo pipefail
 
@@ -111,7 +112,7 @@ role_compute() {
       [ -e "/dev/nvidia$index" ] || mknod -m 0666 "/dev/nvidia$index" c 1 3
     done
     # Equal on every start, different on every node.
-    gpu-emulatorctl init --force --gpus "$GPUS" --model h100-80g --seed "$(hostname)"
+    gpu-emulatorctl init --force --gpus "$GPUS" --model h100-80g --seed "$(hostname)" --sample-period-ms 200
     start_exporter
   fi
   wait_for_port slurmctld 6817 || say "starting slurmd all the same"
@@ -124,13 +125,20 @@ role_login() {
   exec sleep infinity
 }
 
+role_prometheus() {
+  install -d -o prometheus -g prometheus -m 0755 /var/lib/prometheus
+  exec setpriv --reuid prometheus --regid prometheus --init-groups prometheus --config.file=/etc/slurm/prometheus.yml \
+    --storage.tsdb.path=/var/lib/prometheus --storage.tsdb.retention.time=1d --web.listen-address=0.0.0.0:9090 \
+    --log.level=warn
+}
+
 case "${1:-}" in
-  mariadb | slurmdbd | slurmctld | compute | login)
+  mariadb | slurmdbd | slurmctld | compute | login | prometheus)
     prepare_run
     "role_$1"
     ;;
   *)
-    say "the role is mariadb, slurmdbd, slurmctld, compute or login, not '${1:-}'"
+    say "the role is mariadb, slurmdbd, slurmctld, compute, login or prometheus, not '${1:-}'"
     exit 2
     ;;
 esac

@@ -121,14 +121,14 @@ class Reader:
             except TooMuchError:
                 if until - at <= SHORTEST_WINDOW_MS:
                     raise
-                width = max(SHORTEST_WINDOW_MS, (until - at) // 2)
+                width = max(SHORTEST_WINDOW_MS, (until - at) // 2000 * 1000)
                 continue
             yield Window(at, until, frames)
             at = until
             if 2 * largest < self.points_wanted:
                 width = min(2 * width, LONGEST_WINDOW_MS)
             elif largest > 2 * self.points_wanted:
-                width = max(SHORTEST_WINDOW_MS, width // 2)
+                width = max(SHORTEST_WINDOW_MS, width // 2000 * 1000)
 
     def _bounded(self, width: int) -> int:
         if self._step_ms is None:
@@ -142,7 +142,7 @@ class Reader:
         largest = 0
         for name in found.names:
             points = 0
-            for number, series in enumerate(self._series(name, since, until), start=1):
+            for number, series in enumerate(self._series(found, name, since, until), start=1):
                 series.setdefault("metric", {}).setdefault("__name__", name)
                 entries = reader.entries(series, number, long)
                 points += len(series.get("values") or ())
@@ -154,7 +154,7 @@ class Reader:
             largest = max(largest, points)
         return list(long.rest()), largest
 
-    def _series(self, name: str, since: int, until: int) -> list[dict[str, Any]]:
+    def _series(self, found: Found, name: str, since: int, until: int) -> list[dict[str, Any]]:
         chosen = promql.selector(name, self.question.matchers)
         if self._step_ms is None:
             try:
@@ -165,7 +165,7 @@ class Reader:
             else:
                 self._proved = self._proved or bool(series)
                 return series
-            self._step_ms = self._found_step(chosen)
+            self._step_ms = self._found_step(found)
             self.notes.decide(f"range queries, a point every {self._step_ms / 1000:g} s: it gives no raw samples")
         # On a grid that does not depend on where the reading began: read twice, the points are the same.
         first = -(-since // self._step_ms) * self._step_ms
@@ -174,18 +174,22 @@ class Reader:
             raise TooMuchError(f"{self.client.server.url}: a window of too many points")
         return self.client.over(chosen, first, last, self._step_ms) if first <= last else []
 
-    def _found_step(self, chosen: str) -> int:
+    def _found_step(self, found: Found) -> int:
         """The scrape interval in the last minutes of the time asked for; 30 s where it cannot be told."""
         until = self.question.until_ms
         since = max(self.question.since_ms, until - _PROBE_MS)
-        gaps: list[float] = []
-        for series in self.client.over(f"timestamp({chosen})", since, until, _PROBE_STEP_MS):
-            pairs = [(float(time), float(value)) for time, value in series.get("values") or ()]
-            scraped = sorted({value for time, value in pairs if abs(time - value) < _PROBE_MS / 1000})
-            # A server that knows no timestamp() may still give points only where there are samples.
-            times = scraped or sorted({time for time, _ in pairs})
-            gaps += [later - earlier for earlier, later in itertools.pairwise(times)]
-        return max(1000, round(median(gaps)) * 1000) if gaps else DEFAULT_STEP_MS
+        for name in found.names:
+            query = f"timestamp({promql.selector(name, self.question.matchers)})"
+            gaps: list[float] = []
+            for series in self.client.over(query, since, until, _PROBE_STEP_MS):
+                pairs = [(float(time), float(value)) for time, value in series.get("values") or ()]
+                scraped = sorted({value for time, value in pairs if abs(time - value) < _PROBE_MS / 1000})
+                # A server that knows no timestamp() may still give points only where there are samples.
+                times = scraped or sorted({time for time, _ in pairs})
+                gaps += [later - earlier for earlier, later in itertools.pairwise(times)]
+            if gaps:
+                return max(1000, round(median(gaps)) * 1000)
+        return DEFAULT_STEP_MS
 
     def _in_percent(self, found: Found) -> set[tuple[str, str | None]]:
         """(metric, node) of metrics in percent or ratio that anywhere in the time show a value above 1."""

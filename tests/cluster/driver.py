@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-SERVICES = ("mariadb", "slurmdbd", "slurmctld", "login", "c1", "c2", "cpu1")
+SERVICES = ("mariadb", "slurmdbd", "slurmctld", "login", "prometheus", "c1", "c2", "cpu1")
 GPU_NODES = ("c1", "c2")
 COMPUTE_NODES = ("c1", "c2", "cpu1")
 WORKLOADS = "/usr/local/share/workloads"
