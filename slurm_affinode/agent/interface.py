@@ -45,6 +45,8 @@ class Arrival:
     init_pid: int
     init_started: int
     link: Link
+    fds: tuple[int, ...]
+    """The job's standard streams, open here until ``restore`` returns: for ``criu --inherit-fd``."""
 
 
 @dataclass(frozen=True, slots=True)

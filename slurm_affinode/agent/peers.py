@@ -116,11 +116,11 @@ class Inspector:
 
     def _children(self, pid: int) -> Iterator[int]:
         try:
-            threads = os.listdir(self._proc / str(pid) / "task")
+            threads = list((self._proc / str(pid) / "task").iterdir())
         except OSError:
             return
         for thread in threads:
-            for word in self._text(pid, f"task/{thread}/children").split():
+            for word in self._text(pid, f"task/{thread.name}/children").split():
                 yield int(word)
 
     def _namespace(self, pid: int, kind: str) -> tuple[int, int] | None:

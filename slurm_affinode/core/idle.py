@@ -3,7 +3,7 @@
 Rules:
 
 - A signal is idle at or below its limit. A GPU is busy when one signal is above; idle when at least ``min_signals``
-  signals could be read and none is above; else unknown. One metric alone decides nothing.
+  signals could be read, none is above, and it has no fault; else unknown. One metric alone decides nothing.
 - A job is busy when one of its GPUs, or its host activity where that is considered, is busy; unknown when none is busy
   and one is unknown; else idle. A GPU that did not answer is unknown.
 - A window begins with an idle sample and reaches to the last idle sample. A busy sample ends it. An unknown sample is
@@ -43,6 +43,8 @@ class GpuActivity:
     signals: Mapping[str, float | None]
     used_bytes: int | None = None
     """Memory that is held on it: reported, and never a reason."""
+    fault: str | None = None
+    """Why what it shows cannot be believed, or cannot be read: it is unknown, unless a signal says that it is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,9 @@ def judge(rule: IdleRule, sample: Sample) -> tuple[Verdict, str, tuple[Signal, .
         signals += ours
         busy += [str(signal) for signal in ours if signal.verdict is Verdict.BUSY]
         known = sum(signal.value is not None for signal in ours)
-        if known < rule.min_signals:
+        if gpu.fault is not None:
+            unknown.append(f"{gpu.name}: {gpu.fault}")
+        elif known < rule.min_signals:
             unknown.append(f"{gpu.name}: {known} of the {rule.min_signals} signals needed could be read")
     if not sample.gpus:
         unknown.append("which GPUs the job has is not known")

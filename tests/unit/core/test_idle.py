@@ -193,3 +193,10 @@ def test_unknown_samples_never_help(history: list[tuple[float, str]]) -> None:
         seen = observe(RULE, seen, at(now, KINDS["idle" if kind == "blind" else kind]))
         blind = observe(RULE, blind, at(now, KINDS[kind]))
         assert blind.progress_s <= seen.progress_s
+
+
+def test_gpu_with_a_fault_is_unknown_unless_it_is_busy() -> None:
+    """After an XID error counters may read 0 for ever; what still moves is believed."""
+    faulty = replace(gpu(), fault="XID 31 was reported")
+    assert judge(RULE, at(0.0, faulty))[:2] == (Verdict.UNKNOWN, "GPU 0: XID 31 was reported")
+    assert judge(RULE, at(0.0, replace(BUSY, fault="XID 31 was reported")))[0] is Verdict.BUSY

@@ -1,0 +1,227 @@
+"""The socket that shepherds connect to: one thread, no message waits for another, nothing that arrives is believed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from slurm_affinode.agent.peers import Identity, NotAShepherd, Peer, peer_of
+from slurm_affinode.agent.shepherds import (
+    MAX_PACKET_BYTES,
+    BadMessage,
+    Exited,
+    Hello,
+    Outgoing,
+    Started,
+    decode,
+    encode,
+    one_line,
+)
+from slurm_affinode.agent.sockets import listen_unix
+from slurm_affinode.agent.throttle import Seats, Seldom
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 2048
+MAX_PER_USER = 256
+"""A user may have many jobs on a node; each has one connection."""
+HELLO_S = 10.0
+"""A connection that has not said hello by then is closed."""
+STREAMS = 3
+
+
+class Flock(Protocol):
+    """Takes what shepherds say. Called by the server's thread: must not wait."""
+
+    def hello(self, who: Identity, hello: Hello, link: Connection, fds: tuple[int, ...]) -> bool:
+        """A shepherd is there. It owns ``fds`` from now on. ``False``: refused, the connection is closed."""
+        ...
+
+    def started(self, job_id: int, root: int, link: Connection) -> None:
+        """The script was started."""
+        ...
+
+    def gone(self, job_id: int, link: Connection, status: int | None) -> None:
+        """The connection is over; ``status``: the tree's root ended with it, ``None``: not said."""
+        ...
+
+
+class Connection:
+    """One shepherd's connection: ``registry.Link``."""
+
+    def __init__(self, sock: socket.socket, peer: Peer, opened: float) -> None:
+        self.sock = sock
+        self.peer = peer
+        self.opened = opened
+        self.who: Identity | None = None
+        self.status: int | None = None
+        self._lock = threading.Lock()
+        self._open = True
+
+    @property
+    def open(self) -> bool:
+        """The shepherd is there."""
+        return self._open
+
+    def send(self, message: Outgoing) -> bool:
+        """Send a message; ``False`` where the shepherd is gone or does not read. Never waits."""
+        with self._lock:
+            if not self._open:
+                return False
+            try:
+                self.sock.send(encode(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except OSError:
+                return False
+            return True
+
+    def close(self) -> None:
+        """End it."""
+        with self._lock:
+            if self._open:
+                self._open = False
+                self.sock.close()
+
+
+class ShepherdServer:
+    """Accepts shepherds. ``identify`` is ``Inspector.identify`` or a stand-in."""
+
+    def __init__(
+        self,
+        path: Path,
+        flock: Flock,
+        identify: Callable[[Peer], Identity],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._flock = flock
+        self._identify = identify
+        self._clock = clock
+        self._seats = Seats(MAX_CONNECTIONS, MAX_PER_USER)
+        self._seldom = Seldom()
+        self._connections: set[Connection] = set()
+        self._selector = selectors.DefaultSelector()
+        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._listener = listen_unix(path, socket.SOCK_SEQPACKET)
+        self._thread = threading.Thread(target=self._run, name="shepherds", daemon=True)
+
+    def start(self) -> None:
+        """Begin to accept."""
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close everything. The shepherds will look for the next agent; the socket's file stays for it to replace."""
+        os.write(self._wake_w, b"x")
+        if self._thread.is_alive():
+            self._thread.join(5)
+        for connection in tuple(self._connections):
+            connection.close()
+        self._listener.close()
+        self._selector.close()
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+
+    def _run(self) -> None:
+        while True:
+            waiting = [one.opened + HELLO_S - self._clock() for one in self._connections if one.who is None]
+            for key, _ in self._selector.select(max(0.0, min(waiting)) if waiting else None):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj == self._wake_r:
+                    return
+                else:
+                    self._serve(key.data)
+            late = self._clock() - HELLO_S
+            for connection in [one for one in self._connections if one.who is None and one.opened <= late]:
+                self._drop(connection, "it said nothing")
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:
+            if self._seldom.now("accept"):
+                log.warning("cannot accept a shepherd: %s", error)
+            # No descriptors are left: without a pause this would be tried again at once, for ever.
+            time.sleep(0.05)
+            return
+        sock.setblocking(False)
+        try:
+            peer = peer_of(sock)
+        except OSError:
+            sock.close()
+            return
+        if not self._seats.take(peer.uid, reserved=peer.uid == 0):
+            if self._seldom.now(peer.uid):
+                log.warning("uid %d has too many connections: one more is refused", peer.uid)
+            sock.close()
+            return
+        connection = Connection(sock, peer, self._clock())
+        self._connections.add(connection)
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _serve(self, connection: Connection) -> None:
+        fds: list[int] = []
+        try:
+            packet, fds, flags, _ = socket.recv_fds(connection.sock, MAX_PACKET_BYTES + 1, STREAMS)
+            if not packet:
+                self._drop(connection)
+                return
+            self._take(connection, packet, fds, whole=not flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._drop(connection, str(error))
+        except (BadMessage, NotAShepherd) as error:
+            self._drop(connection, str(error))
+        except Exception:
+            # A fault of ours in one message must not end the service for all jobs.
+            log.exception(
+                "uid %d, process %d: a message could not be handled", connection.peer.uid, connection.peer.pid
+            )
+            self._drop(connection)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _take(self, connection: Connection, packet: bytes, fds: list[int], *, whole: bool) -> None:
+        if not whole:
+            raise BadMessage("a packet that is too long, or with too many descriptors")
+        message = decode(packet)
+        if isinstance(message, Hello):
+            if connection.who is not None:
+                raise BadMessage("it said hello twice")
+            who = self._identify(connection.peer)
+            if who.job_id != message.job_id:
+                raise NotAShepherd(f"it says that it is job {message.job_id}; it is job {who.job_id}")
+            connection.who = who
+            passed, fds[:] = tuple(fds), []
+            if not self._flock.hello(who, message, connection, passed):
+                self._drop(connection)
+        elif connection.who is None:
+            raise BadMessage("it did not say hello first")
+        elif isinstance(message, Started):
+            self._flock.started(connection.who.job_id, message.root, connection)
+        elif isinstance(message, Exited):
+            connection.status = message.status
+
+    def _drop(self, connection: Connection, why: str | None = None) -> None:
+        peer = connection.peer
+        if why is not None and self._seldom.now(peer.uid):
+            log.warning("uid %d, process %d: connection closed: %s", peer.uid, peer.pid, one_line(why))
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.sock)
+        connection.close()
+        self._connections.discard(connection)
+        self._seats.leave(peer.uid)
+        if connection.who is not None:
+            self._flock.gone(connection.who.job_id, connection, connection.status)

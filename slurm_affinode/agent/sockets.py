@@ -1,0 +1,75 @@
+"""Listening sockets in a directory that only root writes to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from slurm_affinode.errors import UnreachableError
+
+BACKLOG = 512
+
+
+def prepare_directory(path: Path) -> None:
+    """Make the directory of the sockets: others may pass, and only its owner may write. Raises ``UnreachableError``."""
+    try:
+        path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        status = path.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise UnreachableError(
+                f"{path}: others than user {os.geteuid()} may write to it",
+                hint=f"it holds the agent's sockets; try: chown root:root {path} && chmod 0755 {path}",
+            )
+    except OSError as error:
+        raise UnreachableError(f"{path}: cannot be made: {error.strerror}", hint="run the agent as root") from error
+
+
+def listen_unix(path: Path, kind: int) -> socket.socket:
+    """A listening socket at ``path``, open to all; one that is left from a dead agent is replaced.
+
+    Raises ``UnreachableError`` where another agent listens there.
+    """
+    if _answers(path, kind):
+        raise UnreachableError(f"{path}: another agent is running on this node")
+    sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        sock.bind(str(path))
+        # Who asks is told by the kernel; what he may ask is decided for each request.
+        path.chmod(0o666)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise UnreachableError(f"{path}: cannot listen there: {error.strerror or error}") from error
+    return sock
+
+
+def _answers(path: Path, kind: int) -> bool:
+    with socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC) as probe:
+        probe.settimeout(2)
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:
+            return True
+        return True
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """A listening socket on an address. Raises ``UnreachableError``."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise UnreachableError(f"{host}:{port}: cannot listen there: {error.strerror}") from error
+    return sock

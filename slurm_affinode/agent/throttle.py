@@ -1,0 +1,51 @@
+"""What one user may ask of a socket: so many connections at a time, and so many lines in the log."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+
+
+class Seats:
+    """Connections at a time, in all and by holder (a uid, an address). For one thread."""
+
+    def __init__(self, total: int, each: int) -> None:
+        self._total = total
+        self._each = each
+        self._taken: Counter[Hashable] = Counter()
+
+    def take(self, holder: Hashable, *, reserved: bool = False) -> bool:
+        """``False``: no seat is left. ``reserved``: root's own, who is not kept out by what others hold."""
+        if not reserved and (self._taken.total() >= self._total or self._taken[holder] >= self._each):
+            return False
+        self._taken[holder] += 1
+        return True
+
+    def leave(self, holder: Hashable) -> None:
+        """Give a seat back."""
+        self._taken[holder] -= 1
+        if self._taken[holder] <= 0:
+            del self._taken[holder]
+
+
+class Seldom:
+    """Says a thing about a holder at most once in ``every_s`` seconds: a log cannot be filled from outside."""
+
+    def __init__(self, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic, most: int = 1024) -> None:
+        self._every_s = every_s
+        self._clock = clock
+        self._most = most
+        self._said: dict[Hashable, float] = {}
+
+    def now(self, holder: Hashable) -> bool:
+        """Whether it may be said now."""
+        moment = self._clock()
+        if moment - self._said.get(holder, -self._every_s) < self._every_s:
+            return False
+        if len(self._said) >= self._most:
+            self._said = {who: when for who, when in self._said.items() if moment - when < self._every_s}
+            if len(self._said) >= self._most:
+                return False
+        self._said[holder] = moment
+        return True

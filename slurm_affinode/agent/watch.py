@@ -1,0 +1,174 @@
+"""What the GPUs and the processes of a job do at a moment, as the samples that ``core.idle`` takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from slurm_affinode.agent.peers import Inspector
+from slurm_affinode.agent.registry import WatchedJob
+from slurm_affinode.core.idle import GpuActivity, IdleRule, Sample
+from slurm_affinode.gpu.interface import DriverMissing, GpuDriver, GpuError
+from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.model.gpu import Device, Reading
+
+MIB = 1 << 20
+FIRST_LOOK_S = 5.0
+"""How far back the first look at the processes of a GPU goes."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SHARES = {"engine": "engine_active", "sm": "sm_active", "tensor": "tensor_active", "dram": "dram_active"}
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What has to be remembered of a job between two samples."""
+
+    process_us: dict[str, int] = field(default_factory=dict)
+    xids: dict[str, int] = field(default_factory=dict)
+    host: tuple[float, int, int, int] | None = None
+    """Time, CPU ticks, bytes of storage, bytes of reads and writes."""
+
+
+class Watch:
+    """Samples jobs. One driver for all threads: it is locked while it is asked."""
+
+    def __init__(
+        self,
+        driver: GpuDriver,
+        inspector: Inspector,
+        *,
+        finder: JobFinder | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock``: seconds that only go forward."""
+        self._driver = driver
+        self._inspector = inspector
+        self._finder = finder or JobFinder()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._jobs: dict[int, _Memory] = {}
+
+    @contextlib.contextmanager
+    def driver(self) -> Iterator[GpuDriver]:
+        """The driver, for this thread alone while the context lasts."""
+        with self._lock:
+            yield self._driver
+
+    def devices(self) -> Sequence[Device]:
+        """The node's devices. Raises ``DriverMissing``."""
+        with self._lock:
+            return self._driver.devices()
+
+    def sample(self, job: WatchedJob, rule: IdleRule) -> Sample:
+        """What the job's GPUs and processes show now, and did since the last call. Raises nothing."""
+        memory = self._jobs.setdefault(job.job_id, _Memory())
+        with self._lock:
+            gpus = tuple(self._gpu(device, memory) for device in job.devices or ())
+        host = self._host(job.init_pid, memory) if rule.host_limits else {}
+        return Sample(self._clock(), gpus, host)
+
+    def by_processes(self, job_id: int) -> tuple[Device, ...]:
+        """The devices on which a job has processes: what is left where nobody says which GPUs it was given."""
+        found = []
+        with self._lock:
+            try:
+                for device in self._driver.devices():
+                    with contextlib.suppress(GpuError):
+                        refs = (self._finder.find(process.pid) for process in self._driver.processes(device))
+                        if any(
+                            ref is not None and ref.job_id == job_id and ref.source != "environment" for ref in refs
+                        ):
+                            found.append(device)
+            except DriverMissing:
+                return ()
+        return tuple(found)
+
+    def forget(self, job_id: int) -> None:
+        """The job is gone from this node."""
+        self._jobs.pop(job_id, None)
+
+    def close(self) -> None:
+        """Let the driver go."""
+        with self._lock:
+            self._driver.close()
+
+    def _gpu(self, device: Device, memory: _Memory) -> GpuActivity:
+        name = name_of(device)
+        try:
+            reading = self._driver.read(device)
+        except GpuError as error:
+            return GpuActivity(name, {"utilization": None}, fault=str(error))
+        signals: dict[str, float | None] = {"utilization": reading.util_pct}
+        if reading.memory_util_pct is not None:
+            signals["memory"] = reading.memory_util_pct
+        for signal, attribute in _SHARES.items():
+            share = getattr(reading, attribute)
+            if share is not None:
+                signals[signal] = 100 * share
+        signals["processes"] = self._processes(device, memory)
+        used = None if reading.fb_used_mib is None else int(reading.fb_used_mib * MIB)
+        return GpuActivity(name, signals, used, self._xid(device, reading, memory))
+
+    def _processes(self, device: Device, memory: _Memory) -> float | None:
+        """The busiest process since the last sample; 0 where none worked; ``None``: the driver cannot tell."""
+        since = memory.process_us.setdefault(_key(device), int((time.time() - FIRST_LOOK_S) * 1e6))
+        try:
+            used = self._driver.process_utilization(device, since)
+        except GpuError:
+            return None
+        if used:
+            memory.process_us[_key(device)] = max(one.time_us for one in used)
+        return max((max(one.sm_pct, one.memory_pct) for one in used), default=0.0)
+
+    @staticmethod
+    def _xid(device: Device, reading: Reading, memory: _Memory) -> str | None:
+        """An error that the driver reported while the job was watched: since then its counters may stand still."""
+        if reading.xid is None:
+            return None
+        before = memory.xids.setdefault(_key(device), reading.xid)
+        return None if reading.xid == before else f"XID {reading.xid} was reported while the job was on it"
+
+    def _host(self, init_pid: int, memory: _Memory) -> dict[str, float | None]:
+        now, cpu, disk, through = self._clock(), 0, 0, 0
+        for pid in self._inspector.tree(init_pid):
+            ticks, moved = self._inspector.cpu_ticks(pid), self._inspector.io_bytes(pid)
+            cpu += ticks or 0
+            disk += 0 if moved is None else moved[0]
+            through += 0 if moved is None else moved[1]
+        before, memory.host = memory.host, (now, cpu, disk, through)
+        if before is None or now <= before[0]:
+            return {}
+        passed = now - before[0]
+        # A process of which the parent does not know (it detached, and ended) takes its share with it.
+        return {
+            "cpu": max(0, cpu - before[1]) / _TICKS / passed * 100,
+            "disk": max(0, disk - before[2]) / passed,
+            "io": max(0, through - before[3]) / passed,
+        }
+
+
+def name_of(device: Device) -> str:
+    """``GPU 0``, ``GPU 0.7`` for a MIG instance."""
+    return f"GPU {device.index}" if device.mig is None else f"GPU {device.index}.{device.mig}"
+
+
+def _key(device: Device) -> str:
+    return device.uuid if device.mig is None else f"{device.uuid}/{device.mig}"
+
+
+def by_index(devices: Sequence[Device], indices: Sequence[int]) -> tuple[Device, ...] | None:
+    """The devices with Slurm's numbers; ``None`` where one of them is not there.
+
+    Slurm counts the files of gres.conf: the number at the end of ``/dev/nvidiaN``, the driver's minor number. Source:
+    slurm.conf(5), gres.conf(5), ``SLURM_JOB_GPUS`` in prolog_epilog.
+    """
+    known = {
+        (device.index if device.minor is None else device.minor): device for device in devices if device.mig is None
+    }
+    if any(device.mig is not None for device in devices) or any(index not in known for index in indices):
+        return None
+    return tuple(sorted((known[index] for index in indices), key=lambda device: device.index))
