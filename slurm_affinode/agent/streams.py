@@ -1,0 +1,202 @@
+"""A job's standard streams: what was in its output files when it was dumped, and how they come back.
+
+Slurm empties the output file when a requeued job starts again, unless it is opened to append. The bytes that were there
+are therefore part of the image, read through the shepherd's own descriptors and never by a path, and are put back
+before the tree runs again. The tree gets the descriptors of its new run (``criu --inherit-fd``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from slurm_affinode.checkpoint.interface import InheritFd, RestoreFailed
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.suspension import SavedOutput
+
+STREAMS = (0, 1, 2)
+_SYS_PIDFD_GETFD = 438
+_CHUNK = 1 << 20
+_TAIL_LIMIT = 64 * 1024
+_OURS = re.compile(
+    rb"(?:slurm-affinode: [^\n]*\n"
+    rb"|slurmstepd[^\n]*: error: \*\*\* (?:JOB|STEP) [^\n]* (?:DUE TO JOB REQUEUE|DUE TO PREEMPTION)[^\n]* \*\*\*\n)*"
+)
+"""What Slurm and we ourselves write to a job's output between its dump and its next start."""
+
+Save = Callable[[str, int, int], int]
+
+
+class StreamsError(AffinodeError):
+    """The job's output cannot be read."""
+
+
+def borrow(pid: int, number: int) -> int:
+    """A descriptor for the same open file description as descriptor ``number`` of a process; the caller closes it.
+
+    Raises ``StreamsError``. Needs the right to trace the process (root has it).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError as error:
+        raise StreamsError(f"process {pid}: {error.strerror}") from error
+    try:
+        found = int(libc.syscall(_SYS_PIDFD_GETFD, pidfd, number, 0))
+    finally:
+        os.close(pidfd)
+    if found < 0:
+        raise StreamsError(f"descriptor {number} of process {pid}: {os.strerror(ctypes.get_errno())}")
+    return found
+
+
+@contextlib.contextmanager
+def borrowed(pid: int, numbers: Sequence[int] = STREAMS) -> Iterator[dict[int, int | None]]:
+    """``borrow`` for several; ``None`` for one that is closed."""
+    fds: dict[int, int | None] = {}
+    try:
+        for number in numbers:
+            try:
+                fds[number] = borrow(pid, number)
+            except StreamsError:
+                fds[number] = None
+        yield fds
+    finally:
+        for fd in fds.values():
+            if fd is not None:
+                os.close(fd)
+
+
+def save(init_pid: int, write: Save, *, proc: Path = Path("/proc")) -> tuple[SavedOutput, ...]:
+    """Save the streams of the process; ``write(name, fd, size)`` takes the first ``size`` bytes of an open file.
+
+    Raises ``StreamsError`` where an output file cannot be read.
+    """
+    found: list[SavedOutput] = []
+    with borrowed(init_pid) as fds:
+        for number, fd in fds.items():
+            if fd is None:
+                continue
+            path = str((proc / str(init_pid) / "fd" / str(number)).readlink())
+            found.append(_saved(number, fd, path, found, write))
+    return tuple(found)
+
+
+def _saved(number: int, fd: int, path: str, before: list[SavedOutput], write: Save) -> SavedOutput:
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode):
+        null = stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3)
+        pipe = re.fullmatch(r"pipe:\[\d+\]", path)
+        return SavedOutput(number, "null" if null else "other", path, inherit=path if pipe else None)
+    append = bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND)
+    offset = os.lseek(fd, 0, os.SEEK_CUR)
+    common = {"size": facts.st_size, "offset": offset, "append": append, "inherit": path.lstrip("/")}
+    if number == 0:
+        return SavedOutput(number, "file", path, **common)  # type: ignore[arg-type]
+    for other in before:
+        if other.kind == "file" and other.file is not None and other.path == path:
+            return SavedOutput(number, "file", path, same_as=other.fd, **common)  # type: ignore[arg-type]
+    name = f"out.{number}"
+    try:
+        reading = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StreamsError(f"the job's output {path} cannot be read: {error.strerror}") from error
+    try:
+        size = write(name, reading, facts.st_size)
+    finally:
+        os.close(reading)
+    return SavedOutput(number, "file", path, file=name, **{**common, "size": size})  # type: ignore[arg-type]
+
+
+def put_back(outputs: Sequence[SavedOutput], fds: dict[int, int | None], image_fd: int) -> None:
+    """Give the output files of the new run the bytes that they had. Raises ``RestoreFailed``.
+
+    What the file holds beyond them stays behind them, but what Slurm and we wrote there ourselves.
+    """
+    for one in outputs:
+        fd = fds.get(one.fd)
+        if one.kind != "file" or fd is None or not stat.S_ISREG(os.fstat(fd).st_mode):
+            continue
+        if one.fd == 0:
+            os.lseek(fd, min(one.offset, os.fstat(fd).st_size), os.SEEK_SET)
+            continue
+        if one.file is None:
+            continue
+        try:
+            source = os.open(one.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=image_fd)
+            try:
+                _put_back(source, fd, one.size)
+            finally:
+                os.close(source)
+        except OSError as error:
+            raise RestoreFailed(f"the job's output {one.path} cannot be put back: {error.strerror}") from error
+    for one in outputs:
+        fd = fds.get(one.fd)
+        if one.kind == "file" and one.fd != 0 and fd is not None and stat.S_ISREG(os.fstat(fd).st_mode):
+            os.lseek(fd, 0, os.SEEK_END)
+
+
+def _put_back(source: int, fd: int, size: int) -> None:
+    """``fd`` is the run's own descriptor, write-only: reading and writing go through one of our own."""
+    file = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        now = os.fstat(file).st_size
+        if now >= size and _same(source, file, size):
+            tail = os.pread(file, _TAIL_LIMIT, size) if now - size <= _TAIL_LIMIT else b""
+            if tail and _OURS.fullmatch(tail):
+                os.ftruncate(file, size)
+            return
+        rest = os.pread(file, _TAIL_LIMIT, 0)
+        if _OURS.fullmatch(rest):
+            rest = b""
+        os.ftruncate(file, 0)
+        at = 0
+        while at < size:
+            data = os.pread(source, min(_CHUNK, size - at), at)
+            if not data:
+                raise OSError(0, "the saved output is shorter than it says")
+            at += _write(file, data, at)
+        _write(file, rest, at)
+    finally:
+        os.close(file)
+
+
+def _write(fd: int, data: bytes, at: int) -> int:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], at + done)
+    return done
+
+
+def _same(one: int, other: int, size: int) -> bool:
+    at = 0
+    while at < size:
+        length = min(_CHUNK, size - at)
+        if os.pread(one, length, at) != os.pread(other, length, at):
+            return False
+        at += length
+    return True
+
+
+def inherited(outputs: Sequence[SavedOutput], fds: dict[int, int | None]) -> list[InheritFd]:
+    """The descriptors of the new run that take the places of the old ones."""
+    found: dict[str, InheritFd] = {}
+    for one in outputs:
+        fd = fds.get(one.fd)
+        if one.inherit is not None and fd is not None and one.inherit not in found:
+            found[one.inherit] = InheritFd(fd, one.inherit)
+    return list(found.values())
+
+
+def say(fds: dict[int, int | None], text: str) -> None:
+    """One line to the run's standard error, or output where that is closed. A full disk is none of our business."""
+    fd = fds.get(2) if fds.get(2) is not None else fds.get(1)
+    if fd is not None:
+        with contextlib.suppress(OSError):
+            os.write(fd, f"slurm-affinode: {text}\n".encode())

@@ -1,0 +1,91 @@
+"""The job's output files: saved with the image, put back byte for byte, whatever the mode they are opened in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from slurm_affinode.agent import streams
+from slurm_affinode.model.suspension import SavedOutput
+
+REQUEUE = b"slurmstepd-c1: error: *** JOB 12 ON c1 CANCELLED AT 2026-11-20T10:00:00 DUE TO JOB REQUEUE ***\n"
+
+
+@pytest.fixture
+def shepherd(tmp_path):
+    """A process with a file for both of its outputs, as Slurm gives to a batch script."""
+    with (tmp_path / "out").open("ab") as file:
+        process = subprocess.Popen(("sleep", "100"), stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def store(directory):
+    def write(name, fd, size):
+        data = os.pread(fd, size, 0)
+        (directory / name).write_bytes(data)
+        return len(data)
+
+    return write
+
+
+def test_output_is_saved_once_where_both_streams_are_one_file(shepherd, tmp_path):
+    (tmp_path / "out").write_bytes(b"one\ntwo\n")
+    (tmp_path / "image").mkdir()
+    null, out, err = streams.save(shepherd, store(tmp_path / "image"))
+    assert (null.kind, null.inherit) == ("null", None)
+    assert (out.kind, out.file, out.size, out.append) == ("file", "out.1", 8, True)
+    assert (err.file, err.same_as) == (None, 1)
+    assert out.inherit == str(tmp_path / "out").lstrip("/")
+    assert (tmp_path / "image" / "out.1").read_bytes() == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize(
+    ("now", "then"),
+    [
+        (b"", b"one\ntwo\n"),
+        (b"one\ntwo\n", b"one\ntwo\n"),
+        (b"one\ntwo\n" + REQUEUE, b"one\ntwo\n"),
+        (b"one\ntwo\nslurm-affinode: suspended after 15m idle on c1\n" + REQUEUE, b"one\ntwo\n"),
+        (b"one\ntwo\nsomebody else\n", b"one\ntwo\nsomebody else\n"),
+        (b"task prolog\n", b"one\ntwo\ntask prolog\n"),
+        (b"slurm-affinode: waiting\n", b"one\ntwo\n"),
+    ],
+)
+def test_output_comes_back_as_it_was(tmp_path, now, then):
+    """Truncated, kept, with Slurm's own line or with somebody else's behind it."""
+    (tmp_path / "out.1").write_bytes(b"one\ntwo\n")
+    (tmp_path / "now").write_bytes(now)
+    saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
+    fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
+    image = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        streams.put_back((saved,), {1: fd}, image)
+        os.write(fd, b"three\n")
+    finally:
+        os.close(fd)
+        os.close(image)
+    assert (tmp_path / "now").read_bytes() == then + b"three\n"
+
+
+def test_output_that_went_to_a_file_may_go_nowhere_now(tmp_path):
+    """``/dev/null`` in place of the file: nothing to put back."""
+    saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
+    fd = os.open("/dev/null", os.O_WRONLY)
+    try:
+        streams.put_back((saved,), {1: fd}, -1)
+        assert [(one.fd, one.key) for one in streams.inherited((saved,), {1: fd})] == [(fd, "home/a/out")]
+    finally:
+        os.close(fd)
+
+
+def test_a_process_that_is_gone_has_no_streams():
+    process = subprocess.Popen(("true",))
+    process.wait()
+    with pytest.raises(streams.StreamsError):
+        streams.borrow(process.pid, 1)
+    with streams.borrowed(process.pid) as fds:
+        assert set(fds.values()) == {None}
