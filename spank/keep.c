@@ -1,0 +1,295 @@
+/* The keeper: waits for the shepherd, tells it of signals that Slurm sent to the task, ends as the script ended. */
+#include "channel.h"
+#include "keeper.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <syslog.h>
+#include <unistd.h>
+
+#define TOLD_AFTER_NS 50000000 /* by then the witness has said whether it got the signal too */
+#define MOST_PENDING 32
+
+struct pending {
+    int number;
+    bool group;
+    int64_t at_ns;
+};
+
+struct keeper {
+    const struct keeper_job *job;
+    int channel;
+    int signals;
+    int witness_fd;
+    pid_t child;
+    pid_t witness;
+    pid_t scontrol;
+    int status; /* of the script, as the shepherd has told; -1: not yet */
+    struct pending pending[MOST_PENDING];
+    int count;
+};
+
+extern char **environ;
+
+void mirror(int wait_status)
+{
+    struct rlimit none = {0, 0};
+    sigset_t one;
+    int number;
+
+    if (!WIFSIGNALED(wait_status))
+        _exit(WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 1);
+    number = WTERMSIG(wait_status);
+    setrlimit(RLIMIT_CORE, &none);
+    prctl(PR_SET_DUMPABLE, 0); /* a core pattern that is a pipe does not ask for the limit */
+    signal(number, SIG_DFL);
+    sigemptyset(&one);
+    sigaddset(&one, number);
+    kill(getpid(), number);
+    sigprocmask(SIG_UNBLOCK, &one, NULL);
+    _exit(128 + number);
+}
+
+/* A process in the task's process group that only reports: a signal that it gets too was meant for the group. */
+static void be_witness(int report)
+{
+    sigset_t all;
+    siginfo_t info;
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    sigfillset(&all);
+    for (;;) {
+        unsigned char number;
+        int got = sigwaitinfo(&all, &info);
+
+        if (got <= 0)
+            continue;
+        number = (unsigned char)got;
+        if (write(report, &number, 1) != 1)
+            _exit(0); /* the keeper is gone */
+    }
+}
+
+static void start_witness(struct keeper *keeper)
+{
+    int ends[2];
+
+    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
+        return;
+    keeper->witness = fork();
+    if (keeper->witness == 0) {
+        close(keeper->channel);
+        close(keeper->signals);
+        close(ends[0]);
+        be_witness(ends[1]);
+    }
+    close(ends[1]);
+    keeper->witness_fd = ends[0];
+}
+
+/* Slurm's descriptors (the job's input and output among them) are not the keeper's business. */
+static int close_others(int channel)
+{
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    int kept = channel;
+
+    if (null >= 0) {
+        dup2(null, 0);
+        dup2(null, 1);
+        dup2(null, 2);
+    }
+    if (channel != 3) {
+        kept = dup3(channel, 3, O_CLOEXEC);
+        if (kept < 0)
+            return channel;
+    }
+    close_range(4, ~0U, 0);
+    return kept;
+}
+
+static struct pending *find_pending(struct keeper *keeper, int number)
+{
+    for (int i = 0; i < keeper->count; i++)
+        if (keeper->pending[i].number == number)
+            return &keeper->pending[i];
+    return NULL;
+}
+
+static void note_signal(struct keeper *keeper, int number, bool group)
+{
+    struct pending *found = find_pending(keeper, number);
+
+    if (found == NULL) {
+        if (keeper->count == MOST_PENDING)
+            return;
+        found = &keeper->pending[keeper->count++];
+        *found = (struct pending){.number = number, .at_ns = now_ns()};
+    }
+    found->group |= group;
+}
+
+static void tell_signals(struct keeper *keeper)
+{
+    while (keeper->count > 0 && now_ns() - keeper->pending[0].at_ns >= TOLD_AFTER_NS) {
+        struct packet packet = {.kind = PACKET_SIGNAL,
+                                .number = keeper->pending[0].number,
+                                .group = keeper->pending[0].group,
+                                .at_ns = keeper->pending[0].at_ns};
+
+        if (keeper->channel < 0 || !channel_send(keeper->channel, &packet))
+            kill(keeper->child, packet.number);
+        keeper->count--;
+        memmove(keeper->pending, keeper->pending + 1, (size_t)keeper->count * sizeof(struct pending));
+    }
+}
+
+/* The job could not be restored because nobody here knows how: it goes back to the queue instead of beginning anew. */
+static void start_hold(struct keeper *keeper)
+{
+    static const char *const places[] = {"/usr/bin/scontrol", "/usr/local/bin/scontrol", "/opt/slurm/bin/scontrol"};
+    char id[16];
+    sigset_t none;
+
+    if (keeper->scontrol > 0)
+        return;
+    keeper->scontrol = fork();
+    if (keeper->scontrol != 0)
+        return;
+    snprintf(id, sizeof(id), "%u", keeper->job->job_id);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    for (size_t i = 0; i <= sizeof(places) / sizeof(*places); i++) {
+        const char *path = i == 0 ? keeper->job->scontrol : places[i - 1];
+        char *arguments[] = {(char *)path, "requeuehold", id, NULL};
+
+        if (path != NULL)
+            execve(path, arguments, environ);
+    }
+    _exit(127);
+}
+
+static void held(struct keeper *keeper, int status)
+{
+    struct packet packet = {.kind = PACKET_HELD, .number = status != 0};
+
+    keeper->scontrol = 0;
+    if (status != 0)
+        syslog(LOG_DAEMON | LOG_ERR, "slurm-affinode: job %u has an image and no agent, and scontrol requeuehold failed (%d)",
+               keeper->job->job_id, status);
+    if (keeper->channel >= 0)
+        channel_send(keeper->channel, &packet);
+}
+
+static void take_packets(struct keeper *keeper)
+{
+    struct packet packet;
+
+    while (keeper->channel >= 0 && channel_receive(keeper->channel, &packet, 0) > 0) {
+        if (packet.kind == PACKET_STATUS)
+            keeper->status = packet.number & 0xffff;
+        else if (packet.kind == PACKET_HOLD)
+            start_hold(keeper);
+    }
+}
+
+static void finish(struct keeper *keeper, int status)
+{
+    take_packets(keeper);
+    if (keeper->witness > 0) {
+        kill(keeper->witness, SIGKILL);
+        waitpid(keeper->witness, NULL, 0);
+    }
+    /* PID 1 cannot end by a signal of its own: it tells instead. One that was killed from outside tells nothing. */
+    mirror(keeper->status >= 0 ? keeper->status : status);
+}
+
+static void reap(struct keeper *keeper)
+{
+    int status;
+    pid_t pid;
+
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        if (pid == keeper->child)
+            finish(keeper, status);
+        if (pid == keeper->scontrol)
+            held(keeper, status);
+        if (pid == keeper->witness)
+            keeper->witness = 0;
+    }
+}
+
+static void take_signals(struct keeper *keeper)
+{
+    struct signalfd_siginfo info;
+
+    while (read(keeper->signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
+        if (info.ssi_signo != SIGCHLD || info.ssi_code == SI_USER)
+            note_signal(keeper, (int)info.ssi_signo, false);
+    }
+    reap(keeper);
+}
+
+static void take_reports(struct keeper *keeper)
+{
+    unsigned char number;
+    ssize_t got;
+
+    while ((got = read(keeper->witness_fd, &number, 1)) == 1)
+        note_signal(keeper, number, true);
+    if (got == 0) {
+        close(keeper->witness_fd);
+        keeper->witness_fd = -1;
+    }
+}
+
+static int next_timeout_ms(const struct keeper *keeper)
+{
+    int64_t left;
+
+    if (keeper->count == 0)
+        return -1;
+    left = keeper->pending[0].at_ns + TOLD_AFTER_NS - now_ns();
+    return left <= 0 ? 0 : (int)(left / 1000000) + 1;
+}
+
+void keep(const struct keeper_job *job, pid_t child, int channel)
+{
+    struct keeper keeper = {.job = job, .child = child, .status = -1, .witness_fd = -1};
+    sigset_t all;
+
+    keeper.channel = close_others(channel);
+    if (chdir("/") != 0)
+        syslog(LOG_DAEMON | LOG_ERR, "slurm-affinode: chdir: %m");
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, NULL);
+    keeper.signals = signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK);
+    start_witness(&keeper);
+    for (;;) {
+        struct pollfd looks[3] = {{.fd = keeper.signals, .events = POLLIN},
+                                  {.fd = keeper.witness_fd, .events = POLLIN},
+                                  {.fd = keeper.channel, .events = POLLIN}};
+
+        reap(&keeper);
+        if (poll(looks, 3, next_timeout_ms(&keeper)) > 0) {
+            if (looks[1].revents != 0)
+                take_reports(&keeper);
+            if (looks[0].revents != 0)
+                take_signals(&keeper);
+            if (looks[2].revents & POLLIN)
+                take_packets(&keeper);
+            else if (looks[2].revents != 0) {
+                close(keeper.channel); /* it ends, or has become the script */
+                keeper.channel = -1;
+            }
+        }
+        tell_signals(&keeper);
+    }
+}

@@ -1,0 +1,47 @@
+/* The two processes that stand between slurmstepd and a job's script, on the side of root.
+ *
+ *   slurmstepd ── task (the keeper, root) ── shepherd (PID 1 of a PID namespace, the user) ── script
+ *
+ * The task that Slurm forked stays what Slurm knows: it is waited for, signalled, put into cgroups. It makes the namespace,
+ * hands on what is done to it, and ends exactly as the script ended.
+ */
+#ifndef AFFINODE_KEEPER_H
+#define AFFINODE_KEEPER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct keeper_job {
+    uint32_t job_id;
+    uid_t uid;
+    gid_t gid;
+    const gid_t *groups;
+    int group_count;
+    const char *shepherd;
+    const char *scontrol; /* NULL: looked for */
+    int stepd_fd;         /* to slurmstepd; is closed */
+};
+
+/* To be called in the task, as root. Returns
+ * - in a child that is PID 1 of a new namespace: true, with *CHANNEL open to the keeper (close-on-exec);
+ * - in the task itself only where the namespace could not be made: false, with the reason in ERROR. The task is then as
+ *   it was.
+ * Where all went well the task does not return: it keeps, then ends. */
+bool keeper_divide(const struct keeper_job *job, int *channel, char *error, size_t size);
+
+/* Ends this process as a process with this wait status has ended, without a core file. */
+void mirror(int wait_status) __attribute__((noreturn));
+
+/* The rest of the task's life: CHILD is the shepherd. */
+void keep(const struct keeper_job *job, pid_t child, int channel) __attribute__((noreturn));
+
+/* In slurmstepd, when the task has its cgroups and CPUs: waits until the shepherd has them too. False: the task went on
+ * without a shepherd. */
+bool keeper_place(int fd);
+
+/* Gives CHILD the cgroups and CPUs of this process. */
+bool place_beside(pid_t child, char *error, size_t size);
+
+#endif

@@ -1,0 +1,257 @@
+/* The SPANK plugin: registers --gpu-suspend-idle, refuses what is wrong at submission, and on the node puts the batch script
+ * of a job that asked for it under a shepherd. A fault of its own is logged, and the job starts as if it had not asked. */
+#include "channel.h"
+#include "keeper.h"
+#include "option.h"
+#include "settings.h"
+#include "shepherd.h"
+#include "submission.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <slurm/slurm.h>
+
+/* Everything else is hidden (-fvisibility=hidden, plugin.map). */
+#pragma GCC visibility push(default)
+#include <slurm/spank.h>
+SPANK_PLUGIN(slurm_affinode, 1)
+#pragma GCC visibility pop
+
+#define NUMBER_BYTES 12
+
+static struct settings settings;
+static struct suspend_option option;
+static bool is_on;
+static int stepd_fds[2] = {-1, -1}; /* slurmstepd's end, the task's end */
+static int shepherd_channel = -1;   /* in the shepherd-to-be */
+static bool has_image;
+
+static int take_option(int value, const char *text, int remote);
+
+static struct spank_option the_option = {
+    .name = OPTION_NAME,
+    .arginfo = "WINDOW[,key=value...]",
+    .usage = "checkpoint the job when its GPUs have been idle for WINDOW, give them back, and let it go on later, on any node, "
+             "with the same job id. WINDOW is 90s, 15m, 2h, or a time in Slurm's forms; without =WINDOW the site's default "
+             "holds (15m unless set). Keys: util=PCT: idle is GPU utilization up to PCT (0). mode=requeue|inplace: give the "
+             "GPUs back (default), or move GPU memory to host memory and keep them. wake=auto|hold|TIME: when it goes "
+             "on. when=pressure|always: only where a pending job could use the GPUs (default), or at once. "
+             "signal=NAME@SECONDS: tell the job first. Example: --gpu-suspend-idle=15m,util=5,signal=USR1@60. For batch "
+             "jobs; slurm-affinode status JOBID shows the rest.",
+    .has_arg = 2,
+    .val = 0,
+    .cb = take_option,
+};
+
+static void complain(const char *line)
+{
+    slurm_error("slurm-affinode: %s", line);
+}
+
+static int take_option(int value, const char *text, int remote)
+{
+    char error[OPTION_ERROR_BYTES];
+
+    (void)value;
+    if (text != NULL && strcmp(text, "(null)") == 0) /* how Slurm hands on an option without a value */
+        text = NULL;
+    is_on = option_parse(text, &settings.defaults, &option, error, sizeof(error)) &&
+            option_check(&option, &settings.limits, error, sizeof(error));
+    if (is_on)
+        return ESPANK_SUCCESS;
+    slurm_error("--" OPTION_NAME ": %s", error);
+    return remote ? ESPANK_SUCCESS : ESPANK_BAD_ARG; /* on the node it is too late to refuse */
+}
+
+int slurm_spank_init(spank_t spank, int argc, char **argv)
+{
+    settings_read(&settings, argc, argv, complain);
+    if (spank_option_register(spank, &the_option) != ESPANK_SUCCESS)
+        complain("the option --" OPTION_NAME " could not be registered");
+    return ESPANK_SUCCESS;
+}
+
+/* sbatch, salloc, srun: what can be known of the job before it is submitted. */
+static int check_submission(void)
+{
+    char allowed[512];
+    char refused[80];
+
+    if (!submission_is_batch()) {
+        slurm_info("--" OPTION_NAME " has no effect here: only batch jobs (sbatch) can be suspended");
+        return ESPANK_SUCCESS;
+    }
+    if (submission_partition_allowed(&settings, refused, sizeof(refused)))
+        return ESPANK_SUCCESS;
+    settings_list_partitions(&settings, allowed, sizeof(allowed));
+    slurm_error("--" OPTION_NAME ": partition '%s': this site allows %s", refused, allowed);
+    return ESPANK_BAD_ARG;
+}
+
+static bool is_batch_step(spank_t spank)
+{
+    uint32_t step = 0;
+
+    return spank_get_item(spank, S_JOB_STEPID, &step) == ESPANK_SUCCESS && step == SLURM_BATCH_SCRIPT;
+}
+
+/* Why the option has no effect for this job on this node; NULL: it has. */
+static const char *why_off(spank_t spank, char *text, size_t size)
+{
+    char value[256];
+    char allowed[512];
+
+    if (spank_getenv(spank, "SLURM_CONTAINER", value, sizeof(value)) == ESPANK_SUCCESS)
+        return "the job runs in an OCI container";
+    if (settings.partition_count > 0 &&
+        spank_getenv(spank, "SLURM_JOB_PARTITION", value, sizeof(value)) == ESPANK_SUCCESS &&
+        !settings_allow_partition(&settings, value)) {
+        settings_list_partitions(&settings, allowed, sizeof(allowed));
+        snprintf(text, size, "partition '%s': this site allows %s", value, allowed);
+        return text;
+    }
+    return NULL;
+}
+
+int slurm_spank_init_post_opt(spank_t spank, int argc, char **argv)
+{
+    char text[OPTION_ERROR_BYTES];
+    const char *why;
+
+    (void)argc;
+    (void)argv;
+    if (!is_on)
+        return ESPANK_SUCCESS;
+    if (!spank_remote(spank))
+        return check_submission();
+    if (!is_batch_step(spank)) {
+        is_on = false;
+        return ESPANK_SUCCESS;
+    }
+    why = why_off(spank, text, sizeof(text));
+    if (why == NULL && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, stepd_fds) != 0)
+        why = "no socket could be made";
+    if (why != NULL) {
+        is_on = false;
+        slurm_error("--" OPTION_NAME " has no effect: %s", why);
+    }
+    return ESPANK_SUCCESS;
+}
+
+/* Whether a store that this node sees has an image of the job. What it is worth, the agent knows. */
+static bool find_image(spank_t spank, uint32_t job_id, uint32_t restarts)
+{
+    char cluster[65];
+    char path[4096];
+
+    if (restarts == 0 || spank_getenv(spank, "SLURM_CLUSTER_NAME", cluster, sizeof(cluster)) != ESPANK_SUCCESS ||
+        strchr(cluster, '/') != NULL)
+        return false;
+    for (int i = 0; i < settings.store_count; i++) {
+        snprintf(path, sizeof(path), "%s/%s.%u", settings.stores[i], cluster, job_id);
+        if (access(path, F_OK) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool read_job(spank_t spank, struct keeper_job *job)
+{
+    gid_t *groups = NULL;
+
+    if (spank_get_item(spank, S_JOB_ID, &job->job_id) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_UID, &job->uid) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_GID, &job->gid) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_SUPPLEMENTARY_GIDS, &groups, &job->group_count) != ESPANK_SUCCESS)
+        return false;
+    job->groups = groups;
+    return true;
+}
+
+int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
+{
+    struct keeper_job job = {.shepherd = settings.shepherd, .scontrol = settings.scontrol, .stepd_fd = stepd_fds[1]};
+    char error[OPTION_ERROR_BYTES] = "the job could not be read";
+    uint32_t restarts = 0;
+
+    (void)argc;
+    (void)argv;
+    if (!is_on)
+        return ESPANK_SUCCESS;
+    close(stepd_fds[0]);
+    stepd_fds[0] = -1;
+    spank_get_item(spank, S_SLURM_RESTART_COUNT, &restarts);
+    if (read_job(spank, &job)) {
+        has_image = find_image(spank, job.job_id, restarts);
+        if (keeper_divide(&job, &shepherd_channel, error, sizeof(error)))
+            return ESPANK_SUCCESS;
+    } else {
+        close(stepd_fds[1]);
+    }
+    is_on = false;
+    slurm_error("--" OPTION_NAME " has no effect, the job starts without it: %s", error);
+    return ESPANK_SUCCESS;
+}
+
+int slurm_spank_task_post_fork(spank_t spank, int argc, char **argv)
+{
+    (void)spank;
+    (void)argc;
+    (void)argv;
+    if (!is_on || stepd_fds[0] < 0)
+        return ESPANK_SUCCESS;
+    /* Otherwise the task would be among the holders of its own end. */
+    close(stepd_fds[1]);
+    stepd_fds[1] = -1;
+    keeper_place(stepd_fds[0]); /* where it fails the task has said why */
+    close(stepd_fds[0]);
+    stepd_fds[0] = -1;
+    return ESPANK_SUCCESS;
+}
+
+static int prepend_shepherd(spank_t spank)
+{
+    char numbers[5][NUMBER_BYTES];
+    char text[OPTION_TEXT_BYTES];
+    const char *arguments[SHEPHERD_ARGUMENTS] = {settings.shepherd, numbers[0],      numbers[1], numbers[2], numbers[3],
+                                                 numbers[4],        settings.socket, text,       "--"};
+    uint32_t job_id = 0;
+    uint32_t restarts = 0;
+
+    spank_get_item(spank, S_JOB_ID, &job_id);
+    spank_get_item(spank, S_SLURM_RESTART_COUNT, &restarts);
+    snprintf(numbers[0], NUMBER_BYTES, "%d", shepherd_channel);
+    snprintf(numbers[1], NUMBER_BYTES, "%u", job_id);
+    snprintf(numbers[2], NUMBER_BYTES, "%u", restarts);
+    snprintf(numbers[3], NUMBER_BYTES, "%d", has_image ? 1 : 0);
+    snprintf(numbers[4], NUMBER_BYTES, "%u", settings.agent_wait_s);
+    option_format(&option, text, sizeof(text));
+    return (int)spank_prepend_task_argv(spank, SHEPHERD_ARGUMENTS, arguments);
+}
+
+/* In the shepherd-to-be, which has become the user by now. */
+int slurm_spank_task_init(spank_t spank, int argc, char **argv)
+{
+    struct packet packet;
+
+    (void)argc;
+    (void)argv;
+    if (!is_on || shepherd_channel < 0)
+        return ESPANK_SUCCESS;
+    if (channel_receive(shepherd_channel, &packet, -1) <= 0 || packet.kind != PACKET_GO)
+        _exit(1); /* the task is gone, or has gone on without this process */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* becoming the user has cleared it */
+    if (prepend_shepherd(spank) != ESPANK_SUCCESS) {
+        slurm_error("--" OPTION_NAME " has no effect: the shepherd cannot be started");
+        return ESPANK_SUCCESS;
+    }
+    fcntl(shepherd_channel, F_SETFD, 0);
+    return ESPANK_SUCCESS;
+}

@@ -1,0 +1,312 @@
+/* slurm-affinode-shepherd: PID 1 of a job's PID namespace.
+ *
+ * Starts the batch script, or leaves its place to the image that the agent restores; reaps; passes signals on; tells the
+ * keeper how the script ended. It has no privileges, and touches neither the job's input nor its output: the script has
+ * Slurm's own descriptors.
+ */
+#include "channel.h"
+#include "link.h"
+#include "relay.h"
+#include "script.h"
+#include "shepherd.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SECOND_NS 1000000000LL
+#define ANSWER_NS (2 * SECOND_NS)      /* to an agent that takes the connection and says nothing */
+#define HOLD_AGAIN_NS (30 * SECOND_NS) /* scontrol failed: slurmctld may be away */
+#define HELD_NS (120 * SECOND_NS)      /* Slurm ends a job that was put on hold long before */
+#define REAPED 64
+
+enum phase { WAITING, RUNNING, HELD };
+
+struct shepherd {
+    struct shepherd_options options;
+    struct link link;
+    struct relay relay;
+    sigset_t mask;
+    int signals;
+    enum phase phase;
+    pid_t root;
+    int64_t answer_ns; /* WAITING without an image: until then the agent may answer */
+    int64_t hold_ns;   /* WAITING for an image: then the job is put on hold. HELD: then this ends. */
+    struct {
+        pid_t pid;
+        int status;
+    } reaped[REAPED]; /* while it waits: a restored root may end before the agent says which it is */
+    unsigned reaped_count;
+};
+
+static void say(const char *text)
+{
+    struct pollfd look = {.fd = STDERR_FILENO, .events = POLLOUT};
+    char line[MESSAGE_TEXT_BYTES + 32];
+
+    snprintf(line, sizeof(line), "slurm-affinode: %s\n", text);
+    /* A pipe that nobody reads must not stop PID 1. */
+    if (poll(&look, 1, 0) > 0 && write(STDERR_FILENO, line, strlen(line)) < 0)
+        return;
+}
+
+static void finish(struct shepherd *shepherd, int status)
+{
+    struct packet packet = {.kind = PACKET_STATUS, .number = status};
+    char text[MESSAGE_BYTES];
+
+    if (shepherd->phase == RUNNING)
+        link_send(&shepherd->link, text, message_exit(status, text), now_ns());
+    channel_send(shepherd->options.keeper_fd, &packet);
+    _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1); /* and with PID 1 goes what is left of the job */
+}
+
+static struct hello hello_of(const struct shepherd *shepherd)
+{
+    return (struct hello){.job = shepherd->options.job,
+                          .restarts = shepherd->options.restarts,
+                          .image = shepherd->options.image,
+                          .root = shepherd->root,
+                          .option = shepherd->options.option};
+}
+
+static void start(struct shepherd *shepherd, bool restore_failed)
+{
+    char text[MESSAGE_BYTES];
+
+    shepherd->root = script_start(shepherd->options.script, &shepherd->mask, restore_failed);
+    if (shepherd->root < 0) {
+        /* The user may have no process left: without a shepherd one was enough. */
+        sigprocmask(SIG_SETMASK, &shepherd->mask, NULL);
+        script_execute(shepherd->options.script, restore_failed);
+    }
+    shepherd->phase = RUNNING;
+    if (shepherd->link.fd >= 0)
+        link_send(&shepherd->link, text, message_started(shepherd->root, text), now_ns());
+}
+
+static void restored(struct shepherd *shepherd, pid_t root)
+{
+    shepherd->root = root;
+    shepherd->phase = RUNNING;
+    for (unsigned i = 0; i < shepherd->reaped_count && i < REAPED; i++)
+        if (shepherd->reaped[i].pid == root)
+            finish(shepherd, shepherd->reaped[i].status);
+}
+
+static void hold(struct shepherd *shepherd, const char *why)
+{
+    char line[MESSAGE_TEXT_BYTES];
+
+    snprintf(line, sizeof(line), "the job was not started: %.*s", (int)sizeof(line) - 64, why);
+    say(line);
+    shepherd->phase = HELD;
+    shepherd->hold_ns = now_ns() + HELD_NS;
+}
+
+static void take_message(struct shepherd *shepherd, const struct message *message)
+{
+    bool waiting = shepherd->phase == WAITING;
+
+    switch (message->verb) {
+    case VERB_START:
+        if (waiting)
+            start(shepherd, message->restore_failed);
+        break;
+    case VERB_RESTORED:
+        if (waiting)
+            restored(shepherd, message->pid);
+        break;
+    case VERB_WAIT:
+        shepherd->answer_ns = now_ns() + ANSWER_NS;
+        if (shepherd->options.image)
+            shepherd->hold_ns = now_ns() + (int64_t)shepherd->options.agent_wait_s * SECOND_NS;
+        break;
+    case VERB_HOLD:
+        if (waiting)
+            hold(shepherd, message->text[0] == '\0' ? "the agent put it on hold" : message->text);
+        break;
+    case VERB_SAY:
+        say(message->text);
+        break;
+    case VERB_SIGNAL:
+        if (shepherd->phase == RUNNING)
+            kill(-shepherd->root, message->number);
+        break;
+    case VERB_UNKNOWN:
+        break;
+    }
+}
+
+static void take_link(struct shepherd *shepherd)
+{
+    struct message message;
+    enum link_news news;
+
+    while ((news = link_read(&shepherd->link, &message, now_ns())) == LINK_MESSAGE)
+        take_message(shepherd, &message);
+    if (news == LINK_LOST && shepherd->phase == WAITING && !shepherd->options.image)
+        start(shepherd, false);
+}
+
+/* Tries the agent when it is time; without one a job that has no image starts at once. */
+static void tend_link(struct shepherd *shepherd)
+{
+    struct hello hello = hello_of(shepherd);
+
+    if (shepherd->phase == HELD)
+        return;
+    if (!link_try(&shepherd->link, &hello, now_ns()) && shepherd->phase == WAITING && !shepherd->options.image)
+        start(shepherd, false);
+}
+
+static void tend_waiting(struct shepherd *shepherd)
+{
+    struct packet packet = {.kind = PACKET_HOLD};
+    int64_t now = now_ns();
+
+    if (shepherd->phase == HELD && now >= shepherd->hold_ns)
+        finish(shepherd, 1 << 8);
+    if (shepherd->phase != WAITING)
+        return;
+    if (shepherd->options.image && now >= shepherd->hold_ns) {
+        channel_send(shepherd->options.keeper_fd, &packet);
+        shepherd->hold_ns = now + HOLD_AGAIN_NS;
+    }
+    if (!shepherd->options.image && now >= shepherd->answer_ns) {
+        /* The agent learns from the next hello that the script runs; an answer that is still on its way is not read. */
+        link_close(&shepherd->link, now);
+        start(shepherd, false);
+    }
+}
+
+static void take_packets(struct shepherd *shepherd)
+{
+    struct packet packet;
+    int got;
+
+    while ((got = channel_receive(shepherd->options.keeper_fd, &packet, 0)) > 0) {
+        if (packet.kind == PACKET_SIGNAL)
+            relay_told(&shepherd->relay, packet.number, packet.group != 0, packet.at_ns);
+        if (packet.kind == PACKET_HELD && packet.number == 0 && shepherd->phase == WAITING)
+            hold(shepherd, "it has an image and this node's agent does not answer; it is held: release it with scontrol "
+                           "release");
+    }
+    if (got < 0)
+        _exit(1); /* Slurm's task is gone */
+}
+
+static void reap(struct shepherd *shepherd)
+{
+    int status;
+    pid_t pid;
+
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        if (pid == shepherd->root)
+            finish(shepherd, status);
+        if (shepherd->phase == WAITING) {
+            shepherd->reaped[shepherd->reaped_count % REAPED].pid = pid;
+            shepherd->reaped[shepherd->reaped_count % REAPED].status = status;
+            shepherd->reaped_count++;
+        }
+    }
+}
+
+static bool ends_a_wait(int number)
+{
+    return number == SIGTERM || number == SIGINT || number == SIGHUP || number == SIGQUIT;
+}
+
+static void take_signals(struct shepherd *shepherd)
+{
+    struct signalfd_siginfo info;
+    int number;
+    bool group;
+
+    while (read(shepherd->signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
+        /* The namespace's own processes have numbers; PID 1 ignores what they send, as PID 1 does. */
+        if (info.ssi_code == SI_USER && info.ssi_pid == 0) {
+            relay_direct(&shepherd->relay, (int)info.ssi_signo, now_ns());
+            if (shepherd->phase != RUNNING && ends_a_wait((int)info.ssi_signo))
+                finish(shepherd, (int)info.ssi_signo);
+        }
+    }
+    reap(shepherd);
+    while (relay_next(&shepherd->relay, now_ns(), &number, &group)) {
+        if (shepherd->phase == RUNNING)
+            kill(group ? -shepherd->root : shepherd->root, number);
+        else if (ends_a_wait(number))
+            finish(shepherd, number);
+    }
+}
+
+static void sooner(int64_t *due, int64_t when)
+{
+    if (when != 0 && (*due == 0 || when < *due))
+        *due = when;
+}
+
+static int next_timeout_ms(const struct shepherd *shepherd)
+{
+    int64_t due = relay_due_ns(&shepherd->relay);
+    int64_t left;
+
+    if (shepherd->phase != RUNNING)
+        sooner(&due, shepherd->options.image || shepherd->phase == HELD ? shepherd->hold_ns : shepherd->answer_ns);
+    if (shepherd->link.fd < 0 && shepherd->phase != HELD)
+        sooner(&due, shepherd->link.retry_ns);
+    if (due == 0)
+        return -1;
+    left = due - now_ns();
+    return left <= 0 ? 0 : (int)(left / 1000000) + 1;
+}
+
+static void run(struct shepherd *shepherd)
+{
+    for (;;) {
+        struct pollfd looks[3] = {{.fd = shepherd->signals, .events = POLLIN},
+                                  {.fd = shepherd->options.keeper_fd, .events = POLLIN},
+                                  {.fd = shepherd->link.fd, .events = POLLIN}};
+
+        if (poll(looks, 3, next_timeout_ms(shepherd)) > 0) {
+            if (looks[1].revents != 0)
+                take_packets(shepherd);
+            if (looks[2].revents != 0)
+                take_link(shepherd);
+        }
+        take_signals(shepherd);
+        tend_waiting(shepherd);
+        tend_link(shepherd);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    struct shepherd shepherd = {.phase = WAITING};
+    sigset_t all;
+
+    if (argc == 3 && strcmp(argv[1], "--speaks") == 0)
+        return strcmp(argv[2], CHANNEL_VERSION) == 0 ? 0 : 1;
+    if (!shepherd_options(argc, argv, &shepherd.options)) {
+        fprintf(stderr, "slurm-affinode-shepherd is started by Slurm for jobs with --gpu-suspend-idle, not by hand\n");
+        return 2;
+    }
+    fcntl(shepherd.options.keeper_fd, F_SETFD, FD_CLOEXEC);
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &shepherd.mask);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    shepherd.signals = signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK);
+    link_init(&shepherd.link, shepherd.options.socket);
+    shepherd.answer_ns = now_ns() + ANSWER_NS;
+    shepherd.hold_ns = now_ns() + (int64_t)shepherd.options.agent_wait_s * SECOND_NS;
+    if (!shepherd.options.image && shepherd.options.restarts == 0)
+        start(&shepherd, false); /* nothing to ask: it was never suspended */
+    tend_link(&shepherd);
+    run(&shepherd);
+}
