@@ -147,7 +147,7 @@ class Reader:
                 entries = reader.entries(series, number, long)
                 points += len(series.get("values") or ())
                 if entries is not None:
-                    # Whether a range selector has its left end is a matter of the server's version.
+                    # A range is in whole seconds, and has its left end or not, as the server's version has it.
                     inside = pl.col("time").dt.epoch("ms").is_between(since, until, closed="left")
                     for _ in long.add(entries.filter(inside)):
                         pass  # pragma: no cover - it holds all until ``rest``

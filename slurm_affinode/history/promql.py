@@ -93,5 +93,5 @@ def selector(metric: str, matchers: Sequence[Matcher]) -> str:
 
 
 def duration(milliseconds: int) -> str:
-    """A duration as PromQL writes it."""
-    return f"{milliseconds // 1000}s" if milliseconds % 1000 == 0 else f"{milliseconds}ms"
+    """A duration as PromQL writes it, in whole seconds, rounded up: not every server knows milliseconds."""
+    return f"{-(-milliseconds // 1000)}s"
