@@ -252,6 +252,10 @@ class ImageStore(Protocol):
         """A descriptor of the image's directory (the caller closes it). Raises ``ImageDamaged``."""
         ...
 
+    def open_criu(self, image: Image) -> int:
+        """A descriptor of the directory with CRIU's files (the caller closes it). Raises ``ImageDamaged``."""
+        ...
+
     def verify(self, image: Image, *, progress: Callable[[int], None] | None = None) -> None:
         """Read all of it: inventory, owners, modes, links, sizes, digests. Raises ``ImageDamaged``."""
         ...
@@ -261,16 +265,28 @@ class ImageStore(Protocol):
         ...
 
     def remove(self, image: Image) -> None:
-        """Remove it; none is left of it under its name at any time when it is incomplete."""
+        """Remove it; from the first moment on nobody finds it. Removing it twice is no error."""
+        ...
+
+    def discard(self, key: JobKey, seq: int) -> None:
+        """Remove what there is of one suspension's image, complete or not. Nothing there is no error."""
+        ...
+
+    def busy(self, key: JobKey) -> bool:
+        """Whether somebody writes an image of the job now: also a CRIU that has outlived its agent.
+
+        A tree must not be let go on before that is over.
+        """
         ...
 
     def usage(self) -> Usage:
         """What is used, by whom."""
         ...
 
-    def sweep(self, live: Collection[LiveRun], *, young_s: float = 3600) -> list[str]:
-        """Remove images of jobs that are not among ``live``, and broken writes older than ``young_s``; their names.
+    def sweep(self, live: Collection[LiveRun], *, cluster: str, young_s: float = 600) -> list[str]:
+        """Remove the cluster's images whose job is not among ``live``, and broken writes; what was removed.
 
-        Give it *all* of the cluster's running and pending jobs, of an answer that Slurm really gave.
+        ``live``: *all* running and pending jobs of the cluster, of an answer that Slurm really gave. What is younger
+        than ``young_s`` stays: its job may be newer than that answer.
         """
         ...

@@ -1,0 +1,386 @@
+"""The image store: ``STORE/CLUSTER.JOBID/SEQ``, root's alone, every image complete under its name or not there.
+
+An image holds a user's memory and is restored with root's rights, so nothing in the store is believed because it is
+there: directories and files have to belong to root and be closed to others, without links, with exactly the files that
+the manifest lists, and the manifest has to be signed with the key that root alone has.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from slurm_affinode.checkpoint import digest, manifest, rootdir
+from slurm_affinode.checkpoint.copying import copy_files
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Usage
+from slurm_affinode.checkpoint.writer import CRIU, MANIFEST, SIGNATURE, TMP, ImageWriter, Place, begin_directory, locked
+from slurm_affinode.core.suspension import of_this_run, owns
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
+
+_JOB = re.compile(r"(?P<cluster>[A-Za-z0-9_-]{1,64})\.(?P<job>[1-9]\d{0,9})")
+_SEQ = re.compile(r"\d{4}")
+_GONE = ".gone"
+_MANIFEST_LIMIT = 64 << 20
+
+
+class DirectoryStore:
+    """``ImageStore`` on a directory."""
+
+    def __init__(
+        self,
+        path: Path,
+        key: bytes,
+        *,
+        quota: int | None = None,
+        user_quota: int | None = None,
+        reserve: int = 0,
+        owner: int | None = None,
+        create: bool = True,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``quota``, ``user_quota``: bytes of all images, and of one user's. ``reserve``: bytes to leave free.
+
+        ``owner``: the user that the store belongs to (this process's). Raises ``CheckpointError``.
+        """
+        self.path = path
+        self._key = key
+        self._quota, self._user_quota, self._reserve = quota, user_quota, reserve
+        self._owner = os.geteuid() if owner is None else owner
+        self._clock = clock
+        self._top = rootdir.open_top(path, owner=self._owner, create=create)
+        self._pending: dict[tuple[str, int], tuple[int, int]] = {}
+        self._mutex = threading.Lock()
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        if self._top >= 0:
+            os.close(self._top)
+            self._top = -1
+
+    # --- writing
+
+    def begin(self, key: JobKey, *, uid: int, estimate: int, at_least: int = 1) -> ImageWriter:
+        """A new image. Raises ``NoRoom``."""
+        with self._mutex:
+            self._make_room_for(uid, estimate)
+            rootdir.make_directory(self._top, key.name)
+            job_fd = rootdir.open_directory(self._top, key.name, owner=self._owner)
+            try:
+                taken = [int(name[:4]) for name in rootdir.names(job_fd) if _SEQ.match(name)]
+                seq = max([at_least, *(number + 1 for number in taken)])
+                fds = begin_directory(job_fd, seq, owner=self._owner, fresh=True)
+            except OSError as error:
+                os.close(job_fd)
+                raise NoRoom(f"{self.path}: no image can be begun: {error.strerror}") from None
+            except BaseException:
+                os.close(job_fd)
+                raise
+            return self._writer(key.name, job_fd, seq, fds, (uid, estimate))
+
+    def _writer(self, name: str, job_fd: int, seq: int, fds: tuple[int, int], pending: tuple[int, int]) -> ImageWriter:
+        self._pending[name, seq] = pending
+
+        def done() -> None:
+            self._pending.pop((name, seq), None)
+
+        return ImageWriter(Place(job_fd, str(self.path), self._owner, self._key, done), seq, fds)
+
+    def check_room(self, uid: int, estimate: int) -> None:
+        """Whether an image of so many bytes would fit. Raises ``NoRoom`` with the numbers."""
+        with self._mutex:
+            self._make_room_for(uid, estimate)
+
+    def _make_room_for(self, uid: int, estimate: int) -> None:
+        usage = self.usage()
+        promised = sum(size for _, size in self._pending.values())
+        mine = usage.by_user.get(uid, 0) + sum(size for user, size in self._pending.values() if user == uid)
+        free = max(0, usage.free - self._reserve - promised)
+        if estimate > free:
+            raise NoRoom(f"{self.path}: {gib(free)} free, {gib(estimate)} needed")
+        for what, held, quota in (
+            ("the store has", usage.used + promised, self._quota),
+            (f"user {uid} has", mine, self._user_quota),
+        ):
+            if quota is not None and held + estimate > quota:
+                raise NoRoom(f"{self.path}: {what} {gib(held)} of {gib(quota)}, {gib(estimate)} needed")
+
+    # --- reading
+
+    def find(self, run: LiveRun) -> Image | None:
+        """The newest image that may be put in place of this run. ``ImageDamaged`` where the newest one is not sound."""
+        with self._job(run.key.name) as job_fd:
+            if job_fd is None:
+                return None
+            seqs = _complete(job_fd)
+            if not seqs:
+                return None
+            image = self._image(job_fd, run.key.name, seqs[-1])
+            return image if owns(image.manifest, run) else None
+
+    def get(self, name: str, seq: int) -> Image:
+        """One image by its name. Raises ``ImageDamaged``, also where there is none."""
+        with self._job(name) as job_fd:
+            if job_fd is None:
+                raise ImageDamaged(f"{name}: there is no image in {self.path}")
+            return self._image(job_fd, name, seq)
+
+    def images(self) -> list[Image | ImageDamaged]:
+        """All of them; an error for each that is not sound."""
+        found: list[Image | ImageDamaged] = []
+        for name in self._jobs():
+            try:
+                with self._job(name) as job_fd:
+                    for seq in [] if job_fd is None else _complete(job_fd):
+                        try:
+                            found.append(self._image(job_fd or 0, name, seq))
+                        except ImageDamaged as error:
+                            found.append(error)
+            except ImageDamaged as error:
+                found.append(error)
+        return found
+
+    def _jobs(self) -> list[str]:
+        return [name for name in rootdir.names(self._top) if _JOB.fullmatch(name)]
+
+    @contextmanager
+    def _job(self, name: str) -> Iterator[int | None]:
+        if not _JOB.fullmatch(name):
+            raise ImageDamaged(f"{name!r} is not the name of a job in a store")
+        try:
+            fd = rootdir.open_directory(self._top, name, owner=self._owner)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _image(self, job_fd: int, name: str, seq: int) -> Image:
+        label = f"{name}/{seq:04d}"
+        try:
+            with rootdir.directory(job_fd, f"{seq:04d}", owner=self._owner) as fd:
+                data = rootdir.read(fd, MANIFEST, owner=self._owner, limit=_MANIFEST_LIMIT)
+                signature = rootdir.read(fd, SIGNATURE, owner=self._owner, limit=4096)
+            found = manifest.decode(data, signature, self._key)
+        except FileNotFoundError:
+            raise ImageDamaged(f"{label}: is not there") from None
+        except ImageDamaged as error:
+            raise ImageDamaged(f"{label}: {error}") from None
+        if (found.key.name, found.seq) != (name, seq):
+            raise ImageDamaged(f"{label}: is the image {found.key.name}/{found.seq:04d}, put elsewhere")
+        return Image(found, str(self.path))
+
+    def open(self, image: Image) -> int:
+        """A descriptor of the image's directory (the caller closes it). Raises ``ImageDamaged``."""
+        name, seq = image.manifest.key.name, f"{image.manifest.seq:04d}"
+        with self._job(name) as job_fd:
+            try:
+                if job_fd is not None:
+                    return rootdir.open_directory(job_fd, seq, owner=self._owner)
+            except FileNotFoundError:
+                pass
+        raise ImageDamaged(f"{name}/{seq}: is not there any more")
+
+    def open_criu(self, image: Image) -> int:
+        """A descriptor of the directory with CRIU's files (the caller closes it). Raises ``ImageDamaged``."""
+        fd = self.open(image)
+        try:
+            return rootdir.open_directory(fd, CRIU, owner=self._owner)
+        except FileNotFoundError:
+            raise ImageDamaged(f"{image.manifest.key.name}: has no {CRIU}") from None
+        finally:
+            os.close(fd)
+
+    def verify(self, image: Image, *, progress: Callable[[int], None] | None = None) -> None:
+        """Read all of it: inventory, owners, modes, links, sizes, digests. Raises ``ImageDamaged``."""
+        label = f"{image.manifest.key.name}/{image.manifest.seq:04d}"
+        fd = self.open(image)
+        try:
+            with rootdir.directory(fd, CRIU, owner=self._owner) as criu_fd:
+                _same_files(fd, criu_fd, image.manifest)
+                _same_contents(fd, criu_fd, image.manifest, self._owner, progress)
+        except (FileNotFoundError, EOFError):
+            raise ImageDamaged(f"{label}: is not complete") from None
+        except OSError as error:
+            raise ImageDamaged(f"{label}: cannot be read: {error.strerror}") from None
+        except ImageDamaged as error:
+            raise ImageDamaged(f"{label}: {error}") from None
+        finally:
+            os.close(fd)
+
+    # --- copying
+
+    def copy(self, image: Image, to: DirectoryStore, *, progress: Callable[[int], None] | None = None) -> Image:
+        """Copy to another store, verified on the way; takes up where a broken copy ended. Raises ``NoRoom``.
+
+        An image that is there already, complete, is left as it is.
+        """
+        key, seq = image.manifest.key, image.manifest.seq
+        with suppress(ImageDamaged):
+            there = to.get(key.name, seq)
+            if there.manifest == image.manifest:
+                return there
+        with to.take_up(image) as writer:
+            fd = self.open(image)
+            try:
+                copy_files(image.manifest, fd, writer.fd, owner=self._owner, progress=progress)
+                writer.publish()
+            except OSError as error:
+                writer.leave()
+                raise NoRoom(f"{to.path}: {key.name} cannot be copied: {error.strerror}") from None
+            except BaseException:
+                writer.leave()
+                raise
+            finally:
+                os.close(fd)
+        return to.get(key.name, seq)
+
+    def take_up(self, image: Image) -> ImageWriter:
+        """A writer for a copy of an image, begun before or not."""
+        key, seq, size = image.manifest.key, image.manifest.seq, image.manifest.size
+        with self._mutex:
+            rootdir.make_directory(self._top, key.name)
+            job_fd = rootdir.open_directory(self._top, key.name, owner=self._owner)
+            try:
+                half = 0
+                with suppress(FileNotFoundError), rootdir.directory(job_fd, f"{seq:04d}{TMP}", owner=self._owner) as fd:
+                    half = rootdir.size_of(fd)
+                self._make_room_for(image.manifest.uid, max(0, size - half))
+                if f"{seq:04d}" in rootdir.names(job_fd):  # damaged, or the copy would not have been asked for
+                    self._drop(job_fd, f"{seq:04d}")
+                fds = begin_directory(job_fd, seq, owner=self._owner, fresh=False)
+            except BaseException:
+                os.close(job_fd)
+                raise
+            return self._writer(key.name, job_fd, seq, fds, (image.manifest.uid, max(0, size - half)))
+
+    # --- removing
+
+    def remove(self, image: Image) -> None:
+        """Remove it; from the first moment on nobody finds it."""
+        self._remove(image.manifest.key.name, [f"{image.manifest.seq:04d}"])
+
+    def discard(self, key: JobKey, seq: int) -> None:
+        """Remove what there is of one suspension's image, complete or not. ``CheckpointError`` while it grows."""
+        self._remove(key.name, [f"{seq:04d}", f"{seq:04d}{TMP}"])
+
+    def _remove(self, name: str, entries: list[str]) -> None:
+        with self._job(name) as job_fd:
+            if job_fd is None:
+                return
+            for entry in entries:
+                if entry.endswith(TMP) and locked(job_fd, entry):
+                    raise CheckpointError(f"{name}/{entry}: is being written")
+                self._drop(job_fd, entry)
+        with suppress(OSError):  # it holds others
+            os.rmdir(name, dir_fd=self._top)
+
+    @staticmethod
+    def _drop(job_fd: int, entry: str) -> None:
+        gone = f"{entry}.{time.monotonic_ns()}{_GONE}"
+        try:
+            os.rename(entry, gone, src_dir_fd=job_fd, dst_dir_fd=job_fd)
+        except FileNotFoundError:
+            return
+        os.fsync(job_fd)
+        try:
+            shutil.rmtree(gone, dir_fd=job_fd)
+        except NotADirectoryError:
+            os.unlink(gone, dir_fd=job_fd)
+        except OSError:  # a link, which rmtree does not follow; or another process removes it too
+            with suppress(OSError):
+                os.unlink(gone, dir_fd=job_fd)
+
+    def busy(self, key: JobKey) -> bool:
+        """Whether somebody writes an image of the job now: also a CRIU that has outlived its agent."""
+        with self._job(key.name) as job_fd:
+            return job_fd is not None and any(
+                locked(job_fd, name) for name in rootdir.names(job_fd) if name.endswith(TMP)
+            )
+
+    def sweep(self, live: Collection[LiveRun], *, cluster: str, young_s: float = 600) -> list[str]:
+        """Remove the cluster's images whose job is not among ``live``, and broken writes; what was removed."""
+        runs: dict[int, list[LiveRun]] = {}
+        for run in live:
+            runs.setdefault(run.key.job_id, []).append(run)
+        removed = []
+        for name in self._jobs():
+            match = _JOB.fullmatch(name)
+            if match is None or match["cluster"] != cluster:
+                continue
+            with suppress(ImageDamaged), self._job(name) as job_fd:
+                if job_fd is not None:
+                    removed += self._sweep_job(job_fd, name, runs.get(int(match["job"]), []), young_s)
+            with suppress(OSError):
+                os.rmdir(name, dir_fd=self._top)
+        return removed
+
+    def _sweep_job(self, job_fd: int, name: str, runs: list[LiveRun], young_s: float) -> list[str]:
+        removed = []
+        for entry in rootdir.names(job_fd):
+            age_s = self._clock() - os.stat(entry, dir_fd=job_fd, follow_symlinks=False).st_mtime
+            if age_s < young_s and not entry.endswith(_GONE):
+                continue
+            if _SEQ.fullmatch(entry):
+                if self._wanted(job_fd, name, int(entry), runs):
+                    continue
+            elif entry.endswith(TMP) and locked(job_fd, entry):
+                continue
+            self._drop(job_fd, entry)
+            removed.append(f"{name}/{entry}")
+        return removed
+
+    def _wanted(self, job_fd: int, name: str, seq: int, runs: list[LiveRun]) -> bool:
+        """A damaged image stays while its job lives: it is evidence, and the job may be held because of it."""
+        try:
+            found = self._image(job_fd, name, seq).manifest
+        except ImageDamaged:
+            return bool(runs)
+        return any(owns(found, run) or of_this_run(found, run) for run in runs)
+
+    def usage(self) -> Usage:
+        """What is used, by whom. Images that are being written count for the store, not yet for their user."""
+        used = rootdir.size_of(self._top)
+        by_user: dict[int, int] = {}
+        sound = [image for image in self.images() if isinstance(image, Image)]
+        for image in sound:
+            by_user[image.manifest.uid] = by_user.get(image.manifest.uid, 0) + image.manifest.size
+        free = os.fstatvfs(self._top)
+        return Usage(used, free.f_bavail * free.f_frsize, self._quota, by_user, len(sound))
+
+
+def _complete(job_fd: int) -> list[int]:
+    return [int(name) for name in rootdir.names(job_fd) if _SEQ.fullmatch(name)]
+
+
+def _same_files(fd: int, criu_fd: int, facts: Manifest) -> None:
+    here = {name for name in rootdir.names(fd) if name not in (CRIU, MANIFEST, SIGNATURE)}
+    here |= {f"{CRIU}/{name}" for name in rootdir.names(criu_fd)}
+    listed = {fact.path for fact in facts.files}
+    if missing := listed - here:
+        raise ImageDamaged(f"{min(missing)}: is missing")
+    if extra := here - listed:
+        raise ImageDamaged(f"{min(extra)}: does not belong there")
+
+
+def _same_contents(fd: int, criu_fd: int, facts: Manifest, owner: int, progress: Callable[[int], None] | None) -> None:
+    if facts.digest != digest.NAME:
+        raise ImageDamaged(f"its digests are {facts.digest}, this release knows {digest.NAME}")
+    with digest.pool() as executor:
+        for fact in facts.files:
+            at, name = (criu_fd, fact.path[len(CRIU) + 1 :]) if "/" in fact.path else (fd, fact.path)
+            with rootdir.file(at, name, owner=owner, size=fact.size) as opened:
+                if digest.of_file(opened, fact.size, executor, progress) != fact.digest:
+                    raise ImageDamaged(f"{fact.path}: its contents have changed")
+
+
+def gib(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

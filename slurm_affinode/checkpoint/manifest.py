@@ -1,0 +1,122 @@
+"""``manifest.json`` of an image and its ``manifest.hmac``: written once, trusted only where the HMAC is right.
+
+The HMAC (SHA-256, key known to root alone) is over the bytes of the manifest, and the manifest has the digest of every
+file: whoever can write to the store but does not have the key cannot make an image that is restored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import stat
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
+from slurm_affinode.model.suspension import Manifest, SuspendOption
+
+SCHEMA = 1
+KEY_PATH = Path("/etc/slurm-affinode/image.key")
+_LABEL = b"slurm-affinode image manifest\0"
+_KEY_BYTES = 32
+_KEY_LIMIT = 4096
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The bytes of ``manifest.json``."""
+    return (json.dumps(_plain(manifest), indent=1, sort_keys=True) + "\n").encode()
+
+
+def sign(data: bytes, key: bytes) -> str:
+    """The HMAC of a manifest's bytes, hexadecimal."""
+    return hmac.new(key, _LABEL + data, hashlib.sha256).hexdigest()
+
+
+def decode(data: bytes, signature: bytes, key: bytes) -> Manifest:
+    """A manifest, where its signature is right. Raises ``ImageDamaged``."""
+    if not hmac.compare_digest(sign(data, key).encode(), signature.strip()):
+        raise ImageDamaged("the manifest was changed, or signed with another key")
+    try:
+        value = json.loads(data)
+        if value.get("schema") != SCHEMA:
+            raise ImageDamaged(f"the manifest has schema {value.get('schema')}, this release reads {SCHEMA}")
+        manifest = _built(Manifest, value)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ImageDamaged(f"the manifest cannot be read: {error}") from None
+    assert isinstance(manifest, Manifest)  # noqa: S101 - it was built as one
+    return manifest
+
+
+def load_key(path: Path = KEY_PATH, *, owner: int = 0) -> bytes:
+    """The key of all images: a file of ``owner``, closed to everybody else, of at least 32 bytes.
+
+    Raises ``CheckpointError``.
+    """
+    hint = f"make one for all nodes: (umask 077; head -c 64 /dev/urandom >{path})"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(f"{path}: the key of images cannot be read: {error.strerror}", hint=hint) from None
+    with os.fdopen(fd, "rb") as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != owner or facts.st_mode & 0o077:
+            raise CheckpointError(
+                f"{path}: the key of images must be a file of user {owner} that nobody else can read",
+                hint=f"chown {owner} {path} && chmod 0400 {path}",
+            )
+        key = file.read(_KEY_LIMIT)
+    if len(key) < _KEY_BYTES:
+        raise CheckpointError(f"{path}: the key of images has {len(key)} bytes, {_KEY_BYTES} are needed", hint=hint)
+    return key
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, SuspendOption):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return value
+
+
+def _built(kind: Any, value: Any) -> Any:
+    if kind is SuspendOption:
+        return SuspendOption.parse(_typed(str, value))
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        given = _typed(dict, value)
+        if unknown := given.keys() - hints.keys():
+            raise ValueError(f"{kind.__name__}: unknown {', '.join(sorted(unknown))}")
+        return kind(**{name: _built(hints[name], one) for name, one in given.items()})
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None else _built(next(a for a in typing.get_args(kind) if a is not type(None)), value)
+    if origin is tuple:
+        return tuple(_built(typing.get_args(kind)[0], item) for item in _typed(list, value))
+    if kind is float:
+        return float(_typed((int, float), value))
+    return _typed(kind, value)
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{value!r:.60} is not of type {getattr(kind, '__name__', kind)}")
+    return value
+
+
+def summary(manifest: Manifest) -> Mapping[str, Any]:
+    """What a person or a program wants to know of an image, without its list of files."""
+    plain = dict(_plain(manifest))
+    plain["files"] = len(manifest.files)
+    plain["size"] = manifest.size
+    return plain

@@ -1,0 +1,146 @@
+"""Directories and files that only their owner (root) can have made: opened without following links, then looked at.
+
+Everything in an image store is reached from a descriptor of its top, one name at a time, so that no renamed or linked
+directory on the way is ever followed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+DIR_MODE = 0o700
+FILE_MODE = 0o600
+
+
+def open_top(path: Path, *, owner: int, create: bool) -> int:
+    """A descriptor of the top directory of a store. Raises ``CheckpointError``."""
+    try:
+        if create:
+            path.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
+        fd = os.open(path, _DIRECTORY)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: the image store cannot be opened: {error.strerror}",
+            hint=f"make it: install -d -m 0700 -o root -g root {path}",
+        ) from None
+    facts = os.fstat(fd)
+    if facts.st_uid != owner or facts.st_mode & 0o077:
+        os.close(fd)
+        raise CheckpointError(
+            f"{path}: the image store must belong to user {owner} and be closed to everybody else "
+            f"(it is of {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o})",
+            hint=f"chown {owner} {path} && chmod 0700 {path}",
+        )
+    return fd
+
+
+@contextmanager
+def directory(at: int, name: str, *, owner: int, create: bool = False) -> Iterator[int]:
+    """A directory below another one. ``FileNotFoundError``: there is none; ``ImageDamaged``: it is not ours."""
+    if create:
+        make_directory(at, name)
+    fd = open_directory(at, name, owner=owner)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def make_directory(at: int, name: str) -> None:
+    """Make it unless it is there."""
+    try:
+        os.mkdir(name, DIR_MODE, dir_fd=at)
+    except FileExistsError:
+        return
+    os.fsync(at)
+
+
+def open_directory(at: int, name: str, *, owner: int) -> int:
+    """As ``directory``; the caller closes it."""
+    try:
+        fd = os.open(name, _DIRECTORY, dir_fd=at)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ImageDamaged(f"{name}: is not a directory of the store: {error.strerror}") from None
+    facts = os.fstat(fd)
+    if facts.st_uid != owner or facts.st_mode & 0o077:
+        os.close(fd)
+        raise ImageDamaged(f"{name}: belongs to user {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}")
+    return fd
+
+
+@contextmanager
+def file(at: int, name: str, *, owner: int, size: int | None = None) -> Iterator[int]:
+    """A regular file of ``owner``, with one name, closed to others, of this size. Raises ``ImageDamaged``."""
+    try:
+        fd = os.open(name, _FILE, dir_fd=at)
+    except OSError as error:
+        raise ImageDamaged(f"{name}: cannot be opened: {error.strerror}") from None
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ImageDamaged(f"{name}: is not a regular file")
+        if facts.st_uid != owner or stat.S_IMODE(facts.st_mode) != FILE_MODE:
+            raise ImageDamaged(f"{name}: belongs to user {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}")
+        if facts.st_nlink != 1:
+            raise ImageDamaged(f"{name}: has {facts.st_nlink} names")
+        if size is not None and facts.st_size != size:
+            raise ImageDamaged(f"{name}: has {facts.st_size} bytes in place of {size}")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read(at: int, name: str, *, owner: int, limit: int) -> bytes:
+    """All of a small file. Raises ``ImageDamaged``."""
+    with file(at, name, owner=owner) as fd:
+        data = bytearray()
+        while chunk := os.read(fd, 1 << 20):
+            data += chunk
+            if len(data) > limit:
+                raise ImageDamaged(f"{name}: is larger than {limit} bytes")
+        return bytes(data)
+
+
+def write(at: int, name: str, data: bytes) -> None:
+    """A new file, durable but for its name."""
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE, dir_fd=at)
+    with os.fdopen(fd, "wb") as made:
+        os.fchmod(made.fileno(), FILE_MODE)
+        made.write(data)
+        made.flush()
+        os.fsync(made.fileno())
+
+
+def names(at: int) -> list[str]:
+    """Names in a directory, sorted."""
+    return sorted(os.listdir(at))
+
+
+def size_of(at: int) -> int:
+    """Bytes of all regular files below a directory."""
+    found = 0
+    with os.scandir(at) as entries:
+        for entry in entries:
+            try:
+                facts = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(facts.st_mode):
+                    found += facts.st_size
+                elif stat.S_ISDIR(facts.st_mode):
+                    below = os.open(entry.name, _DIRECTORY, dir_fd=at)
+                    try:
+                        found += size_of(below)
+                    finally:
+                        os.close(below)
+            except OSError:  # it went away
+                continue
+    return found

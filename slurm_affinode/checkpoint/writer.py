@@ -1,0 +1,220 @@
+"""An image while it is being written: ``SEQ.tmp``, locked, and renamed to ``SEQ`` when all of it is durable."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from slurm_affinode.checkpoint import digest, manifest, rootdir
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom
+from slurm_affinode.model.suspension import FileFact, Manifest
+
+CRIU = "criu"
+MANIFEST = "manifest.json"
+SIGNATURE = "manifest.hmac"
+TMP = ".tmp"
+_COPY = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a writer writes."""
+
+    job_fd: int
+    """The job's directory in the store; the writer closes it."""
+    store: str
+    owner: int
+    key: bytes
+    done: Callable[[], None]
+    """Called when it is over, either way."""
+
+
+def begin_directory(job_fd: int, seq: int, *, owner: int, fresh: bool) -> tuple[int, int]:
+    """Descriptors of ``SEQ.tmp`` and of ``criu`` in it, which is locked. ``fresh``: it must not be there.
+
+    The lock tells whether somebody writes. It ends with the last process that has the descriptor, which is CRIU where
+    CRIU has outlived its agent. File systems without locks on directories (NFS) do not tell.
+    """
+    name = f"{seq:04d}{TMP}"
+    if fresh:
+        os.mkdir(name, rootdir.DIR_MODE, dir_fd=job_fd)
+    else:
+        rootdir.make_directory(job_fd, name)
+    fd = rootdir.open_directory(job_fd, name, owner=owner)
+    try:
+        rootdir.make_directory(fd, CRIU)
+        criu_fd = rootdir.open_directory(fd, CRIU, owner=owner)
+    except BaseException:
+        os.close(fd)
+        raise
+    if not lock(criu_fd):
+        os.close(criu_fd)
+        os.close(fd)
+        raise CheckpointError(f"{name}: somebody else is writing this image")
+    return fd, criu_fd
+
+
+def lock(fd: int) -> bool:
+    """Take the lock of a directory; whether nobody else has it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def locked(job_fd: int, name: str) -> bool:
+    """Whether somebody writes the image ``name``."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(name, flags, dir_fd=job_fd)
+    except OSError:
+        return False
+    try:
+        criu_fd = os.open(CRIU, flags, dir_fd=fd)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    try:
+        return not lock(criu_fd)
+    finally:
+        os.close(criu_fd)
+
+
+class ImageWriter:
+    """``Writer`` on a directory."""
+
+    def __init__(self, place: Place, seq: int, fds: tuple[int, int]) -> None:
+        """``fds``: of ``begin_directory``."""
+        self.seq = seq
+        self._place = place
+        self._fd, self.criu_fd = fds
+        self._follower: digest.Follower | None = None
+        self._open = True
+
+    @property
+    def fd(self) -> int:
+        """Of the directory."""
+        return self._fd
+
+    def save(self, name: str, source_fd: int, size: int) -> int:
+        """Copy the first ``size`` bytes of an open file to ``name``; the number of bytes that there were."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, rootdir.FILE_MODE, dir_fd=self._fd)
+        at = 0
+        try:
+            while at < size and (chunk := os.pread(source_fd, min(_COPY, size - at), at)):
+                at += _write_all(fd, chunk)
+        except OSError as error:
+            raise NoRoom(f"{self._place.store}: {name} cannot be written: {error.strerror}") from None
+        finally:
+            os.close(fd)
+        return at
+
+    def follow(self) -> None:
+        """Begin to digest CRIU's files while they are being written."""
+        if self._follower is None:
+            self._follower = digest.Follower(self.criu_fd)
+
+    def commit(self, facts: Manifest) -> Image:
+        """Digest, write and sign the manifest, make all durable, give it its name."""
+        try:
+            with digest.pool() as executor:
+                files = self._files(executor)
+            complete = replace(facts, seq=self.seq, files=files, digest=digest.NAME, schema=manifest.SCHEMA)
+            data = manifest.encode(complete)
+            rootdir.write(self._fd, MANIFEST, data)
+            rootdir.write(self._fd, SIGNATURE, manifest.sign(data, self._place.key).encode() + b"\n")
+            self._name_it()
+        except OSError as error:
+            raise NoRoom(f"{self._place.store}: the image cannot be made durable: {error.strerror}") from None
+        self._close()
+        return Image(complete, self._place.store)
+
+    def _files(self, executor: ThreadPoolExecutor) -> tuple[FileFact, ...]:
+        """Digests of all files, which are durable then. Small ones are many, large ones few: both go in parallel."""
+        top = [name for name in rootdir.names(self._fd) if name != CRIU]
+        places = [(self._fd, name, name) for name in top]
+        places += [(self.criu_fd, name, f"{CRIU}/{name}") for name in rootdir.names(self.criu_fd)]
+        sync = [executor.submit(self._settle, at, name) for at, name, _ in places]
+        found = []
+        with digest.pool() as digests:
+            for (at, name, path), future in zip(places, sync, strict=True):
+                size = future.result()
+                with rootdir.file(at, name, owner=self._place.owner, size=size) as fd:
+                    if self._follower is not None and at == self.criu_fd and size >= digest.BLOCK:
+                        made = self._follower.digest_of(name, fd, size)
+                    else:
+                        made = digest.of_file(fd, size, digests)
+                found.append(FileFact(path, size, made))
+        return tuple(found)
+
+    @staticmethod
+    def _settle(at: int, name: str) -> int:
+        """Make a file durable and private; its size."""
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        try:
+            os.fchmod(fd, rootdir.FILE_MODE)
+            os.fsync(fd)
+            return os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+
+    def _name_it(self) -> None:
+        os.fsync(self.criu_fd)
+        os.fsync(self._fd)
+        name = f"{self.seq:04d}"
+        os.rename(name + TMP, name, src_dir_fd=self._place.job_fd, dst_dir_fd=self._place.job_fd)
+        os.fsync(self._place.job_fd)
+
+    def publish(self) -> None:
+        """Give a complete copy its name."""
+        try:
+            self._name_it()
+        except OSError as error:
+            raise NoRoom(f"{self._place.store}: the image cannot be made durable: {error.strerror}") from None
+        self._close()
+
+    def leave(self) -> None:
+        """Close it and keep what is there, to be taken up later."""
+        self._close()
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        if self._open:
+            with suppress(OSError):
+                shutil.rmtree(f"{self.seq:04d}{TMP}", dir_fd=self._place.job_fd)
+            self._close()
+
+    def _close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        if self._follower is not None:
+            self._follower.stop()
+        for fd in (self.criu_fd, self._fd, self._place.job_fd):
+            os.close(fd)
+        self._place.done()
+
+    def __enter__(self) -> ImageWriter:
+        """Itself."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Abandon it unless it was committed."""
+        self.abandon()
+
+
+def _write_all(fd: int, data: bytes) -> int:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    return len(data)
