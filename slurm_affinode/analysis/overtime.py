@@ -27,9 +27,12 @@ _UTIL, _UTIL_KNOWN, _FB, _FB_KNOWN = (SUMS.index(name) for name in ("util", "uti
 
 
 def bucket_s(since: datetime, until: datetime) -> int:
-    """Width of a bucket: an hour for up to three days, six hours for up to three weeks, else a day."""
-    days = (until - since).total_seconds() / DAY_S
-    return HOUR_S if days <= 3 else 6 * HOUR_S if days <= 21 else DAY_S
+    """Width of a bucket: an hour for up to three days, six hours for up to three weeks, else a day; less up to 1 h."""
+    span_s = (until - since).total_seconds()
+    for longest_s, width_s in ((900, 15), (HOUR_S, 60), (3 * DAY_S, HOUR_S), (21 * DAY_S, 6 * HOUR_S)):
+        if span_s <= longest_s:
+            return width_s
+    return DAY_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,16 @@
-"""Ticks of a time axis: round hours, days, weeks or months in UTC, few enough not to collide."""
+"""Ticks of a time axis: round minutes, hours, days, weeks or months in UTC, few enough not to collide."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 
-_STEPS_H = (1, 2, 3, 6, 12, 24, 48, 7 * 24, 14 * 24)
+_HOUR_S, _DAY_S = 3600, 86400
+_STEPS_S = (
+    15, 30, 60, 120, 300, 600, 900, 1800,
+    _HOUR_S, 2 * _HOUR_S, 3 * _HOUR_S, 6 * _HOUR_S, 12 * _HOUR_S, _DAY_S, 2 * _DAY_S, 7 * _DAY_S, 14 * _DAY_S,
+)  # fmt: skip
 _MAX_TICKS = 9
 
 
@@ -22,8 +26,8 @@ class TimeTick:
 def time_ticks(since: datetime, until: datetime) -> tuple[TimeTick, ...]:
     """At most nine ticks in the half-open interval."""
     since, until = since.astimezone(UTC), until.astimezone(UTC)
-    span_h = (until - since).total_seconds() / 3600
-    step = next((s for s in _STEPS_H if span_h / s <= _MAX_TICKS), None)
+    span_s = (until - since).total_seconds()
+    step = next((s for s in _STEPS_S if span_s / s <= _MAX_TICKS), None)
     moments = list(_months(since, until) if step is None else _steps(since, until, step))
     if not moments:
         moments = [since]
@@ -31,15 +35,15 @@ def time_ticks(since: datetime, until: datetime) -> tuple[TimeTick, ...]:
     return tuple(TimeTick(at, _label(at, step), i % every == 0) for i, at in enumerate(moments))
 
 
-def _steps(since: datetime, until: datetime, step_h: int) -> Iterator[datetime]:
+def _steps(since: datetime, until: datetime, step_s: int) -> Iterator[datetime]:
     day = since.replace(hour=0, minute=0, second=0, microsecond=0)
-    if step_h == 7 * 24:
+    if step_s == 7 * _DAY_S:
         day -= timedelta(days=day.weekday())
     at = day
     while at < until:
         if at >= since:
             yield at
-        at += timedelta(hours=step_h)
+        at += timedelta(seconds=step_s)
 
 
 def _months(since: datetime, until: datetime) -> Iterator[datetime]:
@@ -52,9 +56,9 @@ def _months(since: datetime, until: datetime) -> Iterator[datetime]:
             yield at
 
 
-def _label(at: datetime, step_h: int | None) -> str:
-    if step_h is None:
+def _label(at: datetime, step_s: int | None) -> str:
+    if step_s is None:
         return at.strftime("%Y" if at.month == 1 else "%b")
-    if step_h < 24 and (at.hour or at.minute):
-        return at.strftime("%H:%M")
+    if step_s < _DAY_S and at.time() != time.min:
+        return at.strftime("%H:%M" if step_s % 60 == 0 else "%H:%M:%S")
     return f"{at.day} {at:%b}"

@@ -436,10 +436,22 @@ def test_time_passes_in_buckets(analysed: Analysed, samples: Rows, jobs: Jobs) -
     assert result.over_time.drop("bucket").rows() == [(1.0, 1.0, 0.0, 0.0, 0.0), (0.5, 0.0, 0.0, 0.5, 0.0)]
 
 
-@pytest.mark.parametrize(("days", "width"), [(3, HOUR), (4, 6 * HOUR), (21, 6 * HOUR), (22, 24 * HOUR)])
-def test_long_intervals_have_wide_buckets(analysed: Analysed, jobs: Jobs, days: int, width: int) -> None:
-    """Up to three days, up to three weeks, more."""
-    assert analysed([], jobs(), until=days * 24 * HOUR).bucket_s == width
+@pytest.mark.parametrize(
+    ("until", "width"),
+    [
+        (900, 15),
+        (1000, 60),
+        (HOUR, 60),
+        (2 * HOUR, HOUR),
+        (72 * HOUR, HOUR),
+        (96 * HOUR, 6 * HOUR),
+        (504 * HOUR, 6 * HOUR),
+    ]
+    + [(528 * HOUR, 24 * HOUR)],
+)
+def test_longer_intervals_have_wider_buckets(analysed: Analysed, jobs: Jobs, until: int, width: int) -> None:
+    """Up to a quarter of an hour, an hour, three days, three weeks, more."""
+    assert analysed([], jobs(), until=until).bucket_s == width
 
 
 @both
