@@ -22,6 +22,9 @@ from slurm_affinode.slurm.interface import SignalTo
 TIMEOUT_S = 60.0
 """Longer than the retries of Slurm's own commands at the usual MessageTimeout of 10 s."""
 
+_WORDS_OF_ONE = 3
+"""``show job 12`` has three words, ``show jobs`` two."""
+
 NAMED_STEPS = ("batch", "extern", "interactive")
 """Steps that scancel does not take by name."""
 
@@ -199,12 +202,20 @@ class CommandsClient:
             raise faults.refusal(doing, said or done.stdout.decode("utf-8", "replace"), target=str(target))
 
     def _json(self, key: str, doing: str, *words: str) -> list[Mapping[str, object]]:
+        records, answered = self._ask_json(key, doing, *words)
+        if answered:
+            return records
+        self.ping()  # raises where slurmctld is down
+        records, answered = self._ask_json(key, doing, *words)
+        if not answered and len(words) < _WORDS_OF_ONE:
+            raise faults.ControllerDownError(f"{doing}: slurmctld gave no answer", hint="try: scontrol ping")
+        return records
+
+    def _ask_json(self, key: str, doing: str, *words: str) -> tuple[list[Mapping[str, object]], bool]:
         done = self._call("scontrol", "--all", f"--json={live_json.PARSER}", "--", *words)
-        if done.returncode != 0 and not done.stdout.lstrip().startswith(b"{"):
+        if done.returncode != 0 and (done.stderr.strip() or not done.stdout.lstrip().startswith(b"{")):
             raise faults.refusal(doing, done.stderr or done.stdout.decode("utf-8", "replace"))
-        if done.returncode != 0 and done.stderr.strip():
-            raise faults.refusal(doing, done.stderr)
-        return list(live_json.document(done.stdout, key, program="scontrol"))
+        return live_json.document(done.stdout, key, program="scontrol")
 
     def _text(self, doing: str, *argv: str) -> str:
         done = self._call(*argv)

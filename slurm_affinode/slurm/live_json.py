@@ -16,8 +16,13 @@ from slurm_affinode.slurm import jobid, live
 PARSER = "v0.0.42"
 
 
-def document(data: bytes, key: str, *, program: str) -> list[Mapping[str, Any]]:
-    """The records below ``key``. Raises ``UnreachableError`` where the program did not write JSON with that key."""
+def document(data: bytes, key: str, *, program: str) -> tuple[list[Mapping[str, Any]], bool]:
+    """The records below ``key``, and whether slurmctld has answered at all.
+
+    scontrol writes an empty list and ends with 0 also where slurmctld is down, or has no job of the id asked for: the
+    time of the last update, which is 0 then, is the only sign. Raises ``UnreachableError`` where the program did not
+    write JSON with that key.
+    """
     text = data.decode("utf-8", "backslashreplace").replace("\\x", "\\\\x") if not _is_utf8(data) else data.decode()
     try:
         found = json.loads(text, strict=False)
@@ -29,7 +34,9 @@ def document(data: bytes, key: str, *, program: str) -> list[Mapping[str, Any]]:
             f"{program} --json={PARSER} did not answer with JSON",
             hint="it needs Slurm's plugins serializer/json and data_parser/v0.0.42 (Debian: slurm-wlm-basic-plugins)",
         )
-    return [record for record in records if isinstance(record, dict)]
+    updated = found.get("last_update") if isinstance(found, dict) else None
+    answered = bool(records) or updated is None or _number(updated) != 0
+    return [record for record in records if isinstance(record, dict)], answered
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -1,0 +1,457 @@
+"""The contract of ``slurm/interface.py``, kept by each implementation on a live cluster.
+
+Slurm runs in the containers and the tests outside: commands are run through ``docker exec``, and so is the process in
+which pyslurm runs. Each client speaks as a user of the cluster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cluster.driver import COMPUTE_NODES, Cluster, docker, wait_until
+
+from slurm_affinode import process
+from slurm_affinode.model.cluster import GpuCount, NodeGpus
+from slurm_affinode.process import Child, Completed
+from slurm_affinode.slurm import faults
+from slurm_affinode.slurm.backends import examine, open_client
+from slurm_affinode.slurm.commands_client import CommandsClient
+from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.slurm.pyslurm_client import MODULE, PyslurmClient, Worker
+
+pytestmark = pytest.mark.cluster
+
+HALF_HOUR = "sleep 1800"
+CPU = ("--partition=cpu", "--mem=100")
+GPU = ("--partition=gpu", "--gres=gpu:1", "--mem=100")
+PYTHON = "/opt/slurm-affinode/bin/python"
+NO_PYSLURM = "pyslurm needs Slurm >= 25.11: the 26.05 cluster runs these"
+
+Open = Callable[[str], SlurmClient]
+
+
+def runner(cluster: Cluster, user: str) -> Callable[..., Completed]:
+    """``process.run`` on the login node."""
+
+    def run(
+        argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True
+    ) -> Completed:
+        words = ("docker", "exec", f"--user={user}", cluster.container("login"), *argv)
+        return process.run(words, timeout_s=timeout_s, check=check)
+
+    return run
+
+
+def starter(cluster: Cluster, user: str, *settings: str) -> Callable[[], Worker]:
+    """Starts the process in which pyslurm runs, on the login node."""
+    options = [f"--env={setting}" for setting in ("PYSLURM_DISABLE_AUTO_INIT=1", *settings)]
+    argv = (
+        "docker",
+        "exec",
+        "--interactive",
+        f"--user={user}",
+        *options,
+        cluster.container("login"),
+        PYTHON,
+        "-m",
+        MODULE,
+    )
+    return lambda: Child(argv)
+
+
+@pytest.fixture(params=["commands", "pyslurm"])
+def backend(request: pytest.FixtureRequest, cluster: Cluster) -> str:
+    """The implementation under test."""
+    if request.param == "pyslurm" and cluster.release != "26.05":
+        pytest.skip(NO_PYSLURM)
+    return str(request.param)
+
+
+@pytest.fixture
+def connect(backend: str, cluster: Cluster) -> Iterator[Open]:
+    """Opens clients of the implementation under test, as a user."""
+    opened: list[SlurmClient] = []
+
+    def open_as(user: str) -> SlurmClient:
+        commands = CommandsClient(runner(cluster, user))
+        client = commands if backend == "commands" else PyslurmClient(commands, starter(cluster, user))
+        opened.append(client)
+        return client
+
+    yield open_as
+    for client in opened:
+        client.close()
+
+
+@pytest.fixture
+def root(connect: Open) -> SlurmClient:
+    """As the administrator."""
+    return connect("root")
+
+
+def started(cluster: Cluster, *options: str, script: str = "") -> str:
+    """A job that runs."""
+    job = cluster.submit(*options, script=script, wrap="" if script else HALF_HOUR)
+    cluster.wait_for_state(job, "RUNNING")
+    return job
+
+
+# --- looking
+
+
+def test_running_gpu_job_is_shown_with_its_gpus_and_steps(cluster: Cluster, root: SlurmClient) -> None:
+    """What the agent needs of a job: whose it is, where it runs, on which GPUs by number, with which steps."""
+    text = "#!/bin/bash\nsrun --gres=gpu:1 --mem=50 --ntasks=1 sleep 1800 &\nwait\n"
+    options = ("--job-name=tr|ain 'x' é", "--comment=a = b", "--gres=gpu:h100:2", "--time=10", "--output=out-%j.txt")
+    number = started(cluster, "--partition=gpu", "--nodelist=c1", "--mem=200", *options, script=text)
+    job = wait_until("the step runs", lambda: root.job(number), lambda job: len(job.steps or ()) == 3)
+    assert (job.id, job.name, job.user, job.uid, job.account) == (number, "tr|ain 'x' é", "alice", 2001, "vision")
+    assert (job.state, job.partitions, job.nodes, job.batch_host) == ("RUNNING", ("gpu",), ("c1",), "c1")
+    assert (job.gpus_requested, job.gpus_allocated) == (GpuCount(2, "h100"), GpuCount(2, "h100"))
+    assert job.node_gpus == (NodeGpus("c1", 2, "h100", (0, 1)),)
+    assert (job.comment, job.admin_comment, job.system_comment) == ("a = b", None, None)
+    assert (job.batch, job.requeue, job.restarts, job.held) == (True, True, 0, False)
+    assert (job.stdout, job.work_dir) == (f"/home/alice/out-{number}.txt", "/home/alice")
+    assert job.time_limit_s == 600
+    assert job.start is not None
+    assert job.expected_end == job.start + timedelta(minutes=10)
+    assert job.end is None
+    assert job.tres_allocated["mem"] == "200M"
+    steps = {step.step: step for step in job.steps or ()}
+    assert set(steps) == {"batch", "extern", "0"}
+    assert steps["0"].gpus is not None
+    assert steps["0"].gpus.count == 1
+    assert (steps["0"].id, steps["0"].nodes, steps["batch"].gpus) == (f"{number}.0", ("c1",), None)
+    assert {step.step for step in root.steps(number)} == set(steps)
+
+
+def test_waiting_jobs_say_why_and_until_when(cluster: Cluster, root: SlurmClient) -> None:
+    """Held, to begin later, and several partitions."""
+    held = cluster.submit(*CPU, "--hold", wrap="true")
+    later = cluster.submit(
+        "--partition=gpu,gpu-preempt", "--gres=gpu:1", "--begin=now+1hour", "--no-requeue", wrap="true"
+    )
+    after = cluster.submit(*CPU, f"--dependency=afterok:{held}", wrap="true")
+    jobs = {str(job.job_id): job for job in root.jobs()}
+    assert (jobs[held].held, jobs[held].priority, jobs[held].reason) == (True, 0, "JobHeldUser")
+    assert (jobs[held].start, jobs[held].nodes, jobs[held].tres_allocated) == (None, (), {})
+    assert set(jobs[later].partitions) == {"gpu", "gpu-preempt"}
+    assert (jobs[later].reason, jobs[later].held, jobs[later].requeue) == ("BeginTime", False, False)
+    begin = jobs[later].expected_start
+    assert begin is not None
+    assert abs(begin - datetime.now(UTC) - timedelta(hours=1)) < timedelta(minutes=1)
+    assert jobs[after].dependency == f"afterok:{held}(unfulfilled)"
+    assert jobs[later].gpus_requested == GpuCount(1)
+    assert jobs[held].gpus_requested is None
+
+
+def test_array_tasks_and_components_are_found_by_the_names_that_people_use(cluster: Cluster, root: SlurmClient) -> None:
+    """``7_2``, ``7_[3-4]`` and ``9+1``: those that run, and tasks that share a record."""
+    array = started(cluster, *CPU, "--array=1-4%1")
+    team = cluster.submit(*CPU, "--hold", ":", *CPU, wrap=HALF_HOUR)
+    first, waiting = root.job(f"{array}_1"), root.job(f"{array}_3")
+    assert (first.id, first.state, first.array_limit) == (f"{array}_1", "RUNNING", 1)
+    assert (waiting.id, waiting.array_tasks, waiting.stdout) == (f"{array}_[2-4]", "2-4", None)
+    assert root.job(f"{team}+1").job_id == int(team) + 1
+    ids = {job.id for job in root.jobs()}
+    assert {f"{array}_1", f"{array}_[2-4]", f"{team}+0", f"{team}+1"} <= ids
+    for missing in (f"{array}_9", f"{team}+5", "4000000"):
+        with pytest.raises(faults.UnknownJobError):
+            root.job(missing)
+
+
+def test_ended_job_says_how(cluster: Cluster, root: SlurmClient) -> None:
+    """Ended jobs stay visible for MinJobAge, with when and how they ended."""
+    number = cluster.submit(*CPU, wrap="true")
+    cluster.wait_for_state(number, "COMPLETED")
+    job = root.job(number)
+    assert (job.state, job.ended, job.exit_code, job.exit_signal) == ("COMPLETED", True, 0, None)
+    assert job.end is not None
+    assert (job.expected_end, job.steps) == (None, ())
+
+
+def test_nodes_partitions_and_configuration(cluster: Cluster, root: SlurmClient) -> None:
+    """GPUs configured and in use by node, the default partition, the settings that the product looks at."""
+    started(cluster, *GPU, "--nodelist=c2")
+    nodes = {node.name: node for node in root.nodes()}
+    assert sorted(nodes) == sorted(COMPUTE_NODES)
+    assert (nodes["c2"].gpus, nodes["c2"].gpus_used) == (GpuCount(2, "h100"), GpuCount(1, "h100"))
+    assert (nodes["cpu1"].gpus, nodes["cpu1"].gpus_used) == (None, None)
+    assert (nodes["c2"].state, nodes["c2"].cpus, nodes["c2"].memory_mib) == ("MIXED", 8, 16000)
+    assert (nodes["c2"].cpus_used, nodes["c2"].memory_used_mib) == (1, 100)
+    assert nodes["c2"].responding
+    partitions = {partition.name: partition for partition in root.partitions()}
+    assert [name for name, partition in partitions.items() if partition.default] == ["cpu"]
+    assert partitions["gpu"].nodes == ("c1", "c2")
+    assert partitions["gpu"].gpus == GpuCount(4, "h100")
+    assert (partitions["gpu"].max_time_s, partitions["gpu-preempt"].preempt_mode) == (86400, "REQUEUE")
+    assert "gres/gpu" in root.config()["AccountingStorageTRES"].split(",")
+    assert root.version().startswith(f"{cluster.release}.")
+    root.ping()
+
+
+# --- acting
+
+
+def test_hold_and_release(cluster: Cluster, root: SlurmClient, connect: Open) -> None:
+    """A job that the administrator holds is released by the administrator, one held for the user also by its owner."""
+    alice = connect("alice")
+    number = cluster.submit(*CPU, "--begin=now+1hour", wrap="true")
+    root.hold(number)
+    assert (root.job(number).held, root.job(number).reason) == (True, "JobHeldAdmin")
+    with pytest.raises(faults.NotPermittedError):
+        alice.release(number)
+    root.release(number)
+    assert not root.job(number).held
+    root.hold(number, by_user=True)
+    assert root.job(number).reason == "JobHeldUser"
+    alice.release(number)
+    assert not root.job(number).held
+
+
+def test_requeue_gives_the_gpus_back_and_a_held_one_waits_for_its_release(cluster: Cluster, root: SlurmClient) -> None:
+    """The way to suspend: the same job, later. A pending job cannot be requeued, nor one that does not allow it."""
+    number = started(cluster, *GPU, "--nodelist=c1")
+    root.requeue(number, hold=True)
+    job = wait_until("it is back in the queue", lambda: root.job(number), lambda job: job.state == "PENDING")
+    assert (job.held, job.restarts, job.node_gpus) == (True, 1, ())
+    wait_until("its GPU is free", lambda: {node.name: node for node in root.nodes()}["c1"].gpus_used == GpuCount(0))
+    with pytest.raises(faults.InvalidStateError, match="pending"):
+        root.requeue(number)
+    root.release(number)
+    cluster.wait_for_state(number, "RUNNING")
+    root.requeue(number)
+    wait_until("it was requeued", lambda: root.job(number), lambda job: job.restarts == 2)
+    never = started(cluster, *CPU, "--no-requeue")
+    with pytest.raises(faults.InvalidStateError):
+        root.requeue(never)
+
+
+def test_cancel_ends_jobs_tasks_and_steps_alone(cluster: Cluster, root: SlurmClient) -> None:
+    """Nothing but what was named; an ended and an unknown job are told apart."""
+    text = "#!/bin/bash\nsrun --ntasks=1 --mem=50 sleep 1800\necho went on\nsleep 1800\n"
+    number = started(cluster, *CPU, script=text)
+    wait_until("its step runs", lambda: root.steps(number), lambda steps: any(step.step == "0" for step in steps))
+    root.cancel(f"{number}.0")
+    cluster.wait_for_output(number, "went on")
+    array = cluster.submit(*CPU, "--hold", "--array=1-3", wrap=HALF_HOUR)
+    root.cancel(f"{array}_2")
+    assert root.job(f"{array}_2").state == "CANCELLED"
+    assert root.job(f"{array}_3").state == "PENDING"
+    root.cancel(number)
+    wait_until("it has ended", lambda: root.job(number).state == "CANCELLED")
+    with pytest.raises(faults.AlreadyDoneError):
+        root.cancel(number)
+    for missing in ("4000000", f"{array}_77", f"{array}_3.0"):
+        with pytest.raises(faults.UnknownJobError):
+            root.cancel(missing)
+
+
+def test_signal_reaches_the_batch_script(cluster: Cluster, root: SlurmClient) -> None:
+    """To the script alone, by name or number; a pending or ended job has no process to take it."""
+    text = "#!/bin/bash\ntrap 'echo got one' USR1\necho ready\nwhile :; do sleep 0.1; done\n"
+    number = started(cluster, *CPU, script=text)
+    cluster.wait_for_output(number, "ready")
+    root.signal(number, "USR1", to="batch")
+    cluster.wait_for_output(number, "got one")
+    with pytest.raises(faults.UnknownJobError):
+        root.signal(f"{number}.7", "USR1")
+    root.cancel(f"{number}.batch")
+    wait_until("its script was killed", lambda: root.job(number).ended)
+    with pytest.raises(faults.AlreadyDoneError):
+        root.signal(number, 10)
+    waiting = cluster.submit(*CPU, "--hold", wrap="true")
+    with pytest.raises(faults.InvalidStateError):
+        root.signal(waiting, "USR1")
+
+
+def test_comments_hold_any_text(cluster: Cluster, root: SlurmClient, connect: Open) -> None:
+    """What looks like an option or another setting is text; only the owner sees to the one, administrators to both."""
+    number = cluster.submit(*CPU, "--hold", wrap="true")
+    for text in ("suspended: idle 15m, 52 GiB, wake with ...", "a \"b\" 'c' = d Priority=9", "--all -v é\N{SNOWMAN}"):
+        root.set_comment(number, text)
+        root.set_admin_comment(number, f"JS1:{text}")
+        job = root.job(number)
+        assert (job.comment, job.admin_comment, job.priority) == (text, f"JS1:{text}", 0)
+    connect("alice").set_comment(number, "mine")
+    assert root.job(number).comment == "mine"
+    root.set_comment(number, "")
+    assert root.job(number).comment is None
+    with pytest.raises(faults.NotPermittedError):
+        connect("bob").set_comment(number, "x")
+
+
+def test_begin_time_is_set(cluster: Cluster, root: SlurmClient) -> None:
+    """A time is a time, whatever the zone; a running job has begun."""
+    number = cluster.submit(*CPU, "--begin=now+1hour", wrap="true")
+    when = (datetime.now(UTC) + timedelta(hours=3)).replace(microsecond=0)
+    root.set_begin(number, when)
+    assert root.job(number).expected_start == when
+    with pytest.raises(faults.InvalidStateError):
+        root.set_begin(started(cluster, *CPU), when)
+
+
+def test_notice_arrives_in_the_jobs_output(cluster: Cluster, root: SlurmClient) -> None:
+    """As text, also where it looks like an option."""
+    number = started(cluster, *CPU)
+    root.notify(number, "--verbose: your job is idle")
+    cluster.wait_for_output(number, "--verbose: your job is idle")
+
+
+def test_drain_and_resume(cluster: Cluster, root: SlurmClient, connect: Open) -> None:
+    """With the reason, for administrators alone; what is in service needs no resume."""
+    root.drain("cpu1", "GPU 0: memory held by no process")
+    node = {node.name: node for node in root.nodes()}["cpu1"]
+    assert (node.draining, node.reason) == (True, "GPU 0: memory held by no process")
+    root.resume("cpu1")
+    assert not {node.name: node for node in root.nodes()}["cpu1"].draining
+    with pytest.raises(faults.InvalidStateError):
+        root.resume("cpu1")
+    with pytest.raises(faults.UnknownNodeError):
+        root.drain("c99", "x")
+    with pytest.raises(faults.NotPermittedError):
+        connect("alice").drain("cpu1", "x")
+
+
+def test_what_a_user_may_not_do_is_refused_by_name(cluster: Cluster, root: SlurmClient, connect: Open) -> None:
+    """Each of the actions, on another user's job, leaves it as it is."""
+    bob = connect("bob")
+    number = started(cluster, *CPU)
+    when = datetime.now(UTC) + timedelta(hours=1)
+    for act in (
+        lambda: bob.hold(number),
+        lambda: bob.release(number),
+        lambda: bob.requeue(number),
+        lambda: bob.cancel(number),
+        lambda: bob.signal(number, "USR1"),
+        lambda: bob.set_admin_comment(number, "x"),
+        lambda: bob.set_begin(number, when),
+        lambda: bob.notify(number, "x"),
+    ):
+        with pytest.raises(faults.NotPermittedError):
+            act()
+    assert (root.job(number).state, root.job(number).admin_comment) == ("RUNNING", None)
+
+
+def test_unknown_jobs_are_refused_by_name(root: SlurmClient) -> None:
+    """Each of the actions."""
+    when = datetime.now(UTC) + timedelta(hours=1)
+    for act in (
+        lambda: root.hold(4000000),
+        lambda: root.release(4000000),
+        lambda: root.requeue(4000000),
+        lambda: root.cancel(4000000),
+        lambda: root.signal(4000000, "USR1"),
+        lambda: root.set_comment(4000000, "x"),
+        lambda: root.set_begin(4000000, when),
+        lambda: root.notify(4000000, "x"),
+        lambda: root.job(4000000),
+    ):
+        with pytest.raises(faults.UnknownJobError):
+            act()
+    assert root.steps(4000000) == ()
+
+
+# --- when things are down
+
+
+@pytest.mark.slow
+def test_controller_that_is_down_is_one_clear_error_and_nothing_more(cluster: Cluster, root: SlurmClient) -> None:
+    """The client lives on and works again when slurmctld is back."""
+    root.ping()
+    docker("stop", "--time=5", cluster.container("slurmctld"))
+    try:
+        for look in (root.jobs, root.ping, lambda: root.hold(1)):
+            with pytest.raises(faults.ControllerDownError):
+                look()
+    finally:
+        cluster.start("slurmctld")
+    wait_until("slurmctld answers", lambda: "is UP" in cluster.run("login", "scontrol", "ping").stdout)
+    assert len(root.nodes()) == 3
+
+
+# --- the two beside each other
+
+
+def both(cluster: Cluster) -> tuple[CommandsClient, PyslurmClient]:
+    """Both implementations, as root."""
+    if cluster.release != "26.05":
+        pytest.skip(NO_PYSLURM)
+    commands = CommandsClient(runner(cluster, "root"))
+    return commands, PyslurmClient(commands, starter(cluster, "root"))
+
+
+def test_both_see_the_same(cluster: Cluster) -> None:
+    """Every field of every job and node, but what pyslurm does not tell: the status of a job that failed."""
+    commands, pyslurm = both(cluster)
+    started(cluster, *GPU, "--array=1-3%1")
+    cluster.submit(*CPU, "--hold", ":", *CPU, wrap=HALF_HOUR)
+    cluster.wait_for_state(cluster.submit(*CPU, wrap="exit 3"), "FAILED")
+    with pyslurm:
+        # Slurm plans anew every two seconds: until both have looked at the same plan.
+        wait_until("both see the same", lambda: differences(commands, pyslurm), lambda found: not found, timeout_s=20)
+        assert {node.name: node for node in commands.nodes()} == {node.name: node for node in pyslurm.nodes()}
+
+
+def differences(one: SlurmClient, other: SlurmClient) -> list[str]:
+    """What the two say differently of the jobs."""
+    first, second = ({job.id: job for job in client.jobs(steps=True, gpu_detail=True)} for client in (one, other))
+    found = [f"only one has {name}" for name in first.keys() ^ second.keys()]
+    for name in first.keys() & second.keys():
+        for attribute in (each.name for each in fields(first[name]) if each.name != "exit_code"):
+            here, there = getattr(first[name], attribute), getattr(second[name], attribute)
+            if here != there:
+                found.append(f"{name} {attribute}: {here!r}, {there!r}")
+    return found
+
+
+def test_auto_takes_pyslurm_where_it_is_and_says_why_where_it_is_not(cluster: Cluster) -> None:
+    """On 26.05 it is built for the site's Slurm; on 24.11 it cannot be imported."""
+    run, start = runner(cluster, "root"), starter(cluster, "root")
+    commands, pyslurm = examine(run, start)
+    assert commands.usable
+    with open_client("auto", run=run, start=start) as client:
+        if cluster.release == "26.05":
+            assert (client.backend, pyslurm.reason) == ("pyslurm", None)
+            return
+        assert client.backend == "commands"
+    assert "No module named 'pyslurm'" in str(pyslurm.reason)
+    with pytest.raises(faults.BackendUnusableError, match="No module named"):
+        open_client("pyslurm", run=run, start=start)
+
+
+def test_a_machine_without_configuration_costs_the_pyslurm_process_and_not_ours(cluster: Cluster) -> None:
+    """libslurm ends its process there; here that is an error with a reason, and auto goes on with the commands."""
+    commands, _ = both(cluster)
+    lost = starter(cluster, "root", "SLURM_CONF=/nonexistent/slurm.conf")
+    with PyslurmClient(commands, lost) as client, pytest.raises(faults.ControllerDownError, match=r"slurm\.conf"):
+        client.jobs()
+    with open_client("auto", run=runner(cluster, "root"), start=lost) as client:
+        assert client.backend == "commands"
+
+
+def test_pyslurm_process_that_is_killed_is_replaced(cluster: Cluster) -> None:
+    """In between and in the middle of a request."""
+    _, client = both(cluster)
+    with client:
+        assert len(client.nodes()) == 3
+        cluster.shell("login", f"pkill -KILL -f '{MODULE}'")
+        assert len(client.nodes()) == 3
+        began = time.monotonic()
+        cluster.shell("login", f"pkill -STOP -f '{MODULE}'; (sleep 1; pkill -KILL -f '{MODULE}') >/dev/null 2>&1 &")
+        assert len(client.nodes()) == 3
+        assert time.monotonic() - began < 30
+
+
+def test_doctor_says_how_slurm_is_spoken_to(cluster: Cluster) -> None:
+    """On the login node, as installed there."""
+    said = cluster.run("login", "slurm-affinode", "doctor").stdout
+    used = "pyslurm (auto was asked for)" if cluster.release == "26.05" else "commands (auto was asked for)"
+    for words in (used, f"version {cluster.release}.", "slurmctld", "slurmdbd", "AccountingStorageTRES="):
+        assert words in " ".join(said.split())
+    forced = cluster.run("login", "slurm-affinode", "doctor", "--slurm-backend=commands").stdout
+    assert "commands (commands was asked for)" in " ".join(forced.split())
