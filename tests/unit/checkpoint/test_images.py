@@ -1,0 +1,317 @@
+"""The image store: complete or not there, whole or refused, nobody else's, within its limits."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slurm_affinode.checkpoint import digest
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom
+from slurm_affinode.model.suspension import JobKey, LiveRun
+
+from .conftest import JOB, KEY, LATER, MANIFEST
+
+Make = Callable[..., Image]
+
+
+def directory(store: DirectoryStore, image: Image) -> Path:
+    """Of an image."""
+    return store.path / image.manifest.key.name / f"{image.manifest.seq:04d}"
+
+
+def test_an_image_is_found_verified_and_removed(store: DirectoryStore, make_image: Make) -> None:
+    """What was written is what is found; nothing is left of it when it is removed."""
+    image = make_image()
+    found = store.find(LATER)
+    assert found == image
+    assert found is not None
+    assert {file.path: file.size for file in found.manifest.files} == {
+        "out.1": 3, "criu/pages-1.img": 5000, "criu/pstree.img": 4, "criu/empty.img": 0,
+    }  # fmt: skip
+    store.verify(found)
+    fd = store.open_criu(found)
+    assert sorted(os.listdir(fd)) == ["empty.img", "pages-1.img", "pstree.img"]
+    os.close(fd)
+    store.remove(found)
+    store.remove(found)
+    assert store.find(LATER) is None
+    assert list(store.path.iterdir()) == []
+
+
+def test_an_image_is_not_there_until_it_is_complete(store: DirectoryStore) -> None:
+    """A writer that goes away leaves nothing; while it writes, nobody finds anything."""
+    with store.begin(JOB, uid=1, estimate=0) as writer:
+        assert writer.seq == 1
+        assert store.find(LATER) is None
+        assert store.images() == []
+        assert store.busy(JOB)
+    assert not store.busy(JOB)
+    assert [path.name for path in (store.path / JOB.name).iterdir()] == []
+
+
+def test_a_writer_of_another_process_is_seen(store: DirectoryStore) -> None:
+    """CRIU inherits the lock: as long as it lives the image is being written."""
+    writer = store.begin(JOB, uid=1, estimate=0)
+    inherited = os.dup(writer.criu_fd)
+    writer.leave()
+    assert store.busy(JOB)
+    with pytest.raises(CheckpointError, match="is being written"):
+        store.discard(JOB, 1)
+    assert store.sweep([], cluster="cluster", young_s=-1) == []
+    os.close(inherited)
+    assert not store.busy(JOB)
+    store.discard(JOB, 1)
+    assert list(store.path.iterdir()) == []
+
+
+def test_suspensions_are_counted_and_the_newest_is_found(store: DirectoryStore, make_image: Make) -> None:
+    """Also where the first ones are in another store."""
+    first, second = make_image(), make_image()
+    assert (first.manifest.seq, second.manifest.seq) == (1, 2)
+    assert store.find(LATER) == second
+    with store.begin(JOB, uid=1, estimate=0, at_least=7) as writer:
+        assert writer.seq == 7
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        replace(LATER, uid=1002),
+        replace(LATER, restarts=0),
+        replace(LATER, key=replace(LATER.key, submit_epoch=JOB.submit_epoch - 1)),
+        replace(LATER, key=replace(LATER.key, cluster="other")),
+        replace(LATER, key=replace(LATER.key, job_id=124)),
+    ],
+)
+def test_an_image_is_of_one_job_alone(store: DirectoryStore, make_image: Make, run: LiveRun) -> None:
+    """Another user, cluster or id, a job that was not requeued, an older one: none of them gets it."""
+    make_image()
+    assert store.find(run) is None
+
+
+def tamper(what: str, path: Path, other: Path) -> None:
+    """Change an image as somebody with root's rights on the file server could."""
+    pages, listed = path / "criu" / "pages-1.img", path / "manifest.json"
+    match what:
+        case "bit":
+            data = bytearray(pages.read_bytes())
+            data[1234] ^= 4
+            pages.write_bytes(data)
+        case "output":
+            (path / "out.1").write_bytes(b"TRE")
+        case "shorter":
+            os.truncate(pages, 4999)
+        case "longer":
+            with pages.open("ab") as file:
+                file.write(b"x")
+        case "missing":
+            pages.unlink()
+        case "extra":
+            (path / "criu" / "core-9.img").touch(mode=0o600)
+        case "extra-top":
+            (path / "readme").touch(mode=0o600)
+        case "symlink":
+            pages.rename(path.parent / "elsewhere")
+            pages.symlink_to(path.parent / "elsewhere")
+        case "directory-symlink":
+            (path / "criu").rename(path.parent / "elsewhere")
+            (path / "criu").symlink_to(path.parent / "elsewhere")
+        case "image-symlink":
+            path.rename(path.parent / "elsewhere")
+            path.symlink_to(path.parent / "elsewhere")
+        case "job-symlink":
+            path.parent.rename(path.parents[1] / "elsewhere")
+            path.parent.symlink_to(path.parents[1] / "elsewhere")
+        case "hard-link":
+            os.link(pages, path.parents[2] / "second-name")
+        case "fifo":
+            pages.unlink()
+            os.mkfifo(pages, 0o600)
+        case "mode":
+            pages.chmod(0o640)
+        case "directory-mode":
+            path.chmod(0o755)
+        case "uid":
+            listed.write_text(listed.read_text().replace('"uid": 1001', '"uid": 1002'))
+        case "signature":
+            (path / "manifest.hmac").write_text("0" * 64 + "\n")
+        case "no-signature":
+            (path / "manifest.hmac").unlink()
+        case "other-image":
+            path.rename(path.with_suffix(".was"))
+            other.rename(path)
+        case "owner":
+            os.chown(pages, 65534, 65534)
+        case "directory-owner":
+            os.chown(path, 65534, 65534)
+
+
+TAMPERINGS = (
+    "bit output shorter longer missing extra extra-top symlink directory-symlink image-symlink job-symlink hard-link fifo "
+    "mode directory-mode uid signature no-signature other-image owner directory-owner"
+).split()
+
+
+@pytest.mark.parametrize("what", TAMPERINGS)
+def test_an_image_that_was_changed_is_refused(store: DirectoryStore, make_image: Make, what: str) -> None:
+    """Whatever was done to it, it is told in one line that names the image."""
+    if "owner" in what and os.geteuid() != 0:
+        pytest.skip("needs root to give files away")
+    other = make_image(manifest=replace(MANIFEST, key=JobKey("cluster", 124, 5)))
+    image = make_image()
+    tamper(what, directory(store, image), directory(store, other))
+    with pytest.raises(ImageDamaged) as caught:
+        store.verify(store.find(LATER) or image)
+    assert "\n" not in str(caught.value)
+    assert "cluster.123" in str(caught.value)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_changed_bit_goes_unseen(store: DirectoryStore, make_image: Make, data: st.DataObject) -> None:
+    """Any bit of any file of an image."""
+    image = make_image(size=400)
+    files = sorted(p for p in directory(store, image).rglob("*") if p.is_file() and p.stat().st_size)
+    path = data.draw(st.sampled_from(files))
+    contents = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(contents) - 1))
+    before = contents[at]
+    contents[at] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(contents)
+    if path.name == "manifest.hmac" and chr(before).isspace() and chr(contents[at]).isspace():
+        return  # white space around the signature is not part of it
+    with pytest.raises(ImageDamaged):
+        store.verify(store.find(LATER) or image)
+
+
+def test_another_key_opens_nothing(store: DirectoryStore, make_image: Make) -> None:
+    """An image that was not made with this key."""
+    make_image()
+    stranger = DirectoryStore(store.path, bytes(32))
+    with pytest.raises(ImageDamaged, match="another key"):
+        stranger.find(LATER)
+    stranger.close()
+
+
+def test_a_store_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
+    """Nor one behind a link, nor what is no directory."""
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to(tmp_path / "open")
+    (tmp_path / "file").touch()
+    for name in ("open", "link", "file", "none"):
+        with pytest.raises(CheckpointError, match=name):
+            DirectoryStore(tmp_path / name, KEY, create=False)
+
+
+def test_limits_are_told_with_numbers(tmp_path: Path, make_image: Make) -> None:
+    """Of the store, of the user, of the disk; what is promised to writers counts."""
+    store = DirectoryStore(tmp_path / "limited", KEY, quota=20_000, user_quota=12_000)
+    make_image(into=store)
+    with pytest.raises(NoRoom, match="user 1001"):
+        store.begin(JOB, uid=1001, estimate=8_000)
+    with store.begin(JOB, uid=1002, estimate=11_000), pytest.raises(NoRoom, match="the store has"):
+        store.begin(JOB, uid=1003, estimate=8_000)
+    with pytest.raises(NoRoom, match=r"GiB free, 1048576\.0 GiB needed"):
+        store.check_room(1, 1 << 50)
+    usage = store.usage()
+    assert usage.by_user == {1001: 5007}
+    assert usage.images == 1
+    store.close()
+
+
+def test_a_copy_is_the_same_image(store: DirectoryStore, tmp_path: Path, make_image: Make) -> None:
+    """Verified, and copied once only."""
+    image, shared = make_image(), DirectoryStore(tmp_path / "shared", KEY)
+    copied = store.copy(image, shared)
+    assert copied.manifest == image.manifest
+    shared.verify(copied)
+    assert store.copy(image, shared) == copied
+    shared.close()
+
+
+def test_a_broken_copy_is_taken_up(
+    store: DirectoryStore, tmp_path: Path, make_image: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From where it ended; what is wrong in it is written again, what does not belong there goes."""
+    monkeypatch.setattr(digest, "BLOCK", 1 << 12)
+    monkeypatch.setattr(digest, "workers", lambda: 1)
+    image, shared = make_image(size=1 << 18), DirectoryStore(tmp_path / "shared", KEY)
+    seen: list[int] = []
+
+    def stop(count: int) -> None:
+        seen.append(count)
+        if len(seen) > 40:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(NoRoom, match="No space left"):
+        store.copy(image, shared, progress=stop)
+    assert shared.find(LATER) is None
+    half = shared.path / JOB.name / "0001.tmp" / "criu" / "pages-1.img"
+    begun = half.stat().st_size
+    assert 0 < begun
+    data = bytearray(half.read_bytes())
+    data[10] ^= 1
+    half.write_bytes(data)
+    (half.parent / "stray.img").touch()
+    shared.verify(store.copy(image, shared))
+    shared.close()
+
+
+def test_a_damaged_image_is_not_copied(store: DirectoryStore, tmp_path: Path, make_image: Make) -> None:
+    """It is found on the way."""
+    image, shared = make_image(), DirectoryStore(tmp_path / "shared", KEY)
+    tamper("bit", directory(store, image), Path())
+    with pytest.raises(ImageDamaged, match="contents have changed"):
+        store.copy(image, shared)
+    assert shared.images() == []
+    shared.close()
+
+
+def test_the_sweep_keeps_what_a_live_job_needs(store: DirectoryStore, make_image: Make) -> None:
+    """Images of jobs that are over go, and of jobs whose number is used again; so do broken writes; others stay."""
+    kept = make_image()
+    this_run = make_image(manifest=replace(MANIFEST, key=JobKey("cluster", 200, 5), restarts=3))
+    make_image(manifest=replace(MANIFEST, key=JobKey("cluster", 300, 5)))
+    make_image(manifest=replace(MANIFEST, key=JobKey("cluster", 400, 5)))
+    foreign = make_image(manifest=replace(MANIFEST, key=JobKey("other", 300, 5)))
+    store.begin(JobKey("cluster", 500, 5), uid=1, estimate=0).leave()
+    live = [
+        LATER,
+        LiveRun(JobKey("cluster", 200, 5), 1001, 3),
+        LiveRun(JobKey("cluster", 300, 9000), 1001, 0),
+        LiveRun(JobKey("cluster", 600, 1), 1001, 0),
+    ]
+    assert store.sweep(live, cluster="cluster") == []
+    removed = store.sweep(live, cluster="cluster", young_s=-1)
+    assert removed == ["cluster.300/0001", "cluster.400/0001", "cluster.500/0001.tmp"]
+    assert [i.manifest.key for i in store.images() if isinstance(i, Image)] == [
+        kept.manifest.key, this_run.manifest.key, foreign.manifest.key,
+    ]  # fmt: skip
+
+
+def test_files_are_digested_while_they_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same digest as afterwards."""
+    monkeypatch.setattr(digest, "BLOCK", 1 << 12)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    follower = digest.Follower(fd)
+    deadline = time.monotonic() + 30
+    with (tmp_path / "pages-1.img").open("wb", buffering=0) as file:
+        for number in range(40):
+            file.write(bytes([number]) * 1000)
+        while len(follower._blocks.get("pages-1.img", [])) < 9:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        file.write(b"the end")
+    with (tmp_path / "pages-1.img").open("rb") as file, digest.pool() as executor:
+        size = 40_007
+        assert follower.digest_of("pages-1.img", file.fileno(), size) == digest.of_file(file.fileno(), size, executor)
+    follower.stop()
+    os.close(fd)
