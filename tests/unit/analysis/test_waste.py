@@ -446,8 +446,8 @@ def test_time_passes_in_buckets(analysed: Analysed, samples: Rows, jobs: Jobs) -
         (72 * HOUR, HOUR),
         (96 * HOUR, 6 * HOUR),
         (504 * HOUR, 6 * HOUR),
-    ]
-    + [(528 * HOUR, 24 * HOUR)],
+        (528 * HOUR, 24 * HOUR),
+    ],
 )
 def test_longer_intervals_have_wider_buckets(analysed: Analysed, jobs: Jobs, until: int, width: int) -> None:
     """Up to a quarter of an hour, an hour, three days, three weeks, more."""
