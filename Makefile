@@ -10,7 +10,7 @@ VENV := .venv/bin
 DEMO_OUT ?= out/demo
 
 .PHONY: help demo test test-fast lint format check-types docs bench system-packages install lock wheel clean \
-  cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-test
+  cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-demo cluster-test
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ cluster-logs: ## Show what its daemons say.
 
 cluster-status: ## Show its containers, nodes and jobs.
 	@containers/cluster status
+
+cluster-demo: ## Run real jobs on it, report on its last ten minutes: out/cluster-demo/report.html.
+	@containers/cluster-demo
 
 cluster-test: .venv/.dev ## Run the tests that need the cluster.
 	@containers/ensure-docker.sh
