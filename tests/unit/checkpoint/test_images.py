@@ -38,7 +38,7 @@ def test_an_image_is_found_verified_and_removed(store: DirectoryStore, make_imag
     }  # fmt: skip
     store.verify(found)
     fd = store.open_criu(found)
-    assert sorted(os.listdir(fd)) == ["empty.img", "pages-1.img", "pstree.img"]
+    assert sorted(entry.name for entry in os.scandir(fd)) == ["empty.img", "pages-1.img", "pstree.img"]
     os.close(fd)
     store.remove(found)
     store.remove(found)
@@ -155,9 +155,10 @@ def tamper(what: str, path: Path, other: Path) -> None:
 
 
 TAMPERINGS = (
-    "bit output shorter longer missing extra extra-top symlink directory-symlink image-symlink job-symlink hard-link fifo "
-    "mode directory-mode uid signature no-signature other-image owner directory-owner"
-).split()
+    *("bit", "output", "shorter", "longer", "missing", "extra", "extra-top", "mode", "directory-mode", "fifo"),
+    *("symlink", "directory-symlink", "image-symlink", "job-symlink", "hard-link", "owner", "directory-owner"),
+    *("uid", "signature", "no-signature", "other-image"),
+)
 
 
 @pytest.mark.parametrize("what", TAMPERINGS)
@@ -256,7 +257,7 @@ def test_a_broken_copy_is_taken_up(
     assert shared.find(LATER) is None
     half = shared.path / JOB.name / "0001.tmp" / "criu" / "pages-1.img"
     begun = half.stat().st_size
-    assert 0 < begun
+    assert begun > 0
     data = bytearray(half.read_bytes())
     data[10] ^= 1
     half.write_bytes(data)
