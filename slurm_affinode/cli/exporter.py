@@ -81,7 +81,8 @@ def exporter(
     """Sample the GPUs of this node through NVML and show them under the names and labels of dcgm-exporter.
 
     For nodes without dcgm-exporter, or beside it. It runs in the foreground until it is told to end. What a GPU cannot
-    say is absent, never 0. Without root it cannot tell which job a process belongs to; give --job-map then.
+    say is absent, never 0. Which job has a GPU is what --job-map says, else which job the processes on it belong to;
+    for that it has to see the processes of others in /proc (hidepid), but need not be root.
     """
     # Not at the top: a client of the command line has no driver.
     from slurm_affinode.gpu.nvml import NvmlDriver  # noqa: PLC0415
