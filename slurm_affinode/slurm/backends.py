@@ -37,7 +37,7 @@ class Availability:
 
 
 def release_of_library(number: int) -> str:
-    """The release of libslurm's interface ``number``: one for each half-yearly release, 42 is 24.11, 45 is 26.05."""
+    """The release of libslurm's interface ``number``: one for each half-yearly release since 23.11 (40)."""
     half_years = number + 7
     return f"{half_years // 2:02d}.{'11' if half_years % 2 else '05'}"
 

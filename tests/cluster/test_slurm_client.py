@@ -151,7 +151,8 @@ def test_waiting_jobs_say_why_and_until_when(cluster: Cluster, root: SlurmClient
 
 def test_array_tasks_and_components_are_found_by_the_names_that_people_use(cluster: Cluster, root: SlurmClient) -> None:
     """``7_2``, ``7_[3-4]`` and ``9+1``: those that run, and tasks that share a record."""
-    array = started(cluster, *CPU, "--array=1-4%1")
+    array = cluster.submit(*CPU, "--array=1-4%1", wrap=HALF_HOUR)
+    cluster.wait_for_state(f"{array}_1", "RUNNING")
     team = cluster.submit(*CPU, "--hold", ":", *CPU, wrap=HALF_HOUR)
     first, waiting = root.job(f"{array}_1"), root.job(f"{array}_3")
     assert (first.id, first.state, first.array_limit) == (f"{array}_1", "RUNNING", 1)
@@ -388,7 +389,7 @@ def both(cluster: Cluster) -> tuple[CommandsClient, PyslurmClient]:
 def test_both_see_the_same(cluster: Cluster) -> None:
     """Every field of every job and node, but what pyslurm does not tell: the status of a job that failed."""
     commands, pyslurm = both(cluster)
-    started(cluster, *GPU, "--array=1-3%1")
+    cluster.wait_for_state(cluster.submit(*GPU, "--array=1-3%1", wrap=HALF_HOUR) + "_1", "RUNNING")
     cluster.submit(*CPU, "--hold", ":", *CPU, wrap=HALF_HOUR)
     cluster.wait_for_state(cluster.submit(*CPU, wrap="exit 3"), "FAILED")
     with pyslurm:

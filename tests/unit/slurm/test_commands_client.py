@@ -1,0 +1,161 @@
+"""The client by Slurm's commands: what is run, and what is made of the answers. ``run`` is a stand-in."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from slurm_affinode.errors import UnreachableError
+from slurm_affinode.process import Completed
+from slurm_affinode.slurm import faults
+from slurm_affinode.slurm.commands_client import CommandsClient
+
+DOWN = b'{"jobs": [], "last_update": {"set": true, "infinite": false, "number": 0}}'
+
+
+class Slurm:
+    """Remembers what was run; answers by the words of the command."""
+
+    def __init__(self, answers=None, jobs=()):
+        self.ran = []
+        self.env = None
+        self.answers = dict(answers or {})
+        text = {"jobs": list(jobs), "steps": [], "last_update": {"set": True, "number": 5 if jobs else 0}}
+        self.jobs = json.dumps(text).encode()
+
+    def __call__(self, argv, *, timeout_s, env=None, check=True):
+        assert timeout_s > 0
+        assert not check
+        self.ran.append(argv)
+        self.env = env
+        for word, (status, out, err) in self.answers.items():
+            if word in argv:
+                return Completed(tuple(argv), status, out, err)
+        if "ping" in argv:
+            return Completed(tuple(argv), 0, b"Slurmctld(primary) at head is UP\n", "")
+        return Completed(tuple(argv), 0, self.jobs if "show" in argv else b"", "")
+
+
+def job(number=5, state="RUNNING", **more):
+    return {"job_id": number, "job_state": [state], **more}
+
+
+def test_each_action_is_one_command_whose_options_end_before_the_names():
+    slurm = Slurm()
+    client = CommandsClient(slurm)
+    client.hold("5")
+    client.hold(5, by_user=True)
+    client.release("5_3")
+    client.requeue("5")
+    client.requeue("5", hold=True)
+    client.cancel("5.0")
+    client.set_comment(5, "-v Priority=0 'x'")
+    client.set_admin_comment(5, "")
+    client.set_begin(5, datetime(2026, 1, 2, tzinfo=UTC))
+    client.notify(5, "--json")
+    client.drain("c1", "why = --")
+    client.resume("c1")
+    assert slurm.ran == [
+        ["scontrol", "--", "hold", "5"],
+        ["scontrol", "--", "uhold", "5"],
+        ["scontrol", "--", "release", "5_3"],
+        ["scontrol", "--", "requeue", "5"],
+        ["scontrol", "--", "requeuehold", "5"],
+        ["scancel", "--verbose", "--", "5.0"],
+        ["scontrol", "--", "update", "JobId=5", "Comment=-v Priority=0 'x'"],
+        ["scontrol", "--", "update", "JobId=5", "AdminComment="],
+        ["scontrol", "--", "update", "JobId=5", "StartTime=uts1767312000"],
+        ["scontrol", "--", "notify", "5", "--json"],
+        ["scontrol", "--", "update", "NodeName=c1", "State=DRAIN", "Reason=why = --"],
+        ["scontrol", "--", "update", "NodeName=c1", "State=RESUME"],
+    ]
+
+
+def test_what_a_users_shell_sets_does_not_change_the_commands():
+    slurm = Slurm()
+    env = {"PATH": "/bin", "SLURM_CONF": "/x", "SCANCEL_SIGNAL": "KILL", "SLURM_CLUSTERS": "b", "TZ": "Asia/Kolkata"}
+    CommandsClient(slurm, env=env).hold(5)
+    assert slurm.env["TZ"] == "UTC"
+    assert slurm.env["SLURM_CONF"] == "/x"
+    assert not {"SCANCEL_SIGNAL", "SLURM_CLUSTERS"} & set(slurm.env)
+
+
+def test_the_whole_queue_is_one_command():
+    slurm = Slurm(jobs=[job(n) for n in range(1, 1001)])
+    assert len(CommandsClient(slurm).jobs(gpu_detail=True)) == 1000
+    assert len(slurm.ran) == 1
+
+
+def test_scancel_that_ends_with_0_has_still_failed_where_it_says_so():
+    for said, kind in (
+        ("scancel: error: Kill job error on job id 5: Invalid job id specified", faults.UnknownJobError),
+        (
+            "scancel: error: Kill job error on job id 5: Job/step already completing or completed",
+            faults.AlreadyDoneError,
+        ),
+    ):
+        slurm = Slurm({"scancel": (0, b"", f"scancel: Terminating job 5\n{said}\n")})
+        with pytest.raises(kind):
+            CommandsClient(slurm).cancel(5)
+    CommandsClient(Slurm({"scancel": (0, b"", "scancel: Terminating job 5\n")})).cancel(5)
+
+
+def test_controller_that_is_down_is_not_an_empty_queue():
+    """scontrol ends with 0 and an empty list then."""
+    ping = (1, b"Slurmctld(primary) at head is DOWN\n", "")
+    client = CommandsClient(Slurm({"ping": ping}))
+    for look in (client.jobs, lambda: client.job(5), client.steps, lambda: client.signal(5, "USR1")):
+        with pytest.raises(faults.ControllerDownError, match="at head is DOWN"):
+            look()
+    with pytest.raises(faults.ControllerDownError, match="no answer"):
+        CommandsClient(Slurm()).jobs()
+    with pytest.raises(faults.UnknownJobError):
+        CommandsClient(Slurm()).job(5)
+
+
+def test_signal_goes_only_to_what_runs():
+    """scancel would wait for a pending job to start."""
+    with pytest.raises(faults.InvalidStateError, match="it does not run"):
+        CommandsClient(Slurm(jobs=[job(state="PENDING")])).signal(5, "USR1")
+    with pytest.raises(faults.AlreadyDoneError, match="COMPLETED"):
+        CommandsClient(Slurm(jobs=[job(state="COMPLETED")])).cancel(5, signal=10)
+    slurm = Slurm(jobs=[job()])
+    CommandsClient(slurm).signal(5, "USR1", to="all")
+    assert slurm.ran[-1] == ["scancel", "--verbose", "--signal=10", "--full", "--", "5"]
+    array = [job(5, "PENDING", array_job_id=5, array_task_string="2-3"), job(6, array_job_id=5, array_task_id=1)]
+    CommandsClient(Slurm(jobs=array)).signal(5, "USR1")
+
+
+def test_a_job_among_several_records():
+    """Of an array the waiting tasks, or the task asked for; of a heterogeneous job its component."""
+    records = [
+        job(5, "PENDING", array_job_id=5, array_task_string="3-9:3,11%2"),
+        job(6, array_job_id=5, array_task_id=1),
+        job(7, array_job_id=5, array_task_id=2),
+        job(8, het_job_id=8, het_job_offset=0),
+        job(9, het_job_id=8, het_job_offset=1),
+    ]
+    client = CommandsClient(Slurm(jobs=records))
+    for name, number in (("5", 5), ("5_2", 7), ("5_6", 5), ("5_11", 5), ("7", 7), ("8", 8), ("8+1", 9), ("8+0", 8)):
+        assert client.job(name).job_id == number
+    for name in ("5_4", "5_12", "8+2", "10"):
+        with pytest.raises(faults.UnknownJobError):
+            client.job(name)
+
+
+def test_programs_that_are_not_slurms():
+    answers = {"--version": (0, b"scontrol by somebody\n", ""), "show": (1, b"", "unrecognized option '--json'")}
+    client = CommandsClient(Slurm(answers))
+    with pytest.raises(UnreachableError, match="not Slurm's scontrol"):
+        client.version()
+    with pytest.raises(faults.SlurmError, match="list jobs: unrecognized option"):
+        client.jobs()
+    with pytest.raises(faults.SlurmError, match="read the configuration"):
+        client.config()
+
+
+def test_it_is_a_context():
+    with CommandsClient(Slurm()) as client:
+        assert client.backend == "commands"

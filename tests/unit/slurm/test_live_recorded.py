@@ -1,0 +1,141 @@
+"""The live cluster of each release, as recorded: jobs, steps, nodes, partitions, configuration."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slurm_affinode.errors import UnreachableError
+from slurm_affinode.model.cluster import GpuCount, NodeGpus
+from slurm_affinode.slurm import live, live_json, live_pyslurm, live_text
+
+
+@pytest.fixture(params=["24.11", "26.05"])
+def record(request, recorded):
+    """Reads a recorded file of a release."""
+    return lambda name: (recorded / "slurm" / request.param / name).read_bytes()
+
+
+def jobs_of(record):
+    records, answered = live_json.document(record("jobs.json"), "jobs", program="scontrol")
+    assert answered
+    return {job.id: job for job in live_json.jobs(records)}
+
+
+def test_jobs(record):
+    """A GPU job with an odd name, an array, several partitions, held, to begin later, heterogeneous, failed."""
+    jobs = jobs_of(record)
+    first = jobs["1"]
+    assert (first.name, first.comment, first.user, first.state) == ('tr|ain "x" é', "hello = world", "alice", "RUNNING")
+    assert (first.gpus_requested, first.gpus_allocated) == (GpuCount(1, "h100"), GpuCount(1, "h100"))
+    assert first.node_gpus == (NodeGpus("c1", 1, "h100", (0,)),)
+    assert (first.time_limit_s, first.held, first.reason) == (1800, False, None)
+    assert first.stdout == "/home/alice/out/1.txt"
+    assert (jobs["2_1"].array_task_id, jobs["2_1"].gpus_requested) == (1, GpuCount(1))
+    assert (jobs["2_[2-4]"].array_tasks, jobs["2_[2-4]"].array_limit, jobs["2_[2-4]"].stdout) == ("2-4", 1, None)
+    assert set(jobs["3"].partitions) == {"gpu", "gpu-preempt"}
+    assert (jobs["3"].gpus_requested, jobs["3"].node_count, jobs["3"].pending) == (GpuCount(4), 2, True)
+    assert (jobs["4"].held, jobs["4"].priority, jobs["4"].reason) == (True, 0, "JobHeldUser")
+    assert (jobs["5"].reason, jobs["5"].requeue, jobs["5"].time_limit_s) == ("BeginTime", False, None)
+    assert jobs["5"].expected_start is not None
+    assert jobs["5"].expected_end is None
+    assert (jobs["6+0"].job_id, jobs["6+1"].job_id) == (6, 7)
+    assert jobs["9"].dependency is not None
+    assert "afterok:4(unfulfilled)" in jobs["9"].dependency
+
+
+def test_steps(record):
+    """The batch script and extern have no GPUs of their own, a step of srun has."""
+    records, _ = live_json.document(record("steps.json"), "steps", program="scontrol")
+    steps = {step.id: step for step in live_json.steps(records)}
+    assert {"1.batch", "1.extern", "1.0"} <= set(steps)
+    assert (steps["1.0"].gpus, steps["1.0"].tasks, steps["1.0"].nodes) == (GpuCount(1, "h100"), 1, ("c1",))
+    assert steps["1.batch"].gpus is None
+
+
+def test_nodes(record):
+    """A node without GPUs has None, one with idle GPUs 0."""
+    records, _ = live_json.document(record("nodes.json"), "nodes", program="scontrol")
+    nodes = {node.name: node for node in live_json.nodes(records)}
+    assert (nodes["c1"].gpus, nodes["c1"].gpus_used) == (GpuCount(2, "h100"), GpuCount(1, "h100"))
+    assert (nodes["cpu1"].gpus, nodes["cpu1"].gpus_used, nodes["cpu1"].partitions) == (None, None, ("cpu",))
+    assert (nodes["c1"].memory_mib, nodes["c1"].memory_used_mib, nodes["c1"].cpus_used) == (16000, 1000, 2)
+    assert nodes["c1"].responding
+    assert not nodes["c1"].draining
+
+
+def test_partitions_and_configuration(record):
+    partitions = {one.name: one for one in live_text.partitions(record("partitions.txt").decode())}
+    assert [name for name, one in partitions.items() if one.default] == ["cpu"]
+    assert (partitions["gpu"].nodes, partitions["gpu"].gpus) == (("c1", "c2"), GpuCount(4, "h100"))
+    assert (partitions["gpu-preempt"].priority_tier, partitions["gpu-preempt"].preempt_mode) == (1, "REQUEUE")
+    assert (partitions["gpu"].max_time_s, partitions["gpu"].default_time_s) == (86400, 1800)
+    config = live_text.config(record("config.txt").decode())
+    assert "gres/gpu" in config["AccountingStorageTRES"].split(",")
+    assert (config["MinJobAge"], config["JobRequeue"], config["PriorityParameters"]) == ("300 sec", "1", "")
+    version = live_text.version(record("version.txt").decode())
+    assert live_text.release(version) == live_text.release(config["SLURM_VERSION"])
+
+
+def test_pyslurm_shows_the_same_jobs_and_nodes(recorded):
+    """Recorded at the same time: equal in all but the plan of the scheduler and what pyslurm does not show."""
+    directory = recorded / "slurm" / "26.05"
+    answers = [json.loads(line) for line in (directory / "pyslurm.jsonl").read_text().splitlines()]
+    hello, jobs, nodes, steps = (answer["ok"] for answer in answers)
+    assert hello["api"] == 45
+    theirs = {job.id: job for job in live_pyslurm.jobs(jobs)}
+    ours = jobs_of(lambda name: (directory / name).read_bytes())
+    assert theirs.keys() == ours.keys()
+    left_out = {"expected_start", "expected_end", "node_gpus", "exit_code", "steps", "priority", "state", "reason"}
+    for name, job in ours.items():
+        for attribute in set(job.__dataclass_fields__) - left_out:
+            assert getattr(theirs[name], attribute) == getattr(job, attribute), (name, attribute)
+    records, _ = live_json.document((directory / "nodes.json").read_bytes(), "nodes", program="scontrol")
+    assert {node.name: node.gpus_used for node in live_pyslurm.nodes(nodes)} == {
+        node.name: node.gpus_used for node in live_json.nodes(records)
+    }
+    assert {"1.batch", "1.extern", "1.0"} <= {step.id for step in live_pyslurm.steps(steps)}
+
+
+def test_what_is_no_json_is_said_in_one_line():
+    for data in (b"", b"slurm_load_jobs error", b"[]", b'{"jobs": 3}', b"\xff"):
+        with pytest.raises(UnreachableError, match="did not answer with JSON"):
+            live_json.document(data, "jobs", program="scontrol")
+
+
+def test_an_empty_list_says_whether_it_was_answered():
+    """slurmctld that is down looks like an empty queue, but for the time of the last update."""
+    text = '{"jobs": [], "last_update": {"set": true, "infinite": false, "number": %d}}'
+    assert live_json.document((text % 0).encode(), "jobs", program="scontrol") == ([], False)
+    assert live_json.document((text % 5).encode(), "jobs", program="scontrol") == ([], True)
+
+
+def test_a_record_with_nothing_in_it_hides_no_other():
+    """Unknown stays unknown; bytes that are no text are shown."""
+    assert live_json.jobs([{}, {"job_id": "x"}]) == ()
+    (job,) = live_json.jobs([{"job_id": 7, "tres_alloc_str": "nonsense", "nodes": "c[", "gres_detail": ["?"]}])
+    assert (job.id, job.state, job.nodes, job.tres_allocated, job.node_gpus) == ("7", "UNKNOWN", (), {}, ())
+    records, _ = live_json.document(b'{"jobs": [{"job_id": 1, "name": "a\xffb"}]}', "jobs", program="scontrol")
+    assert live_json.jobs(records)[0].name == "a\\xffb"
+
+
+@pytest.mark.parametrize(
+    ("detail", "expected"),
+    [
+        ("gpu:h100:2(IDX:0,3)", [NodeGpus("n", 2, "h100", (0, 3))]),
+        ("gpu:4(IDX:0-3)", [NodeGpus("n", 4, None, (0, 1, 2, 3))]),
+        ("gpu:a:1(IDX:0),gpu:b:2(IDX:2-3)", [NodeGpus("n", 1, "a", (0,)), NodeGpus("n", 2, "b", (2, 3))]),
+        ("gpu:a100:1", [NodeGpus("n", 1, "a100")]),
+        ("gpu:0", []),
+        ("fpga:1(IDX:0)", []),
+    ],
+)
+def test_gpus_of_a_node_by_number(detail, expected):
+    assert list(live.node_gpus(["n"], [detail])) == expected
+
+
+def test_state_is_one_word():
+    assert live.state(["COMPLETED", "COMPLETING"]) == "COMPLETING"
+    assert live.state(["RUNNING", "SIGNALING"]) == "SIGNALING"
+    assert live.state([]) == "UNKNOWN"

@@ -1,0 +1,285 @@
+"""The client by pyslurm: the real worker's code on a made-up pyslurm, and workers that die, hang or talk nonsense."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.process import ChildEndedError, Completed
+from slurm_affinode.slurm import faults, pyslurm_worker
+from slurm_affinode.slurm.backends import examine, open_client, release_of_library
+from slurm_affinode.slurm.commands_client import CommandsClient
+from slurm_affinode.slurm.pyslurm_client import MAX_AGE_S, PyslurmClient
+
+
+class RPCError(Exception):
+    """As pyslurm's."""
+
+    def __init__(self, message, errno=2017):
+        super().__init__(message)
+        self.errno = errno
+
+
+class Tres:
+    def __init__(self, **amounts):
+        self.amounts = amounts
+
+    def to_dict(self, recursive):
+        gres = {name: {"count": n, "type_and_name": f"gres/{name}"} for name, n in self.amounts.items()}
+        return {"cpu": {"count": 2, "type_and_name": "cpu"}, "mem": {"count": 100, "type_and_name": "mem"},
+                "pages": None, "gres": gres, "raw_str": None}  # fmt: skip
+
+
+def record(number, state="RUNNING", **more):
+    values = dict.fromkeys(pyslurm_worker.JOB) | {"id": number, "state": state, "name": f"j{number}", "priority": 5}
+    tres = {"requested_tres": Tres(gpu=1), "allocated_tres": Tres(gpu=1) if state == "RUNNING" else None}
+    return SimpleNamespace(**(values | tres | {"steps": {}} | more))
+
+
+def made_up(jobs, did):
+    """A module like pyslurm with these jobs; what is done is noted in ``did``."""
+
+    class Job:
+        def __init__(self, number):
+            self.number = number
+
+        @staticmethod
+        def load(number):
+            if number not in jobs:
+                raise RPCError("Invalid job id specified")
+            return jobs[number]
+
+        def hold(self):
+            did.append(("hold", self.number))
+
+        def release(self):
+            raise RPCError("Access/permission denied", 2002)
+
+        def requeue(self, hold):
+            did.append(("requeue", self.number, hold))
+
+        def modify(self, changes):
+            did.append(("modify", self.number, changes))
+
+        def notify(self, message):
+            raise RuntimeError("a bug")
+
+    class Node:
+        def __init__(self, name=None, **changes):
+            self.name, self.changes = name, changes
+
+        def modify(self, node):
+            did.append(("node", self.name, node.changes))
+
+    class Jobs(dict):
+        def load_steps(self):
+            did.append("steps")
+
+    return SimpleNamespace(
+        __version__="25.11.2",
+        slurm_init=lambda: did.append("init"),
+        Job=Job,
+        Jobs=SimpleNamespace(load=lambda **_: Jobs(jobs)),
+        JobSteps=SimpleNamespace(load_all=dict),
+        JobSubmitDescription=lambda **changes: changes,
+        Node=Node,
+        Nodes=SimpleNamespace(load=dict),
+        slurmctld=SimpleNamespace(ping_all=lambda: [SimpleNamespace(is_responding=True)]),
+    )
+
+
+class InProcess:
+    """The worker without its process."""
+
+    def __init__(self, module):
+        def load(name):
+            if module is None:
+                raise ModuleNotFoundError(f"No module named {name!r}")
+            return module
+
+        self.worker = pyslurm_worker.Worker(load)
+        self.closed = False
+
+    def ask(self, line, *, timeout_s):
+        return json.dumps(self.worker.answer(line), default=str).encode()
+
+    def close(self):
+        self.closed = True
+
+
+class Broken(InProcess):
+    """Fails at the ``nth`` request with ``how``."""
+
+    def __init__(self, module, how, nth=2):
+        super().__init__(module)
+        self.how, self.left = how, nth
+
+    def ask(self, line, *, timeout_s):
+        self.left -= 1
+        if self.left:
+            return super().ask(line, timeout_s=timeout_s)
+        if isinstance(self.how, Exception):
+            raise self.how
+        return self.how
+
+
+def commands(argv, *, timeout_s, env=None, check=True):
+    """Slurm's commands, on their own cluster."""
+    if "--version" in argv:
+        return Completed(tuple(argv), 0, b"slurm 26.05.5\n", "")
+    jobs = [{"job_id": 5, "job_state": ["RUNNING"], "nodes": "c1", "gres_detail": ["gpu:1(IDX:1)"]},
+            {"job_id": 6, "job_state": ["RUNNING"], "array_job_id": 6, "array_task_id": 2}]  # fmt: skip
+    return Completed(tuple(argv), 0, json.dumps({"jobs": jobs, "steps": []}).encode(), "")
+
+
+def client_of(*workers, clock=lambda: 0.0, run=commands):
+    left = list(workers)
+    return PyslurmClient(CommandsClient(run), lambda: left.pop(0), clock=clock)
+
+
+@pytest.fixture
+def did():
+    return []
+
+
+@pytest.fixture
+def module(did):
+    return made_up({5: record(5), 6: record(6, array_id=6, array_task_id=2), 7: record(7, "PENDING")}, did)
+
+
+def test_the_queue_is_one_request_and_the_numbers_of_gpus_one_more(module, did):
+    client = client_of(InProcess(module))
+    jobs = {job.job_id: job for job in client.jobs(steps=True, gpu_detail=True)}
+    assert did == ["init", "steps"]
+    assert jobs[5].node_gpus is not None
+    assert jobs[5].node_gpus[0].indices == (1,)
+    assert jobs[5].tres_allocated == {"cpu": "2", "mem": "100M", "gres/gpu": "1"}
+    assert (jobs[6].id, jobs[7].node_gpus, jobs[7].pending) == ("6_2", (), True)
+    assert all(job.node_gpus is None for job in client.jobs())
+
+
+def test_plain_jobs_are_acted_on_by_pyslurm_and_the_rest_by_the_commands(module, did):
+    ran = []
+
+    def run(argv, **more):
+        ran.append(argv)
+        return commands(argv, **more)
+
+    client = client_of(InProcess(module), run=run)
+    client.hold(5)
+    client.requeue(5, hold=True)
+    client.set_comment(5, "x")
+    client.drain("c1", "why")
+    client.resume("c1")
+    assert ran == []
+    assert did[1:] == [("hold", 5), ("requeue", 5, True), ("modify", 5, {"comment": "x"}),
+                       ("node", "c1", {"state": "DRAIN", "reason": "why"}),
+                       ("node", "c1", {"state": "RESUME"})]  # fmt: skip
+    client.hold(6)
+    client.hold("6_2")
+    client.hold(5, by_user=True)
+    client.set_comment(5, "")
+    client.cancel(5)
+    assert [argv[:3] for argv in ran] == [["scontrol", "--", "hold"], ["scontrol", "--", "hold"],
+        ["scontrol", "--", "uhold"], ["scontrol", "--", "update"], ["scancel", "--verbose", "--"]]  # fmt: skip
+
+
+def test_refusals_have_the_same_names_as_from_the_commands(module):
+    client = client_of(InProcess(module))
+    with pytest.raises(faults.UnknownJobError):
+        client.hold(99)
+    with pytest.raises(faults.NotPermittedError):
+        client.release(5)
+    with pytest.raises(faults.SlurmError, match="pyslurm failed: RuntimeError: a bug"):
+        client.notify(5, "x")
+    with pytest.raises(faults.BadIdentifierError):
+        client.hold("5; id")
+    assert client.steps(99) == ()
+
+
+@pytest.mark.parametrize("how", [ChildEndedError("was ended by signal 11"), b"Segmentation fault", b"[]"])
+def test_a_worker_that_dies_is_an_error_and_the_next_request_has_a_new_one(module, did, how):
+    """Looking is done again at once, in a new process; acting is not, since it may have been done."""
+    client = client_of(Broken(module, how), InProcess(module))
+    assert len(client.jobs()) == 3
+    dying = Broken(module, how, nth=3)  # hello, the job, then the action
+    client = client_of(dying, InProcess(module))
+    with pytest.raises(faults.WorkerDiedError, match="hold job 5: the pyslurm process"):
+        client.hold(5)
+    client.hold(5)
+    assert [one for one in did if one == ("hold", 5)] == [("hold", 5)]
+
+
+def test_a_worker_that_dies_twice_is_an_error(module):
+    end = ChildEndedError("was ended by signal 11")
+    client = client_of(Broken(module, end), Broken(module, end), InProcess(module))
+    with pytest.raises(faults.WorkerDiedError, match="signal 11"):
+        client.jobs()
+    assert len(client.jobs()) == 3
+
+
+def test_a_missing_slurm_conf_is_said(module):
+    said = "ended with status 1: fatal: Unable to process configuration file"
+    client = client_of(Broken(module, ChildEndedError(said), nth=1))
+    with pytest.raises(faults.ControllerDownError, match="Unable to process configuration") as caught:
+        client.jobs()
+    assert "slurm.conf" in str(caught.value.hint)
+
+
+def test_workers_do_not_grow_old(module):
+    """libslurm reads slurm.conf once."""
+    now = [0.0]
+    first, second = InProcess(module), InProcess(module)
+    client = client_of(first, second, clock=lambda: now[0])
+    client.nodes()
+    now[0] = MAX_AGE_S + 1
+    client.nodes()
+    assert (first.closed, second.closed) == (True, False)
+    with client:
+        client.ping()
+    assert second.closed
+
+
+def test_the_worker_answers_nonsense_with_an_error():
+    worker = pyslurm_worker.Worker(lambda _: SimpleNamespace(slurm_init=lambda: None))
+    for line in (b"", b"{}", b'{"call": "shutdown"}', b"[]", b'{"call": "hold", "args": {"x": 1}}'):
+        assert worker.answer(line)["error"]["kind"] == "bug"
+
+
+def test_auto_takes_pyslurm_where_its_library_is_of_the_sites_release(module, monkeypatch):
+    for api, backend in ((45, "pyslurm"), (42, "commands"), (None, "commands")):
+        monkeypatch.setattr(pyslurm_worker, "_api", lambda _, api=api: api)
+        with open_client("auto", run=commands, start=lambda: InProcess(module)) as client:
+            assert client.backend == backend
+    assert open_client("commands", run=commands).backend == "commands"
+    with pytest.raises(faults.BackendUnusableError, match="libslurm is of Slurm"):
+        open_client("pyslurm", run=commands, start=lambda: InProcess(module))
+    with pytest.raises(faults.BackendUnusableError, match="No module named 'pyslurm'"):
+        open_client("pyslurm", run=commands, start=lambda: InProcess(None))
+    with open_client("auto", run=commands, start=lambda: InProcess(None)) as client:
+        assert client.backend == "commands"
+
+
+def test_without_slurm_there_is_no_client():
+    def nothing(argv, **_):
+        raise UnreachableError(f"{argv[0]}: no such program")
+
+    with pytest.raises(UnreachableError, match="no such program"):
+        open_client("auto", run=nothing, start=lambda: InProcess(None))
+    found = examine(nothing, lambda: InProcess(None))
+    assert [one.usable for one in found] == [False, False]
+    assert all(isinstance(one.reason, str) for one in found)
+
+
+def test_releases_of_the_library():
+    """One interface number for each half-yearly release of Slurm."""
+    known = {40: "23.11", 41: "24.05", 42: "24.11", 43: "25.05", 44: "25.11", 45: "26.05"}
+    assert {number: release_of_library(number) for number in known} == known
+
+
+def test_errors_are_ours():
+    for kind in (faults.WorkerDiedError, faults.BackendUnusableError, faults.SlurmError):
+        assert issubclass(kind, AffinodeError)
