@@ -4,6 +4,9 @@
  * prlimit(2) on another user's process wants that capability even when it only reads, and criu reads the limits of
  * every process that it dumps. Loaded with LD_PRELOAD this library answers a refused read from /proc/PID/limits, which
  * root may read. Setting a limit stays refused. criu calls prlimit through syscall(3), so that is what is wrapped.
+ *
+ * From Linux 6.16 on an internet socket has no SO_PASSCRED and SO_PASSSEC, which criu before 4.2 asks of every socket and
+ * cannot do without. The answer is then what it was before: off.
  */
 #define _GNU_SOURCE
 #include "limits.h"
@@ -12,10 +15,13 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 
 typedef long (*syscall_fn)(long, ...);
+typedef int (*getsockopt_fn)(int, int, int, void *, socklen_t *);
 
 static long refused_read(pid_t pid, int resource, struct rlimit *old, int error)
 {
@@ -50,4 +56,21 @@ long syscall(long number, ...)
 int prlimit(pid_t pid, __rlimit_resource_t resource, const struct rlimit *new_limit, struct rlimit *old_limit)
 {
 	return (int)syscall(SYS_prlimit64, pid, (int)resource, new_limit, old_limit);
+}
+
+int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *restrict size)
+{
+	static getsockopt_fn next;
+
+	if (!next) {
+		*(void **)&next = dlsym(RTLD_NEXT, "getsockopt");
+		if (!next)
+			abort();
+	}
+	int result = next(fd, level, name, value, size);
+	if (result == -1 && errno == EOPNOTSUPP && level == SOL_SOCKET && (name == SO_PASSCRED || name == SO_PASSSEC)) {
+		memset(value, 0, *size);
+		return 0;
+	}
+	return result;
 }
