@@ -1,0 +1,82 @@
+"""``slurm-affinode exporter`` refuses what it cannot do in one line; the rest is tested on the emulated driver."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from gpu_fakes import FakeDriver
+
+from slurm_affinode import process
+from slurm_affinode.cli.exporter import exporter
+from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
+from slurm_affinode.workflow.exporter import Converter, ExporterOptions, Signals, run
+
+
+@pytest.mark.parametrize("listen", ["9402", "host", "host:99999", "::1:9402", ":x"])
+def test_an_address_that_is_none(listen: str) -> None:
+    with pytest.raises(AffinodeError, match=r"is no HOST:PORT"):
+        CliRunner().invoke(exporter, ["--listen", listen], catch_exceptions=False)
+
+
+def test_a_key_without_a_certificate() -> None:
+    with pytest.raises(AffinodeError, match="need --tls-cert"):
+        CliRunner().invoke(exporter, ["--tls-key", "x"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("content", [b"", b"two words", b"\xff\xfe", b"a\nb"])
+def test_a_token_file_without_a_token(tmp_path: Path, content: bytes) -> None:
+    """Named, and nothing is served without the token that was asked for."""
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="token"):
+        CliRunner().invoke(exporter, ["--token-file", str(path)], catch_exceptions=False)
+
+
+def test_a_period_of_nothing_is_a_usage_error() -> None:
+    assert CliRunner().invoke(exporter, ["--period", "0"]).exit_code == 2
+
+
+def options(**more: object) -> ExporterOptions:
+    return ExporterOptions(node="c1", cluster=None, host="127.0.0.1", port=0, period_s=0.01, **more)
+
+
+def test_a_spool_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnreachableError, match="cannot be written"):
+        run(options(spool=tmp_path / "file"), FakeDriver(), Signals(), say=lambda message: None)
+
+
+def test_without_a_driver_it_waits_for_one() -> None:
+    """It says so and runs on, to be stopped in good order."""
+    signals, said = Signals(), []
+
+    def say(message: str) -> None:
+        said.append(message)
+        if message == "no driver":
+            signals.stop.set()
+
+    driver = FakeDriver(missing="no driver")
+    thread = threading.Thread(target=run, args=(options(), driver, signals), kwargs={"say": say})
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert said[1:] == ["no driver"]
+    assert driver.closed == 1
+
+
+def test_a_file_that_cannot_become_parquet_stays_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said, and the next one is tried."""
+    said: list[str] = []
+
+    def fail(argv: list[str], *, timeout_s: float) -> None:
+        raise UnreachableError("python ended with status 2: disk full")
+
+    monkeypatch.setattr(process, "run", fail)
+    converter = Converter(said.append)
+    converter.add(Path("/spool/a.csv"))
+    converter.add(Path("/spool/b.csv"))
+    converter.close()
+    assert [line.split(" ")[0] for line in said] == ["a.csv", "b.csv"]
