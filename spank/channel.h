@@ -16,6 +16,7 @@ enum packet_kind {
     PACKET_GO,        /* keeper -> shepherd-to-be: exec */
     PACKET_SIGNAL,    /* keeper -> shepherd: number, group, at_ns */
     PACKET_STATUS,    /* shepherd -> keeper: number: wait status of the script */
+    PACKET_EXEC,      /* script-to-be -> keeper: number: errno of its execve() */
     PACKET_HOLD,      /* shepherd -> keeper: put the job back into the queue, held */
     PACKET_HELD,      /* keeper -> shepherd: number 0: done */
 };

@@ -1,16 +1,19 @@
 /* The keeper: waits for the shepherd, tells it of signals that Slurm sent to the task, ends as the script ended. */
 #include "channel.h"
+#include "complaint.h"
 #include "keeper.h"
 
-#include <errno.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <syslog.h>
 #include <unistd.h>
@@ -95,24 +98,45 @@ static void start_witness(struct keeper *keeper)
     keeper->witness_fd = ends[0];
 }
 
-/* Slurm's descriptors (the job's input and output among them) are not the keeper's business. */
-static int close_others(int channel)
+/* Slurm's connections and the job's pipes are not the keeper's business: who waits for their end is not to wait for it.
+ * Its log file is, and standard error, which slurmstepd keeps too. */
+static void close_others(int channel)
 {
+    DIR *directory = opendir("/proc/self/fd");
+    struct dirent *entry;
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    int kept = channel;
 
+    closelog(); /* or it would take another descriptor for its own */
     if (null >= 0) {
         dup2(null, 0);
         dup2(null, 1);
-        dup2(null, 2);
+        close(null);
     }
-    if (channel != 3) {
-        kept = dup3(channel, 3, O_CLOEXEC);
-        if (kept < 0)
-            return channel;
+    while (directory != NULL && (entry = readdir(directory)) != NULL) {
+        int fd = (int)strtol(entry->d_name, NULL, 10);
+        struct stat status;
+
+        if (fd > 2 && fd != channel && fd != dirfd(directory) && fstat(fd, &status) == 0 && !S_ISREG(status.st_mode))
+            close(fd);
     }
-    close_range(4, ~0U, 0);
-    return kept;
+    if (directory != NULL)
+        closedir(directory);
+}
+
+/* slurmstepd's words for a script that cannot be executed, from a process that logs as slurmstepd does. */
+static void log_exec(const struct keeper *keeper, int number)
+{
+    char text[4096 + EXEC_FIRST_BYTES];
+    char first[EXEC_FIRST_BYTES];
+    ssize_t length = 0;
+    int fd = open(keeper->job->script, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+
+    if (fd >= 0) {
+        length = read(fd, first, sizeof(first));
+        close(fd);
+    }
+    exec_complaint(keeper->job->script, number, first, length > 0 ? (size_t)length : 0, text, sizeof(text));
+    keeper->job->log(text);
 }
 
 static struct pending *find_pending(struct keeper *keeper, int number)
@@ -182,8 +206,7 @@ static void held(struct keeper *keeper, int status)
 
     keeper->scontrol = 0;
     if (status != 0)
-        syslog(LOG_DAEMON | LOG_ERR, "slurm-affinode: job %u has an image and no agent, and scontrol requeuehold failed (%d)",
-               keeper->job->job_id, status);
+        keeper->job->log("slurm-affinode: the job has an image and this node no agent, and scontrol requeuehold failed");
     if (keeper->channel >= 0)
         channel_send(keeper->channel, &packet);
 }
@@ -195,6 +218,8 @@ static void take_packets(struct keeper *keeper)
     while (keeper->channel >= 0 && channel_receive(keeper->channel, &packet, 0) > 0) {
         if (packet.kind == PACKET_STATUS)
             keeper->status = packet.number & 0xffff;
+        else if (packet.kind == PACKET_EXEC)
+            log_exec(keeper, packet.number);
         else if (packet.kind == PACKET_HOLD)
             start_hold(keeper);
     }
@@ -265,9 +290,10 @@ void keep(const struct keeper_job *job, pid_t child, int channel)
     struct keeper keeper = {.job = job, .child = child, .status = -1, .witness_fd = -1};
     sigset_t all;
 
-    keeper.channel = close_others(channel);
+    keeper.channel = channel;
+    close_others(channel);
     if (chdir("/") != 0)
-        syslog(LOG_DAEMON | LOG_ERR, "slurm-affinode: chdir: %m");
+        _exit(1);
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
     keeper.signals = signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK);

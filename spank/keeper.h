@@ -21,7 +21,9 @@ struct keeper_job {
     int group_count;
     const char *shepherd;
     const char *scontrol; /* NULL: looked for */
+    const char *script;   /* what Slurm would execute */
     int stepd_fd;         /* to slurmstepd; is closed */
+    void (*log)(const char *line); /* to Slurm's log and the job's standard error, as slurmstepd logs */
 };
 
 /* To be called in the task, as root. Returns

@@ -55,6 +55,11 @@ static void complain(const char *line)
     slurm_error("slurm-affinode: %s", line);
 }
 
+static void log_line(const char *line)
+{
+    slurm_error("%s", line);
+}
+
 static int take_option(int value, const char *text, int remote)
 {
     char error[OPTION_ERROR_BYTES];
@@ -85,7 +90,9 @@ static int check_submission(void)
     char refused[80];
 
     if (!submission_is_batch()) {
-        slurm_info("--" OPTION_NAME " has no effect here: only batch jobs (sbatch) can be suspended");
+        /* Steps of a job inherit the option without having been asked. */
+        if (getenv("SLURM_JOB_ID") == NULL)
+            slurm_info("--" OPTION_NAME " has no effect here: only batch jobs (sbatch) can be suspended");
         return ESPANK_SUCCESS;
     }
     if (submission_partition_allowed(&settings, refused, sizeof(refused)))
@@ -165,19 +172,23 @@ static bool find_image(spank_t spank, uint32_t job_id, uint32_t restarts)
 static bool read_job(spank_t spank, struct keeper_job *job)
 {
     gid_t *groups = NULL;
+    char **arguments = NULL;
+    int count = 0;
 
     if (spank_get_item(spank, S_JOB_ID, &job->job_id) != ESPANK_SUCCESS ||
         spank_get_item(spank, S_JOB_UID, &job->uid) != ESPANK_SUCCESS ||
         spank_get_item(spank, S_JOB_GID, &job->gid) != ESPANK_SUCCESS ||
-        spank_get_item(spank, S_JOB_SUPPLEMENTARY_GIDS, &groups, &job->group_count) != ESPANK_SUCCESS)
+        spank_get_item(spank, S_JOB_SUPPLEMENTARY_GIDS, &groups, &job->group_count) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_ARGV, &count, &arguments) != ESPANK_SUCCESS || count < 1)
         return false;
     job->groups = groups;
+    job->script = arguments[0];
     return true;
 }
 
 int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
 {
-    struct keeper_job job = {.shepherd = settings.shepherd, .scontrol = settings.scontrol, .stepd_fd = stepd_fds[1]};
+    struct keeper_job job = {.shepherd = settings.shepherd, .scontrol = settings.scontrol, .stepd_fd = stepd_fds[1], .log = log_line};
     char error[OPTION_ERROR_BYTES] = "the job could not be read";
     uint32_t restarts = 0;
 

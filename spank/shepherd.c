@@ -80,11 +80,11 @@ static void start(struct shepherd *shepherd, bool restore_failed)
 {
     char text[MESSAGE_BYTES];
 
-    shepherd->root = script_start(shepherd->options.script, &shepherd->mask, restore_failed);
+    shepherd->root = script_start(shepherd->options.script, &shepherd->mask, restore_failed, shepherd->options.keeper_fd);
     if (shepherd->root < 0) {
         /* The user may have no process left: without a shepherd one was enough. */
         sigprocmask(SIG_SETMASK, &shepherd->mask, NULL);
-        script_execute(shepherd->options.script, restore_failed);
+        script_execute(shepherd->options.script, restore_failed, shepherd->options.keeper_fd);
     }
     shepherd->phase = RUNNING;
     if (shepherd->link.fd >= 0)

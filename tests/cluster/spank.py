@@ -1,0 +1,72 @@
+"""What the tests of the SPANK plugin share: pairs of jobs, with the option and without, and what became of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cluster.driver import Cluster, wait_until
+
+OPTION = "--gpu-suspend-idle=15m"
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended: its record and that of its batch step."""
+
+    state: str
+    exit_code: str
+    batch_state: str
+    batch_exit_code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The same job twice."""
+
+    without: str
+    with_option: str
+
+    @property
+    def both(self) -> tuple[str, str]:
+        """Job ids: without the option, with it."""
+        return (self.without, self.with_option)
+
+
+def submit_pair(cluster: Cluster, script: str, *options: str) -> Pair:
+    """Submits a script twice, once with the option; on nodes of their own choice."""
+    without = cluster.submit(*options, script=script)
+    return Pair(without, cluster.submit(*options, OPTION, script=script))
+
+
+def outcome(cluster: Cluster, job: str) -> Outcome:
+    """Waits until accounting has the end of a job and of its batch step; what it says of them."""
+    argv = ("sacct", "--noheader", "--parsable2", "--format=JobID,State,ExitCode", f"--jobs={job}")
+
+    def look() -> dict[str, tuple[str, str]]:
+        rows = (line.split("|") for line in cluster.exec("login", *argv).splitlines())
+        return {step: (state.split()[0], code) for step, state, code in rows}
+
+    def complete(rows: dict[str, tuple[str, str]]) -> bool:
+        return all(rows.get(step, ("",))[0] in ENDED for step in (job, f"{job}.batch"))
+
+    rows = wait_until(f"accounting has the end of job {job}", look, complete, timeout_s=90)
+    return Outcome(*rows[job], *rows[f"{job}.batch"])
+
+
+def outcomes(cluster: Cluster, pair: Pair) -> tuple[Outcome, Outcome]:
+    """Of both jobs of a pair."""
+    return outcome(cluster, pair.without), outcome(cluster, pair.with_option)
+
+
+def outputs(cluster: Cluster, pair: Pair) -> tuple[str, str]:
+    """What both wrote, with job ids, nodes and times of Slurm's own lines replaced."""
+    return normal(cluster.output(pair.without)), normal(cluster.output(pair.with_option))
+
+
+def normal(text: str) -> str:
+    """Slurm's own lines name the job, the node and the time; it says where a signal came too late for a job that ended."""
+    text = re.sub(r"^slurmstepd\S*: error: _handle_signal_container: failed signal.*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"JOB \d+ ON \w+ CANCELLED AT \S+", "JOB N ON NODE CANCELLED AT TIME", text)
+    return re.sub(r"job\d{5,}", "jobN", text)

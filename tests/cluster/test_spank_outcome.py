@@ -1,0 +1,204 @@
+"""A job ends with the option as it ends without: the same State and ExitCode, the same output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from cluster.driver import Cluster
+from cluster.spank import Pair, outcome, outcomes, outputs, submit_pair
+
+pytestmark = pytest.mark.cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A job, and what is done to it once it has written ``ready``."""
+
+    name: str
+    body: str
+    options: tuple[str, ...] = ()
+    act: tuple[str, ...] = ()
+    state: str = "COMPLETED"
+    exit_code: str | None = "0:0"
+    """``None``: whatever Slurm makes of it, the same for both."""
+    interpreter: str = "#!/bin/bash"
+
+
+TRAP = "trap 'echo got {0}' {0}\necho ready\n"
+WAIT = "for i in $(seq 300); do sleep 0.1; [ -e $SLURM_JOB_ID.go ] && break; done\n"
+
+CASES = [
+    Case("exit 0", "echo out; echo err >&2"),
+    Case("exit 1", "exit 1", state="FAILED", exit_code="1:0"),
+    Case("exit 2", "exit 2", state="FAILED", exit_code="2:0"),
+    Case("exit 127", "no-such-command", state="FAILED", exit_code="127:0"),
+    Case("exit 255", "exit 255", state="FAILED", exit_code=None),
+    *(
+        Case(f"ends by {name}", f"ulimit -c 0; kill -{name} $$", state="FAILED", exit_code=f"0:{number}")
+        for name, number in {"SEGV": 11, "KILL": 9, "TERM": 15, "ABRT": 6, "USR1": 10, "INT": 2, "PIPE": 13}.items()
+    ),
+    Case("ends by HUP", "kill -HUP $$", state="FAILED", exit_code=None),
+    Case("ends by a real-time signal", "kill -RTMIN+3 $$", state="FAILED", exit_code="0:37"),
+    Case("dumps core", "ulimit -c unlimited; cd /tmp; kill -SEGV $$", state="FAILED", exit_code="0:11"),
+    Case("child ends by SEGV", "{ bash -c 'kill -SEGV $$'; } 2>/dev/null; echo status $?"),
+    Case("exec of another program", "exec sh -c 'echo replaced; exit 7'", state="FAILED", exit_code="7:0"),
+    Case("stdin is empty", "cat; read x || echo end of file"),
+    Case("stdin from a file", "read line; echo got $line; cat | wc -c", options=("--input=/etc/passwd",)),
+    Case("children are reaped", "for i in 1 2 3; do (sleep 0.1; exit $i) & done; wait -n; wait; echo all"),
+    Case("daemon is left", "setsid sleep 300 </dev/null >/dev/null 2>&1 & echo left"),
+    Case("interpreter is missing", "echo never", interpreter="#!/no/such/program", state="FAILED", exit_code="2:0"),
+    Case("interpreter is no program", "echo never", interpreter="#!/etc/passwd", state="FAILED", exit_code="13:0"),
+    Case("interpreter with arguments", "import sys; print(sys.flags.no_site, sys.argv[1:])", interpreter="#!/usr/bin/python3 -S"),
+    Case("srun step in the batch job", "srun --ntasks=1 sh -c 'echo step; exit 3'", state="FAILED", exit_code="3:0"),
+    Case(
+        "--signal=B:USR1 is trapped, the child in the foreground goes on",
+        TRAP.format("USR1") + "sleep 3; echo after the child",
+        options=("--signal=B:USR1@59", "--time=1"),
+    ),
+    Case(
+        "--signal=B:USR1 ends a script without a trap",
+        "echo ready; sleep 30",
+        options=("--signal=B:USR1@59", "--time=1"),
+        state="FAILED",
+        exit_code="0:10",
+    ),
+    Case(
+        "scancel --batch --signal reaches the script alone",
+        TRAP.format("USR2") + "bash -c 'trap \"echo child got it\" USR2; for i in $(seq 20); do sleep 0.1; done'; echo end",
+        act=("--batch", "--signal=USR2"),
+    ),
+    Case(
+        "scancel --full --signal reaches the group",
+        TRAP.format("USR2") + "sleep 20; echo slept $?",
+        act=("--full", "--signal=USR2"),
+    ),
+    Case(
+        "scancel --full --signal leaves a session of its own alone",
+        TRAP.format("USR2") + "setsid -w sleep 3; echo slept $?",
+        act=("--full", "--signal=USR2"),
+    ),
+    Case(
+        "scancel --signal without --batch reaches steps only",
+        TRAP.format("USR2") + "sleep 2; echo slept $?",
+        act=("--signal=USR2",),
+    ),
+    Case("scancel", "echo ready; sleep 300", act=("",), state="CANCELLED", exit_code="0:0"),
+    Case("scancel of a job that traps TERM", TRAP.format("TERM") + "sleep 300\necho tidied up\nexit 4", act=("",), state="CANCELLED"),
+    Case("scancel of a job that ignores TERM", "trap '' TERM; echo ready; while :; do sleep 1; done", act=("",), state="CANCELLED"),
+    Case("scancel --signal=KILL --batch", "echo ready; sleep 300", act=("--batch", "--signal=KILL"), state="FAILED", exit_code="0:9"),
+    Case("scancel --signal=TERM --full", "echo ready; sleep 300", act=("--full", "--signal=TERM"), state="FAILED", exit_code="0:15"),
+    Case("scancel --signal=HUP --batch", "echo ready; sleep 5", act=("--batch", "--signal=HUP"), state="FAILED", exit_code=None),
+    Case(
+        "scancel --signal=INT --full, trapped",
+        TRAP.format("INT") + "sleep 30; echo slept $?; exit 9",
+        act=("--full", "--signal=INT"),
+        state="FAILED",
+        exit_code="9:0",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_same_end_and_output(cluster: Cluster, case: Case) -> None:
+    """State and ExitCode of job and batch step are equal, and so is every byte of the output."""
+    pair = submit_pair(cluster, f"{case.interpreter}\n{case.body}\n", "--requeue", *case.options)
+    if case.act:
+        for job in pair.both:
+            cluster.wait_for_output(job, "ready")
+            cluster.exec("login", "scancel", *filter(None, case.act), job, user="alice")
+    expected, found = outcomes(cluster, pair)
+    assert found == expected
+    assert (found.state, found.exit_code) == (case.state, case.exit_code or found.exit_code)
+    without, with_option = outputs(cluster, pair)
+    assert with_option == without
+
+
+def test_time_limit(cluster: Cluster) -> None:
+    """TERM at the limit, KILL after KillWait: TIMEOUT, and the trap has run."""
+    body = "#!/bin/bash\ntrap 'echo got TERM' TERM\necho ready\nwhile :; do sleep 1; done\n"
+    pair = submit_pair(cluster, body, "--time=1")
+    for job in pair.both:
+        cluster.wait_for_output(job, "ready")
+        cluster.exec("login", "scontrol", "update", f"jobid={job}", "timelimit=0:05")
+    expected, found = outcomes(cluster, pair)
+    assert found == expected
+    assert found.state == "TIMEOUT"
+    without, with_option = outputs(cluster, pair)
+    assert with_option == without
+    assert "got TERM" in with_option
+
+
+def test_suspended_and_resumed_by_slurm(cluster: Cluster) -> None:
+    """`scontrol suspend` stops the job's processes, `resume` lets them go on; the job completes."""
+    pair = submit_pair(cluster, "#!/bin/bash\necho ready\nfor i in $(seq 20); do sleep 0.1; done\necho end\n")
+    for job in pair.both:
+        cluster.wait_for_output(job, "ready")
+        cluster.exec("login", "scontrol", "suspend", job)
+    for job in pair.both:
+        assert cluster.job(job)["JobState"] == "SUSPENDED"
+        assert "end" not in cluster.output(job)
+        cluster.exec("login", "scontrol", "resume", job)
+    expected, found = outcomes(cluster, pair)
+    assert found == expected
+    assert outputs(cluster, pair) == ("ready\nend\n", "ready\nend\n")
+
+
+def test_requeued_job_begins_anew(cluster: Cluster) -> None:
+    """`scontrol requeue` starts it again from the beginning, as nothing was suspended."""
+    script = "#!/bin/bash\necho ready $SLURM_RESTART_COUNT\n[ -n \"$SLURM_RESTART_COUNT\" ] || sleep 300\n"
+    pair = submit_pair(cluster, script, "--requeue")
+    for job in pair.both:
+        cluster.wait_for_output(job, "ready")
+        cluster.exec("login", "scontrol", "requeue", job)
+    expected, found = outcomes(cluster, pair)
+    assert found == expected
+    assert outputs(cluster, pair) == ("ready 1\n", "ready 1\n")
+
+
+def test_array(cluster: Cluster) -> None:
+    """Each task has the option; one fails, the others do not."""
+    job = cluster.submit("--array=1-3", "--gpu-suspend-idle", wrap="echo task $SLURM_ARRAY_TASK_ID; exit $((SLURM_ARRAY_TASK_ID == 2))")
+    found = [outcome(cluster, f"{job}_{task}") for task in (1, 2, 3)]
+    assert [one.exit_code for one in found] == ["0:0", "1:0", "0:0"]
+    assert [cluster.output(f"{job}_{task}") for task in (1, 2, 3)] == [f"task {task}\n" for task in (1, 2, 3)]
+
+
+def test_killed_shepherd_is_a_killed_job(cluster: Cluster) -> None:
+    """Whoever kills PID 1 of the namespace kills the job: FAILED with signal 9, and nothing of it is left."""
+    job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gpu-suspend-idle", wrap="echo ready; sleep 301")
+    cluster.wait_for_output(job, "ready")
+    pid = cluster.shell("c1", "pgrep -f slurm-affinode-shepherd").strip()
+    cluster.exec("c1", "kill", "-KILL", pid)
+    assert outcome(cluster, job).exit_code == "0:9"
+    assert cluster.run("c1", "pgrep", "-f", "sleep 301").stdout == ""
+
+
+def test_killed_task_takes_the_job_with_it(cluster: Cluster) -> None:
+    """Where Slurm's task is killed the namespace goes too: nothing runs on outside of Slurm's sight."""
+    job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gpu-suspend-idle", wrap="echo ready; sleep 302")
+    cluster.wait_for_output(job, "ready")
+    shepherd = cluster.shell("c1", "pgrep -f slurm-affinode-shepherd").strip()
+    task = cluster.exec("c1", "ps", "-o", "ppid=", "-p", shepherd).strip()
+    cluster.exec("c1", "kill", "-KILL", task)
+    assert outcome(cluster, job).exit_code == "0:9"
+    assert cluster.run("c1", "pgrep", "-f", "sleep 302").stdout == ""
+
+
+def test_nothing_is_left_when_the_script_ends(cluster: Cluster) -> None:
+    """A daemon that a script leaves behind ends with the job."""
+    job = cluster.submit(
+        "--partition=gpu", "--nodelist=c1", "--gpu-suspend-idle", wrap="setsid sleep 303 </dev/null >/dev/null 2>&1 & sleep 0.5"
+    )
+    assert outcome(cluster, job).state == "COMPLETED"
+    assert cluster.run("c1", "pgrep", "-f", "sleep 303").stdout == ""
+
+
+def test_pair_ran_in_a_namespace_only_with_the_option(cluster: Cluster) -> None:
+    """The option is what makes the difference: PID 2 with it, Slurm's own number without."""
+    pair: Pair = submit_pair(cluster, "#!/bin/bash\necho $$ $PPID $SLURM_TASK_PID\n")
+    outcomes(cluster, pair)
+    without, with_option = (cluster.output(job).split() for job in pair.both)
+    assert with_option == ["2", "1", "2"]
+    assert int(without[0]) > 10
+    assert without[0] == without[2]
