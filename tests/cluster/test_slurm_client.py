@@ -241,8 +241,7 @@ def test_cancel_ends_jobs_tasks_and_steps_alone(cluster: Cluster, root: SlurmCli
     cluster.wait_for_output(number, "went on")
     array = cluster.submit(*CPU, "--hold", "--array=1-3", wrap=HALF_HOUR)
     root.cancel(f"{array}_2")
-    assert root.job(f"{array}_2").state == "CANCELLED"
-    assert root.job(f"{array}_3").state == "PENDING"
+    assert root.job(f"{array}_3").array_tasks == "1,3"  # a task that never started leaves no record
     root.cancel(number)
     wait_until("it has ended", lambda: root.job(number).state == "CANCELLED")
     with pytest.raises(faults.AlreadyDoneError):
