@@ -328,5 +328,6 @@ def _retry_after(headers: Message) -> float | None:
 
 
 def _seconds(milliseconds: int) -> str:
-    """Epoch seconds with milliseconds, exact."""
-    return f"{milliseconds // 1000}.{milliseconds % 1000:03d}"
+    """Seconds, exact: whole where they are."""
+    whole, rest = divmod(milliseconds, 1000)
+    return f"{whole}.{rest:03d}" if rest else str(whole)

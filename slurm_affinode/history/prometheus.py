@@ -79,14 +79,29 @@ def discover(client: Client, question: Question, options: ReadOptions) -> Found:
     selectors = ["{" + ",".join(map(str, question.matchers)) + "}"] if question.matchers else []
     try:
         names = client.names(selectors, question.since_ms, question.until_ms)
-    except RefusedError:
-        # Some proxies pass only queries on. Asking for what is not there costs little.
-        names = [aliases.spelled[name] for name in aliases.metrics if name in aliases.spelled]
-    folded = {name: name.lower() for name in names}
-    wanted = [name for name in names if _OF_GPUS.search(folded[name]) or folded[name] in aliases.own]
+    except (RefusedError, TooMuchError):
+        # Some proxies pass only queries on, some limit the time.
+        spelled = [aliases.spelled[name] for name in aliases.metrics if name in aliases.spelled]
+        names = [name for name in spelled if _chosen(name.lower(), options) and _present(client, question, name)]
+    wanted = [name for name in names if _chosen(name.lower(), options)]
     known = {name: alias for name in wanted if (alias := aliases.metric(name)) is not None}
     other = [name for name in wanted if name not in known]
     return Found(tuple(sorted(known, key=lambda name: (-known[name].rank, name))), tuple(sorted(other)))
+
+
+def _chosen(name: str, options: ReadOptions) -> bool:
+    return _OF_GPUS.search(name) is not None or name in options.aliases.own
+
+
+def _present(client: Client, question: Question, name: str) -> bool:
+    """Whether any of a thousand looks over the time sees the metric; True where the server will not say."""
+    since, until = question.since_ms // 1000 * 1000, question.until_ms // 1000 * 1000
+    step = max(1000, (until - since) // 1_000_000 * 1000)
+    try:
+        series = client.over(promql.selector(name, question.matchers), since, until, step)
+    except (RefusedError, TooMuchError):
+        return True
+    return bool(series)
 
 
 @dataclass(slots=True)
@@ -140,17 +155,18 @@ class Reader:
         reader = SeriesReader(self.notes, self.options, self.options.node, self._is_percent)
         long = LongForm(entries_at_once=2**62)  # a window is small, and its metrics belong together
         largest = 0
+        # A range is in whole seconds, and has its left end or not, as the server's version has it.
+        inside = pl.col("time").dt.epoch("ms").is_between(since, until, closed="left")
         for name in found.names:
-            points = 0
+            points, held = 0, []
             for number, series in enumerate(self._series(found, name, since, until), start=1):
                 series.setdefault("metric", {}).setdefault("__name__", name)
-                entries = reader.entries(series, number, long)
                 points += len(series.get("values") or ())
+                entries = reader.entries(series, number, long)
                 if entries is not None:
-                    # A range is in whole seconds, and has its left end or not, as the server's version has it.
-                    inside = pl.col("time").dt.epoch("ms").is_between(since, until, closed="left")
-                    for _ in long.add(entries.filter(inside)):
-                        pass  # pragma: no cover - it holds all until ``rest``
+                    held.append(entries)
+            if held:
+                list(long.add(pl.concat(held).filter(inside)))  # it holds all until ``rest``
             largest = max(largest, points)
         return list(long.rest()), largest
 
@@ -166,7 +182,9 @@ class Reader:
                 self._proved = self._proved or bool(series)
                 return series
             self._step_ms = self._found_step(found)
-            self.notes.decide(f"range queries, a point every {self._step_ms / 1000:g} s: it gives no raw samples")
+            self.notes.decide(
+                f"reading by range queries, a point every {self._step_ms / 1000:g} s: it gives no raw samples"
+            )
         # On a grid that does not depend on where the reading began: read twice, the points are the same.
         first = -(-since // self._step_ms) * self._step_ms
         last = (until - 1) // self._step_ms * self._step_ms
@@ -176,12 +194,16 @@ class Reader:
 
     def _found_step(self, found: Found) -> int:
         """The scrape interval in the last minutes of the time asked for; 30 s where it cannot be told."""
-        until = self.question.until_ms
-        since = max(self.question.since_ms, until - _PROBE_MS)
+        until = self.question.until_ms // 1000 * 1000
+        since = max(self.question.since_ms // 1000 * 1000, until - _PROBE_MS)
         for name in found.names:
             query = f"timestamp({promql.selector(name, self.question.matchers)})"
             gaps: list[float] = []
-            for series in self.client.over(query, since, until, _PROBE_STEP_MS):
+            try:
+                answer = self.client.over(query, since, until, _PROBE_STEP_MS)
+            except (RefusedError, TooMuchError):
+                break
+            for series in answer:
                 pairs = [(float(time), float(value)) for time, value in series.get("values") or ()]
                 scraped = sorted({value for time, value in pairs if abs(time - value) < _PROBE_MS / 1000})
                 # A server that knows no timestamp() may still give points only where there are samples.

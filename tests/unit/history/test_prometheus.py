@@ -151,7 +151,7 @@ def test_a_server_without_raw_samples(store: SampleStore) -> None:
     with serving(judge=api) as fake:
         outcome = take(store, fake.url)
     (file,) = outcome.summary.files
-    assert file.decisions == (("range queries, a point every 15 s: it gives no raw samples", 1),)
+    assert file.decisions == (("reading by range queries, a point every 15 s: it gives no raw samples", 1),)
     assert outcome.summary.samples == 240
 
 
