@@ -13,7 +13,7 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_affinode.checkpoint.interface import InheritFd, RestoreFailed
@@ -114,7 +114,7 @@ def _saved(number: int, fd: int, path: str, before: list[SavedOutput], write: Sa
     return SavedOutput(number, "file", path, file=name, **{**common, "size": size})  # type: ignore[arg-type]
 
 
-def put_back(outputs: Sequence[SavedOutput], fds: dict[int, int | None], image_fd: int) -> None:
+def put_back(outputs: Sequence[SavedOutput], fds: Mapping[int, int | None], image_fd: int) -> None:
     """Give the output files of the new run the bytes that they had. Raises ``RestoreFailed``.
 
     What the file holds beyond them stays behind them, but what Slurm and we wrote there ourselves.
@@ -184,7 +184,7 @@ def _same(one: int, other: int, size: int) -> bool:
     return True
 
 
-def inherited(outputs: Sequence[SavedOutput], fds: dict[int, int | None]) -> list[InheritFd]:
+def inherited(outputs: Sequence[SavedOutput], fds: Mapping[int, int | None]) -> list[InheritFd]:
     """The descriptors of the new run that take the places of the old ones."""
     found: dict[str, InheritFd] = {}
     for one in outputs:
@@ -194,9 +194,28 @@ def inherited(outputs: Sequence[SavedOutput], fds: dict[int, int | None]) -> lis
     return list(found.values())
 
 
-def say(fds: dict[int, int | None], text: str) -> None:
+def say(fds: Mapping[int, int | None], text: str) -> None:
     """One line to the run's standard error, or output where that is closed. A full disk is none of our business."""
     fd = fds.get(2) if fds.get(2) is not None else fds.get(1)
     if fd is not None:
         with contextlib.suppress(OSError):
             os.write(fd, f"slurm-affinode: {text}\n".encode())
+
+
+class ProcessStreams:
+    """``parts.Streams`` of this machine."""
+
+    @staticmethod
+    def save(init_pid: int, write: Save) -> tuple[SavedOutput, ...]:
+        """See ``save``."""
+        return save(init_pid, write)
+
+    @staticmethod
+    def put_back(
+        outputs: Sequence[SavedOutput], fds: Mapping[int, int | None], image_fd: int, notice: str | None
+    ) -> Sequence[InheritFd]:
+        """See ``put_back`` and ``inherited``."""
+        put_back(outputs, fds, image_fd)
+        if notice is not None:
+            say(fds, notice)
+        return inherited(outputs, fds)

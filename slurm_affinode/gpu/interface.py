@@ -52,6 +52,10 @@ class GpuDriver(Protocol):
         """The last sample of each process that is newer than ``since_us``; empty: none worked. Raises ``GpuError``."""
         ...
 
+    def version(self) -> str:
+        """The driver's version: ``580.95.05``. Raises ``DriverMissing``."""
+        ...
+
     def close(self) -> None:
         """Let the driver go; the object can be used again."""
         ...

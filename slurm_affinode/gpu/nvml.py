@@ -129,6 +129,13 @@ class NvmlDriver:
                     latest[s.pid] = ProcessUtilization(s.pid, s.timeStamp, float(s.smUtil), float(s.memUtil))
         return sorted(latest.values(), key=lambda one: one.pid)
 
+    def version(self) -> str:
+        """See ``GpuDriver.version``."""
+        self.devices()
+        with self._asking("the version of the driver", None):
+            found = self._nvml.nvmlSystemGetDriverVersion()
+        return found.decode() if isinstance(found, bytes) else str(found)
+
     def close(self) -> None:
         """Let the driver go. XIDs that were seen are remembered."""
         opened, self._open = self._open, None
@@ -263,7 +270,7 @@ class NvmlDriver:
         return found
 
     @contextlib.contextmanager
-    def _asking(self, what: str, one: _Open | None) -> Iterator[None]:
+    def _asking(self, what: str, one: _Open | None = None) -> Iterator[None]:
         try:
             yield
         except self._nvml.NVMLError as error:

@@ -1,0 +1,180 @@
+"""What follows a suspension: telling its owner, the ledger, the copy of the image to the shared store.
+
+None of it can fail the suspension: what does not succeed is tried again, or logged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from slurm_affinode.agent import words
+from slurm_affinode.agent.journal import JournalError, Record
+from slurm_affinode.agent.notes import Note
+from slurm_affinode.agent.parts import Parts
+from slurm_affinode.checkpoint.interface import CheckpointError, Image
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.ledger import LedgerEntry
+from slurm_affinode.model.suspension import Phase, SuspendOption
+
+_RETRY_S = 15.0
+_COPIES_AT_ONCE = 2
+
+
+def entry_of(record: Record, node: str) -> LedgerEntry:
+    """What a journal knows of a suspension."""
+    facts, phases = record.facts, record.phases
+    option = SuspendOption.parse(facts["option"]) if "option" in facts else None
+
+    def ms(phase: Phase) -> int | None:
+        return round(phases[phase.value] * 1000) if phase.value in phases else None
+
+    return LedgerEntry(
+        cluster=record.key.cluster,
+        job_id=record.key.job_id,
+        submit=record.key.submit_epoch,
+        began_ms=round(float(facts["began"]) * 1000),
+        seq=facts.get("seq"),
+        user=facts.get("user"),
+        uid=facts.get("uid"),
+        account=facts.get("account"),
+        partition=facts.get("partition"),
+        node=node,
+        mode=None if option is None else option.mode.value,
+        why=None if facts.get("why") is None else words.one(facts["why"]),
+        window_s=None if option is None else option.window_s,
+        gpus=facts.get("gpus"),
+        gpu_model=facts.get("gpu_model"),
+        gpu_bytes=facts.get("gpu_bytes"),
+        image_bytes=facts.get("image_bytes"),
+        locked_ms=ms(Phase.LOCKED),
+        parked_ms=ms(Phase.PARKED),
+        dumped_ms=ms(Phase.DUMPED),
+        queued_ms=ms(Phase.QUEUED),
+    )
+
+
+class Aftermath:
+    """One for the agent; its threads end with it."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._pool = ThreadPoolExecutor(_COPIES_AT_ONCE, "copy")
+        self._stop = threading.Event()
+        self._later: Callable[[Record], None] = lambda record: None
+
+    def on_later(self, call: Callable[[Record], None]) -> None:
+        """Who takes up a suspension that has to wait for Slurm."""
+        self._later = call
+
+    def later(self, record: Record) -> None:
+        """Slurm does not answer: recovery takes it up."""
+        self._later(record)
+
+    def stop(self) -> None:
+        """No further attempts; the journal has what is left to do."""
+        self._stop.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # --- the job runs on
+
+    def ran_on(self, record: Record, why: str) -> None:
+        """A suspension was taken back."""
+        parts = self._parts
+        parts.ledger.write(_failed(record, parts.node, why))
+        self._comment(record.key.job_id, words.runs_on(why))
+        self._close(record)
+
+    # --- the job sleeps
+
+    def queued(self, record: Record) -> None:
+        """The tree is gone, the job is in the queue. Returns soon; the copy goes on in a thread."""
+        parts, facts = self._parts, record.facts
+        parts.ledger.write(entry_of(record, parts.node))
+        self._note(record)
+        job_id = record.key.job_id
+        self._comment(job_id, words.suspended(facts.get("why") or "", facts.get("gpu_bytes") or 0, str(job_id)))
+        with contextlib.suppress(RuntimeError):  # the agent ends: the journal has it
+            self._pool.submit(self._copy, record)
+
+    def _note(self, record: Record) -> None:
+        parts, facts = self._parts, record.facts
+        option = SuspendOption.parse(facts["option"])
+        note = Note(
+            cluster=record.key.cluster, job_id=record.key.job_id, submit=record.key.submit_epoch,
+            restarts=facts["restarts"], seq=facts["seq"], uid=facts["uid"], node=parts.node,
+            began_ms=round(float(facts["began"]) * 1000),
+            since_epoch=record.phases.get(Phase.QUEUED.value, parts.now()), why=words.one(facts.get("why") or ""),
+            gpus=facts.get("gpus") or 0, gpu_bytes=facts.get("gpu_bytes") or 0,
+            image_bytes=facts.get("image_bytes") or 0, wake=option.wake, user=facts.get("user"),
+        )  # fmt: skip
+        try:
+            parts.notes.write(note)
+        except AffinodeError as error:
+            parts.log.warning("job %s: %s", record.key.job_id, error)
+
+    def _copy(self, record: Record) -> None:
+        parts = self._parts
+        while not self._stop.is_set():
+            try:
+                image = self.local_image(record)
+                if image is None or parts.shared is None:
+                    break
+                parts.local.copy(image, parts.shared)
+                began_ms = round(float(record.facts["began"]) * 1000)
+                key = record.key
+                parts.ledger.write(
+                    LedgerEntry(
+                        key.cluster, key.job_id, key.submit_epoch, began_ms, copied_ms=round(parts.now() * 1000)
+                    )
+                )
+                if parts.notes.read(key.cluster, key.job_id) is None and self._asleep(record):
+                    self._note(record)
+                break
+            except AffinodeError as error:
+                parts.log.warning("job %s: its image is not in the shared store yet: %s", record.key.job_id, error)
+                if not self._asleep(record):
+                    break
+                self._stop.wait(_RETRY_S)
+        if not self._stop.is_set():
+            self._close(record)
+
+    def _asleep(self, record: Record) -> bool:
+        """Slurm has the job in its queue; also where Slurm does not answer."""
+        try:
+            job = self._parts.slurm.job(record.key.job_id)
+        except AffinodeError:
+            return True
+        return not job.ended
+
+    def local_image(self, record: Record) -> Image | None:
+        """The image of this suspension in the node's own store, if it is complete."""
+        seq = record.facts.get("seq")
+        if seq is None:
+            return None
+        try:
+            return self._parts.local.get(record.key.name, int(seq))
+        except CheckpointError:
+            return None
+
+    # ---
+
+    def _comment(self, job_id: int, own: str) -> None:
+        parts = self._parts
+        try:
+            parts.slurm.set_comment(job_id, words.comment(own, parts.slurm.job(job_id).comment))
+        except AffinodeError as error:
+            parts.log.warning("job %s: its comment is not set: %s", job_id, error)
+
+    def _close(self, record: Record) -> None:
+        try:
+            record.close()
+        except JournalError as error:
+            self._parts.log.warning("%s", error)
+
+
+def _failed(record: Record, node: str, why: str) -> LedgerEntry:
+    entry = entry_of(record, node)
+    return entry.merged(LedgerEntry(entry.cluster, entry.job_id, entry.submit, entry.began_ms, failure=words.one(why)))

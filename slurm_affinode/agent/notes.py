@@ -1,0 +1,144 @@
+"""Notes beside the images: what the nodes tell each other of a job that sleeps, and who restores it.
+
+Small files in two directories beside the shared store, root's alone: ``asleep/CLUSTER.JOBID.json`` (why, since when,
+why its last restore failed) and ``claims/CLUSTER.JOBID.RESTARTS`` (which shepherd restores this run: the first has it,
+so an image is never put in place twice). An image is complete without its note.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.files import fsync_dir, write_text
+from slurm_affinode.model.suspension import JobKey
+
+_CLAIM = re.compile(r"(?P<job>[A-Za-z0-9_-]+\.\d+)\.\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What is told of a job that sleeps."""
+
+    cluster: str
+    job_id: int
+    submit: int
+    """Of the run that was suspended."""
+    restarts: int
+    seq: int
+    uid: int
+    node: str
+    began_ms: int
+    since_epoch: float
+    why: str
+    gpus: int
+    gpu_bytes: int
+    image_bytes: int
+    wake: str
+    user: str | None = None
+    failure: str | None = None
+    """Why its last restore failed."""
+    released_epoch: float | None = None
+
+    @property
+    def key(self) -> JobKey:
+        """Of the run that was suspended."""
+        return JobKey(self.cluster, self.job_id, self.submit)
+
+
+class Notes:
+    """The two directories; ``None``: there is no shared store, and nobody to tell."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = root
+
+    def write(self, note: Note) -> None:
+        """Put a note in place of an earlier one of the job. Raises ``AffinodeError``."""
+        if self._root is None:
+            return
+        path = self._file(note.cluster, note.job_id)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_text(path, json.dumps(asdict(note)) + "\n", mode=0o600)
+        except OSError as error:
+            raise AffinodeError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+    def read(self, cluster: str, job_id: int) -> Note | None:
+        """The note of a job; ``None`` where there is none that can be read."""
+        if self._root is None:
+            return None
+        return _note(self._file(cluster, job_id))
+
+    def all(self) -> list[Note]:
+        """Every note, by job."""
+        if self._root is None:
+            return []
+        found = []
+        with contextlib.suppress(OSError):
+            found = [note for path in (self._root / "asleep").glob("*.json") if (note := _note(path)) is not None]
+        return sorted(found, key=lambda note: note.key)
+
+    def remove(self, cluster: str, job_id: int) -> None:
+        """The job is awake, or over."""
+        if self._root is not None:
+            with contextlib.suppress(OSError):
+                self._file(cluster, job_id).unlink(missing_ok=True)
+
+    def _file(self, cluster: str, job_id: int) -> Path:
+        assert self._root is not None  # noqa: S101 - the callers have looked
+        return self._root / "asleep" / f"{cluster}.{job_id}.json"
+
+    # --- claims
+
+    def claim(self, cluster: str, job_id: int, restarts: int, who: str) -> str | None:
+        """Claim the restore of a run for ``who``; ``None``: it is his, also again. Else who has it.
+
+        Raises ``AffinodeError`` where that cannot be found out: then nothing may be restored.
+        """
+        if self._root is None:
+            return None
+        path = self._root / "claims" / f"{cluster}.{job_id}.{restarts}"
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            draft = path.with_name(f".{path.name}.{who.replace('/', '_')}")
+            draft.write_text(who)
+            try:
+                # A link appears whole or not at all, also for other clients of a network file system.
+                os.link(draft, path)
+                fsync_dir(path.parent)
+            except FileExistsError:
+                there = path.read_text()
+                return None if there == who else there
+            finally:
+                draft.unlink(missing_ok=True)
+        except OSError as error:
+            raise AffinodeError(f"{path}: cannot be claimed: {error.strerror or error}") from error
+        return None
+
+    def unclaim(self, live: Iterable[tuple[str, int]]) -> None:
+        """Remove the claims of all jobs but these (cluster, job id)."""
+        if self._root is None:
+            return
+        names = {f"{cluster}.{job_id}" for cluster, job_id in live}
+        with contextlib.suppress(OSError):
+            for path in (self._root / "claims").iterdir():
+                match = _CLAIM.fullmatch(path.name)
+                if match is not None and match["job"] not in names:
+                    path.unlink(missing_ok=True)
+
+
+def _note(path: Path) -> Note | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        known = {field.name for field in fields(Note)}
+        facts: Mapping[str, Any] = {name: one for name, one in value.items() if name in known}
+        return Note(**facts)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,168 @@
+"""Puts together what acts on jobs: stores, drivers, Slurm, and the three that use them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+from slurm_affinode import __version__
+from slurm_affinode.agent.aftermath import Aftermath
+from slurm_affinode.agent.interface import AgentContext, Orchestration
+from slurm_affinode.agent.journal import Journal
+from slurm_affinode.agent.ledger import Ledger
+from slurm_affinode.agent.notes import Notes
+from slurm_affinode.agent.parts import Parts, Settings
+from slurm_affinode.agent.recovery import JobKeeper
+from slurm_affinode.agent.restore import JobRestorer
+from slurm_affinode.agent.streams import ProcessStreams
+from slurm_affinode.agent.suspend import JobSuspender
+from slurm_affinode.agent.tree import LinuxProcesses
+from slurm_affinode.agent.waker import JobWaker, Lease
+from slurm_affinode.checkpoint.criu import Criu
+from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.manifest import load_key
+from slurm_affinode.config import Config
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.gpu.interface import GpuDriver, GpuError
+from slurm_affinode.model.gpu import Device
+from slurm_affinode.model.suspension import Versions
+from slurm_affinode.sizes import parse_size
+from slurm_affinode.slurm.interface import SlurmClient
+
+_MIB = 2**20
+
+
+class _PerThread:
+    """A client for each thread that asks, made when it first does."""
+
+    def __init__(self, make: Callable[[], SlurmClient]) -> None:
+        self._make = make
+        self._local = threading.local()
+
+    def __getattr__(self, name: str) -> Any:
+        client = getattr(self._local, "client", None)
+        if client is None:
+            client = self._local.client = self._make()
+        return getattr(client, name)
+
+
+def per_thread(make: Callable[[], SlurmClient]) -> SlurmClient:
+    """A client that any thread may use."""
+    return cast(SlurmClient, _PerThread(make))
+
+
+class NodeGpus:
+    """``parts.Gpus`` on the driver that the agent samples with."""
+
+    def __init__(self, driver: Callable[[], AbstractContextManager[GpuDriver]]) -> None:
+        self._driver = driver
+
+    def devices(self) -> Sequence[Device]:
+        """All GPUs of the node."""
+        with self._driver() as driver:
+            return tuple(driver.devices())
+
+    def used_bytes(self, pids: frozenset[int]) -> int:
+        """GPU memory of these processes."""
+        held: dict[tuple[str, int], float] = {}
+        with self._driver() as driver:
+            for device in driver.devices():
+                for process in driver.processes(device):
+                    if process.pid in pids:
+                        held[device.uuid, process.pid] = process.used_mib or 0.0
+        return round(sum(held.values()) * _MIB)
+
+    def free_bytes(self, device: Device) -> int | None:
+        """Free memory of a device."""
+        with self._driver() as driver:
+            free = driver.read(device).fb_free_mib
+        return None if free is None else round(free * _MIB)
+
+    def version(self) -> str | None:
+        """The driver's version; ``None``: there is none."""
+        with self._driver() as driver:
+            try:
+                return driver.version()
+            except GpuError:
+                return None
+
+
+def build(context: AgentContext) -> Orchestration:
+    """Everything that acts on jobs. Raises ``AffinodeError`` where this node cannot keep images."""
+    config = context.config
+    suspend = config.suspend
+    local, shared = stores(config)
+    gpus = NodeGpus(context.gpus)
+    cuda = Cuda(driver_version=gpus.version)
+    criu = Criu(program=suspend.criu)
+    slurm = per_thread(context.slurm)
+    root = None if suspend.shared_store is None else suspend.shared_store.parent
+    parts = Parts(
+        node=context.node,
+        cluster=cluster_name(config, slurm),
+        slurm=slurm,
+        cuda=cuda,
+        imager=criu,
+        local=local,
+        shared=shared,
+        processes=LinuxProcesses(),
+        gpus=gpus,
+        streams=ProcessStreams(),
+        journal=Journal(suspend.journal),
+        ledger=Ledger(config.ledger_dir, context.node),
+        notes=Notes(root),
+        registry=context.registry,
+        versions=lambda: _versions(slurm, criu, gpus),
+        settings=Settings.of(suspend),
+    )
+    aftermath = Aftermath(parts)
+    keeper = JobKeeper(parts, aftermath)
+    lease = Lease(None if root is None else root / "waker.json", context.node)
+    waker = JobWaker(parts, lease, tidy=keeper.sweep)
+    return Orchestration(JobSuspender(parts, aftermath), JobRestorer(parts), waker, keeper)
+
+
+def stores(config: Config) -> tuple[DirectoryStore, DirectoryStore | None]:
+    """The node's own store and the shared one. Raises ``AffinodeError``."""
+    suspend = config.suspend
+    key = load_key(suspend.key_file)
+    quota = None if suspend.budget is None else parse_size(suspend.budget)
+    user_quota = None if suspend.user_quota is None else parse_size(suspend.user_quota)
+    local = DirectoryStore(suspend.local_store, key, quota=quota, user_quota=user_quota)
+    if suspend.shared_store is None:
+        return local, None
+    return local, DirectoryStore(suspend.shared_store, key, quota=quota, user_quota=user_quota)
+
+
+def cluster_name(config: Config, slurm: SlurmClient) -> str:
+    """As Slurm calls it; the configuration's word where Slurm does not answer."""
+    try:
+        name = slurm.config().get("ClusterName")
+    except AffinodeError:
+        name = None
+    name = name or config.cluster.name
+    if not name:
+        raise AffinodeError(
+            "the name of the cluster is not known: slurmctld does not answer",
+            hint="set cluster.name in the configuration",
+        )
+    return name
+
+
+def _versions(slurm: SlurmClient, criu: Criu, gpus: NodeGpus) -> Versions:
+    try:
+        slurm_version: str | None = slurm.version()
+    except AffinodeError:
+        slurm_version = None
+    try:
+        criu_version = criu.check()
+    except CheckpointError:
+        criu_version = "unknown"
+    kernel = platform.release() or os.uname().release
+    return Versions(__version__, kernel, criu_version, slurm_version, gpus.version())

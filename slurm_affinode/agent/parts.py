@@ -1,0 +1,115 @@
+"""What suspending, restoring and waking work with: everything that touches the world, passed in."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slurm_affinode.agent.journal import Journal
+from slurm_affinode.agent.ledger import Ledger
+from slurm_affinode.agent.notes import Notes
+from slurm_affinode.agent.registry import Registry
+from slurm_affinode.agent.streams import Save
+from slurm_affinode.agent.tree import Processes
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import CudaDriver, Imager, InheritFd
+from slurm_affinode.model.gpu import Device
+from slurm_affinode.model.suspension import SavedOutput, Versions
+from slurm_affinode.nodeconfig import SuspendConfig
+from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.timespec import parse_span_s
+
+LOG = logging.getLogger("slurm_affinode.agent")
+
+
+class Gpus(Protocol):
+    """The GPUs of this node as NVML shows them. May be used by several threads."""
+
+    def devices(self) -> Sequence[Device]:
+        """All of them, by index. Raises ``GpuError``."""
+        ...
+
+    def used_bytes(self, pids: frozenset[int]) -> int:
+        """GPU memory that these processes hold; processes that NVML does not show hold none. Raises ``GpuError``."""
+        ...
+
+    def free_bytes(self, device: Device) -> int | None:
+        """Free memory of a device; ``None``: not known. Raises ``GpuError``."""
+        ...
+
+
+class Streams(Protocol):
+    """The standard streams of a job, see the module ``streams``."""
+
+    def save(self, init_pid: int, write: Save) -> tuple[SavedOutput, ...]:
+        """See ``streams.save``."""
+        ...
+
+    def put_back(
+        self, outputs: Sequence[SavedOutput], fds: Mapping[int, int | None], image_fd: int, notice: str | None
+    ) -> Sequence[InheritFd]:
+        """Give the files of the new run their bytes, and write ``notice`` behind them; the descriptors for CRIU."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The site's choices; seconds."""
+
+    lock_s: float = 10.0
+    dump_s: float = 1800.0
+    restore_s: float = 1800.0
+    slurm_s: float = 300.0
+    kill_s: float = 60.0
+    free_s: float = 60.0
+    """For GPU memory to become free before a restore."""
+    wake_every_s: float = 10.0
+    wake_backoff_s: float = 120.0
+    wake_backoff_limit_s: float = 7200.0
+    fresh: bool = False
+    """After a restore that failed the job starts afresh; else it is held."""
+    notices: bool = True
+
+    @classmethod
+    def of(cls, config: SuspendConfig) -> Settings:
+        """From the configuration."""
+        return cls(
+            lock_s=parse_span_s(config.lock_timeout),
+            dump_s=parse_span_s(config.dump_timeout),
+            restore_s=parse_span_s(config.restore_timeout),
+            slurm_s=parse_span_s(config.slurm_timeout),
+            wake_every_s=parse_span_s(config.wake_every),
+            wake_backoff_s=parse_span_s(config.wake_backoff),
+            wake_backoff_limit_s=parse_span_s(config.wake_backoff_limit),
+            fresh=config.on_restore_failure == "fresh",
+            notices=config.notices,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The world, as far as it is used here."""
+
+    node: str
+    cluster: str
+    slurm: SlurmClient
+    cuda: CudaDriver
+    imager: Imager
+    local: DirectoryStore
+    shared: DirectoryStore | None
+    processes: Processes
+    gpus: Gpus
+    streams: Streams
+    journal: Journal
+    ledger: Ledger
+    notes: Notes
+    registry: Registry
+    versions: Callable[[], Versions]
+    settings: Settings = Settings()
+    now: Callable[[], float] = time.time
+    """Seconds of the epoch."""
+    sleep: Callable[[float], None] = time.sleep
+    log: logging.Logger = field(default=LOG)

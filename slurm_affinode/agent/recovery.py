@@ -1,0 +1,307 @@
+"""After a crash: what the journal holds is finished or undone; and tidying up when jobs end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from slurm_affinode.agent.aftermath import Aftermath, entry_of
+from slurm_affinode.agent.interface import SuspendedJob
+from slurm_affinode.agent.journal import Record
+from slurm_affinode.agent.parts import Parts
+from slurm_affinode.agent.registry import WatchedJob
+from slurm_affinode.agent.requeue import NotRequeued, Requeuer, Silent
+from slurm_affinode.agent.tree import TreeGoneError
+from slurm_affinode.agent.undo import Undo
+from slurm_affinode.checkpoint.interface import CheckpointError, Image
+from slurm_affinode.core.suspension import Action, JobFact, World, recover
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.ledger import LedgerEntry
+from slurm_affinode.model.suspension import JobKey, LiveRun, Phase
+
+_RETRY_S = 2.0
+_SWEEP_S = 300.0
+
+
+class JobKeeper:
+    """``Keeper`` for the agent."""
+
+    def __init__(self, parts: Parts, aftermath: Aftermath) -> None:
+        self._parts = parts
+        self._aftermath = aftermath
+        self._undo = Undo(parts)
+        self._requeuer = Requeuer(parts)
+        self._waiting: dict[JobKey, Record] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._swept = 0.0
+        aftermath.on_later(self._wait)
+
+    # --- recovery
+
+    def recover(self) -> None:
+        """Every open journal once; what has to wait is looked at again until it is done."""
+        for record in self._parts.journal.open_records():
+            if record.damage:
+                self._parts.log.error("%s: %s", record.path, record.damage)
+            self._try(record)
+        self._start()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="recovery", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_RETRY_S):
+            with self._lock:
+                waiting = list(self._waiting.values())
+            for record in waiting:
+                self._try(record)
+
+    def stop(self) -> None:
+        """No further attempts; the journal keeps what is left."""
+        self._stop.set()
+        self._aftermath.stop()
+
+    def _wait(self, record: Record) -> None:
+        with self._lock:
+            self._waiting[record.key] = record
+        self._start()
+
+    def _try(self, record: Record) -> None:
+        done = False
+        try:
+            done = self.take_up(record)
+        except AffinodeError as error:
+            self._parts.log.warning("job %s: %s", record.key.job_id, error)
+        except Exception:
+            self._parts.log.exception("job %s: recovery failed, by a fault of the agent", record.key.job_id)
+        with self._lock:
+            if done:
+                self._waiting.pop(record.key, None)
+            else:
+                self._waiting[record.key] = record
+
+    def take_up(self, record: Record) -> bool:
+        """Look at the world, do what ``core.suspension.recover`` says; whether nothing is left to wait for."""
+        parts = self._parts
+        if not record.entries:
+            return True
+        if parts.local.busy(record.key):
+            return False  # a CRIU that has outlived the agent: it must end by itself, or it would harm the tree
+        world = self._world(record)
+        todo = recover(record.phase, world)
+        names = ", ".join(action.value for action in todo.actions) or "nothing"
+        parts.log.info("job %s was %s: %s (%s)", record.key.job_id, record.phase.value, todo.why, names)
+        for action in todo.actions:
+            if action is Action.WAIT or not self._act(action, record, todo.why):
+                return False
+        if todo.phase is Phase.QUEUED and world.job is JobFact.LATER_RUN:
+            parts.ledger.write(entry_of(record, parts.node))
+            record.close()
+        elif todo.phase is Phase.QUEUED:
+            if record.phase is not Phase.QUEUED:
+                record.write(Phase.QUEUED)
+            self._aftermath.queued(record)
+        return True
+
+    def _world(self, record: Record) -> World:
+        facts = record.facts
+        restarts = int(facts["restarts"])
+        job = self._requeuer.fact(record.key.job_id, restarts, facts.get("uid"))
+        return World(job, self._has_tree(record), self._has_image(record))
+
+    def _has_tree(self, record: Record) -> bool:
+        facts = record.facts
+        try:
+            return bool(self._parts.processes.members(int(facts["init_pid"]), int(facts["init_started"])))
+        except TreeGoneError:
+            return False
+
+    def _has_image(self, record: Record) -> bool:
+        if self._aftermath.local_image(record) is not None:
+            return True
+        seq = record.facts.get("seq")
+        if seq is None or self._parts.shared is None:
+            return False
+        try:
+            self._parts.shared.get(record.key.name, int(seq))
+        except CheckpointError:
+            return False
+        return True
+
+    def _act(self, action: Action, record: Record, why: str) -> bool:
+        """One action; ``False``: it has to wait."""
+        parts, facts = self._parts, record.facts
+        if action is Action.RESUME:
+            return self._undo.resume(record)
+        if action is Action.DROP_IMAGE:
+            self._undo.drop_image(record)
+        elif action is Action.KILL_TREE:
+            return parts.processes.end(
+                int(facts["init_pid"]), int(facts["init_started"]), timeout_s=parts.settings.kill_s
+            )
+        elif action is Action.REQUEUE:
+            return self._requeue(record)
+        elif action is Action.RESTORE:
+            # Its shepherd says hello again, and the restorer begins from the beginning.
+            return True
+        elif action is Action.CLOSE:
+            self._close(record, why)
+        return True
+
+    def _requeue(self, record: Record) -> bool:
+        """From ``dumped`` on, or again. The phase after it is ``queued``: see ``_finish``."""
+        parts, facts = self._parts, record.facts
+        init = int(facts["init_pid"]), int(facts["init_started"])
+        members = parts.processes.members(*init)
+        parts.processes.stop(member.pid for member in members)
+        if record.phase is not Phase.REQUEUEING:
+            record.write(Phase.REQUEUEING)
+        with parts.processes.hold(member.pid for member in members):
+            try:
+                self._requeuer.requeue(record.key.job_id, int(facts["restarts"]))
+            except Silent:
+                return False
+            except NotRequeued as error:
+                fact = self._requeuer.fact(record.key.job_id, int(facts["restarts"]))
+                if fact is not JobFact.THIS_RUN:
+                    return False  # over, or unknown: the next look says
+                parts.log.warning("job %s: %s", record.key.job_id, error)
+                back = str(error)
+            else:
+                parts.processes.end(*init, timeout_s=parts.settings.kill_s)
+                record.write(Phase.QUEUED)
+                self._aftermath.queued(record)
+                return True
+        self._undo.resume(record)
+        self._undo.drop_image(record)
+        self._aftermath.ran_on(record, back)
+        return True
+
+    def _close(self, record: Record, why: str) -> None:
+        parts = self._parts
+        if record.phase in (Phase.QUEUED, Phase.RESTORING):
+            began_ms = round(float(record.facts["began"]) * 1000)
+            key = record.key
+            if self._requeuer.fact(key.job_id, int(record.facts["restarts"])) is JobFact.ENDED:
+                now_ms = round(parts.now() * 1000)
+                parts.ledger.write(LedgerEntry(key.cluster, key.job_id, key.submit_epoch, began_ms, ended_ms=now_ms))
+            parts.notes.remove(key.cluster, key.job_id)
+            record.close()
+        else:
+            self._aftermath.ran_on(record, f"the agent was stopped: {why}")
+
+    # --- the rest of ``Keeper``
+
+    def identify(self, job: WatchedJob) -> tuple[JobKey, int]:
+        """Cluster, id and submit time of this run; the suspensions that its image counts."""
+        parts = self._parts
+        if job.slurm is None or job.slurm.submit is None:
+            raise AffinodeError(f"Slurm has not said when job {job.job_id} was submitted")
+        key = JobKey(parts.cluster, job.job_id, round(job.slurm.submit.timestamp()))
+        run = LiveRun(key, job.uid, job.restarts)
+        counts = [0]
+        for store in (parts.local, parts.shared):
+            try:
+                image = None if store is None else store.find(run)
+            except CheckpointError:
+                continue
+            counts.append(0 if image is None else image.manifest.seq)
+        return key, max(counts)
+
+    def registered(self, job: WatchedJob) -> None:
+        """A job that runs: a restore that was cut short after its tree was back is over."""
+        for record in self._parts.journal.open_records():
+            if record.key.job_id == job.job_id and record.phase is Phase.RESTORING:
+                self._parts.notes.remove(record.key.cluster, job.job_id)
+                record.close()
+
+    def ended(self, job_id: int, *, requeued: bool) -> None:
+        """The epilog ran: the images of a job that is over go."""
+        if requeued:
+            return
+        parts = self._parts
+        note = parts.notes.read(parts.cluster, job_id)
+        try:
+            job = parts.slurm.job(job_id)
+        except AffinodeError as error:
+            parts.log.info("job %s: its images stay until the next sweep: %s", job_id, error)
+            return
+        if not job.ended:
+            return
+        for store in (parts.local, parts.shared):
+            for image in [] if store is None else store.images():
+                if isinstance(image, Image) and image.manifest.key.job_id == job_id and image.manifest.uid == job.uid:
+                    try:
+                        store.remove(image)  # type: ignore[union-attr]
+                    except CheckpointError as error:
+                        parts.log.warning("job %s: %s", job_id, error)
+        if note is not None:
+            parts.notes.remove(parts.cluster, job_id)
+
+    def sweep(self) -> None:
+        """Images, notes and claims of jobs that are over, at most once in five minutes. Must not raise."""
+        parts = self._parts
+        if parts.now() - self._swept < _SWEEP_S:
+            return
+        self._swept = parts.now()
+        try:
+            live = [
+                LiveRun(JobKey(parts.cluster, job.job_id, round(job.submit.timestamp())), job.uid or 0, job.restarts)
+                for job in parts.slurm.jobs()
+                if not job.ended and job.submit is not None
+            ]
+            ids = {run.key.job_id for run in live}
+            for store in (parts.local, parts.shared):
+                for name in [] if store is None else store.sweep(live, cluster=parts.cluster):
+                    parts.log.info("removed %s: its job is over", name)
+            for note in parts.notes.all():
+                if note.cluster == parts.cluster and note.job_id not in ids:
+                    self._over(note.key, note.began_ms)
+            parts.notes.unclaim((parts.cluster, job_id) for job_id in ids)
+        except (AffinodeError, OSError) as error:
+            parts.log.warning("sweep: %s", error)
+
+    def _over(self, key: JobKey, began_ms: int) -> None:
+        parts = self._parts
+        now_ms = round(parts.now() * 1000)
+        parts.ledger.write(LedgerEntry(key.cluster, key.job_id, key.submit_epoch, began_ms, ended_ms=now_ms))
+        parts.notes.remove(key.cluster, key.job_id)
+
+    def suspended(self) -> Sequence[SuspendedJob]:
+        """Jobs that sleep: those with a note whose image this node sees."""
+        parts = self._parts
+        shared = _present(parts.shared.images() if parts.shared is not None else [])
+        local = _present(parts.local.images())
+        found = []
+        for note in parts.notes.all():
+            where = "shared" if (note.key.name, note.seq) in shared else "node"
+            if where == "node" and (note.key.name, note.seq) not in local and note.node == parts.node:
+                continue
+            found.append(
+                SuspendedJob(
+                    key=note.key, uid=note.uid, node=note.node, seq=note.seq, since_epoch=note.since_epoch,
+                    image_bytes=note.image_bytes, gpu_bytes=note.gpu_bytes, gpus=note.gpus, where=where, wake=note.wake,
+                    why=note.why, failure=note.failure,
+                )
+            )  # fmt: skip
+        return found
+
+    def room(self) -> str | None:
+        """Why the stores take nothing more."""
+        for store in (self._parts.local, self._parts.shared):
+            if store is None:
+                continue
+            try:
+                store.check_room(0, 1)
+            except CheckpointError as error:
+                return str(error)
+        return None
+
+
+def _present(images: Sequence[object]) -> set[tuple[str, int]]:
+    return {(one.manifest.key.name, one.manifest.seq) for one in images if isinstance(one, Image)}

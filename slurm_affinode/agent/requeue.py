@@ -1,0 +1,93 @@
+"""Putting a job into the queue again, and what Slurm says of a run: asked first, so that twice is as once."""
+
+from __future__ import annotations
+
+from slurm_affinode.agent.parts import Parts
+from slurm_affinode.core.suspension import JobFact
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.slurm.faults import ControllerDownError, InvalidStateError, SlurmError, UnknownJobError
+
+_PAUSE_S = 1.0
+_LOOKS = 20
+"""How often a job is looked at after a requeue that Slurm took; it shows at once, or a moment later."""
+
+
+class NotRequeued(AffinodeError):  # noqa: N818 - names what is the case
+    """Slurm certainly has not requeued the job, and will not."""
+
+
+class Silent(AffinodeError):  # noqa: N818
+    """Slurm does not answer: what it has done is not known."""
+
+
+def fact_of(job: Job, restarts: int) -> JobFact:
+    """What Slurm's word on a job says of its run with this restart count."""
+    if job.ended and job.restarts <= restarts:
+        return JobFact.ENDED
+    if job.restarts > restarts:
+        if job.ended:
+            return JobFact.ENDED
+        # A requeued job completes its old run while it is in the queue already.
+        return JobFact.QUEUED if job.pending or job.start is None or job.state == "COMPLETING" else JobFact.LATER_RUN
+    return JobFact.QUEUED if job.pending else JobFact.THIS_RUN
+
+
+class Requeuer:
+    """``requeuehold`` until it is true."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def fact(self, job_id: int, restarts: int, uid: int | None = None) -> JobFact:
+        """What Slurm says of a run."""
+        try:
+            job = self._parts.slurm.job(job_id)
+        except UnknownJobError:
+            return JobFact.ENDED
+        except AffinodeError:
+            return JobFact.UNKNOWN
+        if uid is not None and job.uid is not None and job.uid != uid:
+            return JobFact.ENDED  # its id belongs to another job
+        return fact_of(job, restarts)
+
+    def requeue(self, job_id: int, restarts: int) -> None:
+        """Return when the job is in the queue, held, or has been. Raises ``NotRequeued`` and ``Silent``."""
+        parts = self._parts
+        deadline = parts.now() + parts.settings.slurm_s
+        refused: SlurmError | None = None
+        asked = 0
+        while True:
+            fact = self.fact(job_id, restarts)
+            if fact in (JobFact.QUEUED, JobFact.LATER_RUN):
+                self._hold(job_id)
+                return
+            if fact is JobFact.ENDED:
+                raise NotRequeued("the job is over")
+            if fact is JobFact.THIS_RUN:
+                if refused is not None or asked >= _LOOKS:
+                    raise NotRequeued(str(refused) if refused else "Slurm took the requeue and did not do it")
+                try:
+                    parts.slurm.requeue(job_id, hold=True)
+                    asked += 1
+                    continue
+                except InvalidStateError as error:
+                    refused = error  # it may be in the queue by now: look once more
+                    continue
+                except ControllerDownError as error:
+                    parts.log.warning("job %s: %s", job_id, error)
+                except SlurmError as error:
+                    refused = error
+                    continue
+            if parts.now() >= deadline:
+                raise Silent(f"slurmctld did not answer for {parts.settings.slurm_s:g} s")
+            parts.sleep(_PAUSE_S)
+
+    def _hold(self, job_id: int) -> None:
+        """Somebody else may have requeued it, without a hold: it must not start before its image is everywhere."""
+        try:
+            job = self._parts.slurm.job(job_id)
+            if job.pending and not job.held:
+                self._parts.slurm.hold(job_id)
+        except AffinodeError as error:
+            self._parts.log.warning("job %s: cannot be held: %s", job_id, error)

@@ -1,0 +1,321 @@
+"""Putting an image in place of a fresh start.
+
+    whose is it -> claim -> verify -> GPUs -> output files -> CRIU -> CUDA restore -> unlock -> the script goes on
+
+A restore that fails leaves nothing of the tree and keeps the image; the site has chosen whether the job is then held or
+starts afresh. What may be better later (Slurm silent, memory not free yet) is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from slurm_affinode.agent import words
+from slurm_affinode.agent.interface import Arrival
+from slurm_affinode.agent.journal import JournalError, Record
+from slurm_affinode.agent.notes import Note
+from slurm_affinode.agent.parts import Parts
+from slurm_affinode.agent.shepherds import Hold, Reply, Restored, Start
+from slurm_affinode.agent.streams import STREAMS
+from slurm_affinode.agent.watch import by_index
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import CudaState, Image, ImageDamaged, RestoreFailed
+from slurm_affinode.core.suspension import pair_gpus
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.gpu.interface import GpuError
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.model.gpu import Device
+from slurm_affinode.model.ledger import LedgerEntry
+from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, Manifest, Phase, Refusal
+from slurm_affinode.slurm.faults import ControllerDownError
+
+T = TypeVar("T")
+
+_PAUSE_S = 1.0
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    image: Image
+    store: DirectoryStore
+
+
+@dataclass(frozen=True, slots=True)
+class _Placing:
+    """A restore under way."""
+
+    arrival: Arrival
+    job: Job
+    found: _Found
+    record: Record
+    began: float
+
+
+class JobRestorer:
+    """``Restorer`` for the agent."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def restore(self, arrival: Arrival) -> Reply:
+        """See ``interface.Restorer``."""
+        parts = self._parts
+        began = parts.now()
+        job = self._patiently("ask Slurm for the job", lambda: parts.slurm.job(arrival.job_id), parts.settings.slurm_s)
+        run = self._run(job, arrival)
+        try:
+            found = self._find(run)
+        except ImageDamaged as error:
+            return self._failed(arrival, job, None, str(error))
+        if found is None:
+            return self._without_image(arrival, run)
+        record = parts.journal.record(found.image.manifest.key)
+        placing = _Placing(arrival, job, found, record, began)
+        who = f"{parts.node}/{arrival.init_pid}/{arrival.init_started}"
+        other = parts.notes.claim(run.key.cluster, run.key.job_id, run.restarts, who)
+        if other is not None:
+            return self._failed(arrival, job, None, f"its image is being restored elsewhere ({other})")
+        try:
+            pid = self._place(placing)
+        except (AffinodeError, OSError) as error:
+            why = str(error) if isinstance(error, AffinodeError) else f"{type(error).__name__}: {error}"
+            self._clean(arrival)
+            return self._failed(arrival, job, placing, why)
+        self._told(placing)
+        return Restored(pid)
+
+    def _run(self, job: Job, arrival: Arrival) -> LiveRun:
+        if job.submit is None:
+            raise AffinodeError("Slurm does not say when the job was submitted")
+        key = JobKey(self._parts.cluster, arrival.job_id, round(job.submit.timestamp()))
+        return LiveRun(key, arrival.uid, job.restarts)
+
+    def _find(self, run: LiveRun) -> _Found | None:
+        """The newest image of the two stores; of two copies the node's own.
+
+        Raises ``ImageDamaged`` where the newest one is not sound.
+        """
+        found: list[_Found] = []
+        damage: ImageDamaged | None = None
+        for store in (self._parts.local, self._parts.shared):
+            if store is None:
+                continue
+            try:
+                image = store.find(run)
+            except ImageDamaged as error:
+                damage = error
+                continue
+            if image is not None:
+                found.append(_Found(image, store))
+        if damage is not None:
+            # A copy that is not sound is no reason where the other store has that image; an older one is not it.
+            note = self._parts.notes.read(run.key.cluster, run.key.job_id)
+            newest = max((one.image.manifest.seq for one in found), default=0)
+            if note is None or newest < note.seq:
+                raise damage
+        # max() takes the first of equals: the local one.
+        return max(found, key=lambda one: one.image.manifest.seq, default=None)
+
+    def _without_image(self, arrival: Arrival, run: LiveRun) -> Reply:
+        """Something of the job's name is in a store, and it is not for this run."""
+        note = self._parts.notes.read(run.key.cluster, run.key.job_id)
+        if note is not None and note.uid == run.uid and note.restarts < run.restarts:
+            # It sleeps, but its image is not here (yet): a fresh start would lose it.
+            return self._hold(arrival, f"its image is still on {note.node}", note)
+        return Start()
+
+    # --- the sequence
+
+    def _place(self, placing: _Placing) -> int:
+        parts, arrival, manifest = self._parts, placing.arrival, placing.found.image.manifest
+        placing.record.write(
+            Phase.RESTORING, job_id=arrival.job_id, uid=arrival.uid, gid=arrival.gid, seq=manifest.seq,
+            restarts=manifest.restarts, run=placing.job.restarts, init_pid=arrival.init_pid,
+            init_started=arrival.init_started, began=manifest.started_epoch, option=str(manifest.option),
+        )  # fmt: skip
+        self._clean(arrival)
+        placing.found.store.verify(placing.found.image)
+        pairs = self._gpu_pairs(placing, manifest)
+        with contextlib.ExitStack() as stack:
+            top = placing.found.store.open(placing.found.image)
+            stack.callback(os.close, top)
+            criu = placing.found.store.open_criu(placing.found.image)
+            stack.callback(os.close, criu)
+            fds = dict(zip(STREAMS, arrival.fds, strict=False))
+            inherit = parts.streams.put_back(manifest.outputs, fds, top, self._notice(placing))
+            pid = parts.imager.restore(
+                arrival.init_pid, criu, inherit, root_pid_ns=manifest.root_pid, timeout_s=parts.settings.restore_s
+            )
+        self._cuda(arrival, manifest, pairs)
+        return pid
+
+    def _clean(self, arrival: Arrival) -> None:
+        """What an earlier attempt, cut short, has left in the namespace."""
+        parts = self._parts
+        if not parts.processes.end(arrival.init_pid, arrival.init_started, timeout_s=parts.settings.kill_s):
+            raise RestoreFailed("what an earlier restore has left behind cannot be ended")
+
+    def _gpu_pairs(self, placing: _Placing, manifest: Manifest) -> dict[str, str] | None:
+        if not manifest.cuda_pids:
+            return None
+        parts = self._parts
+        devices = parts.gpus.devices()
+        held = self._held(placing.job, devices)
+        by_uuid = {device.uuid: device for device in devices if device.mig is None}
+        new = [
+            GpuFact(
+                uuid,
+                (by_uuid[uuid].model if uuid in by_uuid else None) or "unknown",
+                round((by_uuid[uuid].memory_mib or 0) * 2**20) if uuid in by_uuid else 0,
+                allocated=any(device.uuid == uuid for device in held),
+            )
+            for uuid in parts.cuda.devices()
+        ]
+        pairs = pair_gpus(manifest.gpus, new)
+        if isinstance(pairs, Refusal):
+            raise RestoreFailed(pairs.text)
+        self._wait_for_memory(held, manifest.gpu_bytes)
+        return pairs
+
+    def _held(self, job: Job, devices: Sequence[Device]) -> tuple[Device, ...]:
+        """The GPUs of the new allocation on this node."""
+        mine = [one for one in job.node_gpus or () if one.node == self._parts.node]
+        indices = [index for one in mine for index in one.indices]
+        found = by_index(devices, indices) if indices else None
+        if found is None:
+            raise RestoreFailed("Slurm does not say which GPUs of this node the job has")
+        return found
+
+    def _wait_for_memory(self, held: Sequence[Device], needed: int) -> None:
+        """A restore that runs out of GPU memory fails for good: there has to be room first."""
+        parts = self._parts
+        deadline = parts.now() + parts.settings.free_s
+        while True:
+            try:
+                free = [parts.gpus.free_bytes(device) for device in held]
+            except GpuError as error:
+                raise RestoreFailed(str(error)) from None
+            known = [one for one in free if one is not None]
+            if len(known) < len(free) or sum(known) >= needed:
+                return
+            if parts.now() >= deadline:
+                raise RestoreFailed(
+                    f"its {words.size(needed)} do not fit on its GPUs: {words.size(sum(known))} are free there"
+                )
+            parts.sleep(_PAUSE_S)
+
+    def _cuda(self, arrival: Arrival, manifest: Manifest, pairs: dict[str, str] | None) -> None:
+        parts = self._parts
+        members = parts.processes.members(arrival.init_pid, arrival.init_started)
+        by_number = {member.pid_ns: member.pid for member in members}
+        missing = [number for number in manifest.cuda_pids if number not in by_number]
+        if missing:
+            raise RestoreFailed(f"process {missing[0]}, which has GPU memory to take back, is not there")
+        pids = [by_number[number] for number in manifest.cuda_pids]
+        for pid in pids:
+            if parts.cuda.state(pid) is CudaState.CHECKPOINTED:
+                parts.cuda.restore(pid, pairs=pairs)
+        for pid in pids:
+            if parts.cuda.state(pid) is CudaState.LOCKED:
+                parts.cuda.unlock(pid)
+
+    def _notice(self, placing: _Placing) -> str | None:
+        if not self._parts.settings.notices:
+            return None
+        manifest = placing.found.image.manifest
+        note = self._note(manifest)
+        why = f" ({note.why})" if note is not None and note.why else ""
+        slept = words.span(placing.began - manifest.dumped_epoch)
+        return f"was suspended on {manifest.node}{why} and slept {slept}; being restored on {self._parts.node}"
+
+    def _note(self, manifest: Manifest) -> Note | None:
+        note = self._parts.notes.read(manifest.key.cluster, manifest.key.job_id)
+        return note if note is not None and note.seq == manifest.seq else None
+
+    # --- how it went
+
+    def _told(self, placing: _Placing) -> None:
+        parts, manifest = self._parts, placing.found.image.manifest
+        parts.notes.remove(manifest.key.cluster, manifest.key.job_id)
+        parts.ledger.write(
+            replace(
+                _entry(manifest),
+                restoring_ms=round(placing.began * 1000),
+                restored_ms=round(parts.now() * 1000),
+                restored_node=parts.node,
+            )
+        )
+        self._comment(placing.arrival.job_id, None)
+        try:
+            placing.record.close()
+        except JournalError as error:
+            parts.log.warning("%s", error)
+
+    def _failed(self, arrival: Arrival, job: Job, placing: _Placing | None, why: str) -> Reply:
+        """What the site chose. The image stays."""
+        parts = self._parts
+        parts.log.error("job %s: not restored: %s", arrival.job_id, why)
+        note = parts.notes.read(parts.cluster, arrival.job_id)
+        if placing is not None:
+            entry = _entry(placing.found.image.manifest)
+            if parts.settings.fresh:
+                entry = replace(entry, restoring_ms=round(placing.began * 1000))
+            parts.ledger.write(replace(entry, restore_failure=words.one(why)))
+            with contextlib.suppress(JournalError):
+                placing.record.close()
+        if parts.settings.fresh:
+            parts.notes.remove(parts.cluster, arrival.job_id)
+            self._comment(arrival.job_id, words.held(f"{why}; started afresh"))
+            return Start(restore_failed=True)
+        if note is not None:
+            with contextlib.suppress(AffinodeError):
+                parts.notes.write(replace(note, failure=words.one(why)))
+        return self._hold(arrival, why, note)
+
+    def _hold(self, arrival: Arrival, why: str, note: Note | None) -> Reply:
+        """Back to the queue, held: the image stays, and so does the job."""
+        parts = self._parts
+        text = words.one(why)
+        self._comment(arrival.job_id, words.held(f"{text}; try again with: slurm-affinode wake {arrival.job_id}"))
+        try:
+            self._patiently(
+                "hold the job", lambda: parts.slurm.requeue(arrival.job_id, hold=True), parts.settings.slurm_s
+            )
+        except AffinodeError as error:
+            # The plugin does it when the shepherd ends without having started anything.
+            parts.log.warning("job %s: %s", arrival.job_id, error)
+        if note is not None and note.released_epoch is not None:
+            with contextlib.suppress(AffinodeError):
+                parts.notes.write(replace(note, released_epoch=None, failure=text))
+        return Hold(text)
+
+    def _comment(self, job_id: int, own: str | None) -> None:
+        parts = self._parts
+        try:
+            before = parts.slurm.job(job_id).comment
+            after = words.theirs(before) if own is None else words.comment(own, before)
+            if after != (before or ""):
+                parts.slurm.set_comment(job_id, after)
+        except AffinodeError as error:
+            parts.log.warning("job %s: its comment is not set: %s", job_id, error)
+
+    def _patiently(self, what: str, call: Callable[[], T], limit_s: float) -> T:
+        parts = self._parts
+        deadline = parts.now() + limit_s
+        while True:
+            try:
+                return call()
+            except ControllerDownError as error:
+                if parts.now() >= deadline:
+                    raise AffinodeError(f"cannot {what}: {error}") from None
+                parts.sleep(_PAUSE_S)
+
+
+def _entry(manifest: Manifest) -> LedgerEntry:
+    key = manifest.key
+    return LedgerEntry(key.cluster, key.job_id, key.submit_epoch, round(manifest.started_epoch * 1000))

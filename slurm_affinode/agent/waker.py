@@ -1,0 +1,229 @@
+"""Letting suspended jobs go back to work: by hand, at a time, or when GPUs are free and nobody waits for them.
+
+Every node may do it; one at a time does, by a lease in the shared store that another one takes over when it is not
+renewed. Two that overlap for a moment do no harm: releasing a job twice is as once. A job is released only when its
+image is complete in the shared store, since Slurm may start it anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from slurm_affinode.agent.interface import Refused
+from slurm_affinode.agent.notes import Note
+from slurm_affinode.agent.parts import Parts
+from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.core.policy import WAITS_FOR_ROOM
+from slurm_affinode.core.waketime import wake_time
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.files import write_text
+from slurm_affinode.model.cluster import Job, Node
+from slurm_affinode.model.ledger import LedgerEntry
+from slurm_affinode.model.suspension import JobKey, LiveRun, Refusal
+from slurm_affinode.slurm.faults import UnknownJobError
+
+NOW = "now"
+"""``Note.wake`` of a job that somebody has woken."""
+_LEASE_FACTOR = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who wakes jobs in this cluster."""
+
+    path: Path | None
+    """``None``: there is no shared store, and nobody else."""
+    node: str
+
+    def held(self, now: float, lasts_s: float) -> bool:
+        """Take or renew it; whether it is ours."""
+        if self.path is None:
+            return True
+        try:
+            value = json.loads(self.path.read_text(encoding="utf-8"))
+            if value["node"] != self.node and now < float(value["until"]) <= now + 10 * lasts_s:
+                return False
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # nobody has it, or nobody who can be read
+        try:
+            write_text(self.path, json.dumps({"node": self.node, "until": now + lasts_s}) + "\n", mode=0o600)
+        except OSError:
+            return False
+        return True
+
+
+class JobWaker:
+    """``Waker`` for the agent."""
+
+    def __init__(self, parts: Parts, lease: Lease, *, tidy: Callable[[], None] = lambda: None) -> None:
+        """``tidy`` is called with each tick that does something."""
+        self._parts = parts
+        self._lease = lease
+        self._tidy = tidy
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    # --- by hand
+
+    def wake(self, key: JobKey, who: str) -> None:
+        """See ``interface.Waker``."""
+        parts = self._parts
+        note = parts.notes.read(key.cluster, key.job_id)
+        if note is None:
+            raise Refused(Refusal("not-suspended", f"job {key.job_id} is not suspended"))
+        try:
+            job = parts.slurm.job(key.job_id)
+        except UnknownJobError:
+            raise Refused(Refusal("ended", f"job {key.job_id} is over")) from None
+        if job.ended:
+            raise Refused(Refusal("ended", f"job {key.job_id} is over ({job.state.lower()})"))
+        if not job.pending:
+            raise Refused(Refusal("running", f"job {key.job_id} is {job.state.lower()}"))
+        parts.log.info("job %s: woken by %s", key.job_id, who)
+        note = replace(note, wake=NOW, failure=None)
+        parts.notes.write(note)
+        # Where its image is not in the shared store yet, the next ticks do it.
+        self._release(note, job)
+
+    # --- by itself
+
+    def tick(self) -> None:
+        """See ``interface.Waker``."""
+        parts = self._parts
+        with self._lock:
+            now = parts.now()
+            if now < self._next:
+                return
+            self._next = now + parts.settings.wake_every_s
+        try:
+            self._tidy()
+            if self._lease.held(parts.now(), _LEASE_FACTOR * parts.settings.wake_every_s):
+                self._look()
+        except AffinodeError as error:
+            parts.log.warning("waking: %s", error)
+        except Exception:
+            parts.log.exception("waking failed, by a fault of the agent")
+
+    def _look(self) -> None:
+        parts = self._parts
+        notes = [note for note in parts.notes.all() if note.cluster == parts.cluster]
+        if not notes:
+            return
+        jobs = parts.slurm.jobs()
+        by_id = {job.job_id: job for job in jobs}
+        asleep = [
+            (note, by_id[note.job_id])
+            for note in sorted(notes, key=lambda note: note.since_epoch)
+            if note.job_id in by_id and by_id[note.job_id].pending and by_id[note.job_id].held
+        ]
+        for note, job in asleep:
+            if note.wake not in ("auto", "hold"):
+                self._release(note, job)
+        candidates = [(note, job) for note, job in asleep if note.wake == "auto" and self._may(note)]
+        if candidates:
+            self._auto(candidates, jobs, parts.slurm.nodes(), {note.job_id for note in notes})
+
+    def _may(self, note: Note) -> bool:
+        """It has slept long enough, and its last restore did not fail."""
+        settings = self._parts.settings
+        least_s = min(settings.wake_backoff_limit_s, settings.wake_backoff_s * 2.0 ** max(0, note.seq - 1))
+        return note.failure is None and self._parts.now() - note.since_epoch >= least_s
+
+    def _auto(
+        self, candidates: Sequence[tuple[Note, Job]], jobs: Sequence[Job], nodes: Sequence[Node], ours: set[int]
+    ) -> None:
+        free = Free(nodes)
+        for job in jobs:  # those on their way take theirs first
+            if job.job_id in ours and job.pending and not job.held:
+                free.take(job)
+        for note, job in candidates:
+            if waited_for(job, jobs, ours) or not free.take(job):
+                continue
+            self._release(note, job)
+
+    def _release(self, note: Note, job: Job) -> bool:
+        """Release the job if its image is where it may start; whether it was."""
+        parts = self._parts
+        if not job.held:
+            return True
+        if not self._everywhere(job):
+            return False
+        if note.wake not in ("auto", "hold", NOW):
+            self._begin(note)
+        parts.slurm.release(job.job_id)
+        parts.log.info("job %s: released", job.job_id)
+        now = parts.now()
+        parts.notes.write(replace(note, released_epoch=now))
+        parts.ledger.write(
+            LedgerEntry(note.cluster, note.job_id, note.submit, note.began_ms, released_ms=round(now * 1000))
+        )
+        return True
+
+    def _begin(self, note: Note) -> None:
+        parts = self._parts
+        try:
+            when = wake_time(note.wake, datetime.fromtimestamp(note.since_epoch).astimezone())
+        except ValueError as error:  # the plugin takes no such option
+            parts.log.warning("job %s: %s; it wakes now", note.job_id, error)
+            return
+        if when.timestamp() > parts.now():
+            parts.slurm.set_begin(note.job_id, when)
+
+    def _everywhere(self, job: Job) -> bool:
+        store = self._parts.shared
+        if store is None or job.submit is None:
+            return False
+        key = JobKey(self._parts.cluster, job.job_id, round(job.submit.timestamp()))
+        try:
+            image = store.find(LiveRun(key, job.uid or 0, job.restarts))
+        except CheckpointError as error:
+            self._parts.log.warning("job %s: not released: %s", job.job_id, error)
+            return False
+        note = self._parts.notes.read(key.cluster, key.job_id)
+        return image is not None and (note is None or image.manifest.seq >= note.seq)
+
+
+class Free:
+    """Free GPUs by node, as they are given away."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._free = {
+            node.name: (node, node.gpus.count - (node.gpus_used.count if node.gpus_used else 0))
+            for node in nodes
+            if node.gpus is not None and node.responding and not node.draining
+        }
+
+    def take(self, job: Job) -> bool:
+        """Give a job its GPUs on the node where they leave least over; ``False``: there is no such node."""
+        asked = job.gpus_requested
+        count = 0 if asked is None else asked.count
+        fitting = [
+            (left, name)
+            for name, (node, left) in self._free.items()
+            if left >= count
+            and set(job.partitions) & set(node.partitions)
+            and (asked is None or asked.kind is None or node.gpus is None or asked.kind == node.gpus.kind)
+        ]
+        if not fitting:
+            return False
+        left, name = min(fitting)
+        self._free[name] = (self._free[name][0], left - count)
+        return True
+
+
+def waited_for(job: Job, jobs: Sequence[Job], ours: set[int]) -> bool:
+    """Whether another job waits for GPUs that this one would take: what is free is theirs first."""
+    return any(
+        other.pending
+        and not other.held
+        and other.job_id not in ours
+        and other.gpus_requested is not None
+        and (other.reason is None or other.reason in WAITS_FOR_ROOM)
+        and bool(set(other.partitions) & set(job.partitions))
+        for other in jobs
+    )

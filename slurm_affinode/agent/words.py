@@ -1,0 +1,72 @@
+"""What people read of a suspension: comments of jobs, lines in their output."""
+
+from __future__ import annotations
+
+SUSPENDED = "suspended: "
+RUNS_ON = "runs on: "
+HELD = "not restored: "
+_OWN = (SUSPENDED, RUNS_ON, HELD)
+_BEHIND = " // "
+_MAX_BYTES = 900
+"""Of a comment; Slurm takes 1024 bytes."""
+
+
+def span(seconds: float) -> str:
+    """``45s``, ``15m``, ``2h05m``, ``3d4h``: as people type it."""
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole}s"
+    minutes = round(whole / 60)
+    if minutes < 120:
+        return f"{minutes}m"
+    hours, rest = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours}h{rest:02d}m" if rest else f"{hours}h"
+    days, left = divmod(hours, 24)
+    return f"{days}d{left}h" if left else f"{days}d"
+
+
+def size(count: int) -> str:
+    """``52 GiB``, ``310 MiB``: two or three digits."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1000 or unit == "GiB":
+            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def theirs(comment: str | None) -> str:
+    """What a comment says that is not ours: what the job's owner had put there."""
+    text = comment or ""
+    if not text.startswith(_OWN):
+        return text
+    return text.partition(_BEHIND)[2]
+
+
+def comment(own: str, before: str | None) -> str:
+    """Our comment, with what the owner had put there behind it."""
+    kept = theirs(before)
+    text = f"{own}{_BEHIND}{kept}" if kept else own
+    return text.encode("utf-8")[:_MAX_BYTES].decode("utf-8", "ignore")
+
+
+def suspended(why: str, held_bytes: int, job: str) -> str:
+    """``suspended: idle 15m, 52 GiB, wake with: slurm-affinode wake 123``."""
+    return f"{SUSPENDED}{one(why)}, {size(held_bytes)}, wake with: slurm-affinode wake {job}"
+
+
+def runs_on(why: str) -> str:
+    """Why a suspension was taken back."""
+    return f"{RUNS_ON}{one(why)}"
+
+
+def held(why: str) -> str:
+    """Why a job was not restored."""
+    return f"{HELD}{one(why)}"
+
+
+def one(text: str, limit: int = 300) -> str:
+    """One printable line."""
+    line = "".join(c if c.isprintable() else " " for c in text)
+    return line if len(line) <= limit else line[: limit - 3] + "..."
