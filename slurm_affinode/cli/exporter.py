@@ -5,14 +5,12 @@ from __future__ import annotations
 import signal
 import socket
 from pathlib import Path
-from typing import Any
 
 import click
 
 from slurm_affinode import config as configuration
-from slurm_affinode.cli.options import warn
+from slurm_affinode.cli.options import Span, warn
 from slurm_affinode.errors import AffinodeError, InputError
-from slurm_affinode.timespec import parse_span_s
 
 _EPILOG = """\b
 Examples:
@@ -28,20 +26,6 @@ Signals: TERM and INT end it in good order; HUP closes the open file of the spoo
 DEFAULT_LISTEN = "0.0.0.0:9402"
 
 
-class Span(click.ParamType[float]):
-    """A span of time; the value is in seconds."""
-
-    name = "span"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parse ``value``; a plain number is seconds."""
-        text = str(value)
-        seconds = float(text) if text.replace(".", "", 1).isdigit() else parse_span_s(text)
-        if seconds < 0.1:
-            self.fail(f"{text} is too short", param, ctx)
-        return seconds
-
-
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _DIR = click.Path(path_type=Path, file_okay=False)
 
@@ -50,7 +34,7 @@ _DIR = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--listen", default=DEFAULT_LISTEN, show_default=True, metavar="HOST:PORT", help="Where to serve /metrics."
 )
-@click.option("--period", type=Span(), default="5s", show_default=True, metavar="SPAN", help="Time between samples.")
+@click.option("--period", type=Span(0.1), default="5s", show_default=True, metavar="SPAN", help="Time between samples.")
 @click.option("--job-map", type=_DIR, metavar="DIR", help="Job mapping directory. [default: the jobs of the processes]")
 @click.option("--spool", type=_DIR, metavar="DIR", help="Keep the samples there as Parquet.")
 @click.option("--spool-file", type=Span(), default="10m", show_default=True, metavar="SPAN", help="Time in one file.")

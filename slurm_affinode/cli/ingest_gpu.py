@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from slurm_affinode.cli.options import When, config_options, json_option, print_json, printable, progress, warn
+from slurm_affinode.cli.options import Span, When, config_options, json_option, print_json, printable, progress, warn
 from slurm_affinode.cli.prometheus_options import prometheus_options
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError
@@ -24,7 +24,6 @@ from slurm_affinode.history.promclient import Client
 from slurm_affinode.history.promserver import Server
 from slurm_affinode.history.reading import ReadOptions
 from slurm_affinode.store.repository import Repository
-from slurm_affinode.timespec import parse_span_s
 from slurm_affinode.workflow import gpu_intake, prometheus_intake
 
 _EPILOG = """\b
@@ -50,20 +49,6 @@ Formats:
   parquet          columns as in csv
 Compressed text (gzip, zstd, bzip2, xz) is read as it is.
 """
-
-
-class Span(click.ParamType[float]):
-    """A span of time as people type it; the value is in seconds."""
-
-    name = "span"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parse ``value``; a plain number is seconds."""
-        text = str(value)
-        seconds = float(text) if text.replace(".", "", 1).isdigit() else parse_span_s(text)
-        if seconds <= 0:
-            self.fail(f"{text} is not above 0", param, ctx)
-        return seconds
 
 
 @click.command(epilog=_EPILOG)

@@ -28,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_affinode import config as configuration
-from slurm_affinode.timespec import parse_when
+from slurm_affinode.timespec import parse_span_s, parse_when
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -87,6 +87,25 @@ class When(click.ParamType[datetime]):
             return value
         local = datetime.now().astimezone().tzinfo or UTC
         return parse_when(str(value), now=datetime.now(UTC), zone=local)
+
+
+class Span(click.ParamType[float]):
+    """A span of time as people type it; the value is in seconds and at least ``least_s``, where that is above 0."""
+
+    name = "span"
+
+    def __init__(self, least_s: float = 0.0) -> None:
+        self._least_s = least_s
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse ``value``; a plain number is seconds."""
+        text = str(value)
+        seconds = float(text) if text.replace(".", "", 1).isdigit() else parse_span_s(text)
+        if seconds <= 0:
+            self.fail(f"{text} is not above 0", param, ctx)
+        if seconds < self._least_s:
+            self.fail(f"{text} is less than {self._least_s:g} s", param, ctx)
+        return seconds
 
 
 def print_json(value: Any) -> None:
