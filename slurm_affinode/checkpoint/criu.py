@@ -220,8 +220,10 @@ class Criu:
         return done.stderr.strip().splitlines()[-1]
 
 
-def cgroup_files(pid: int, root: Path = _CGROUPS, *, proc: Path = namespace.PROC) -> list[Path]:
-    """``cgroup.procs`` of the cgroups of ``pid`` that are not also those of this process."""
+def cgroup_files(
+    pid: int, root: Path = _CGROUPS, *, proc: Path = namespace.PROC, also_ours: bool = False
+) -> list[Path]:
+    """``cgroup.procs`` of the cgroups of ``pid``; without ``also_ours`` of those that this process is not in."""
     try:
         theirs = (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
         ours = set((proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines())
@@ -231,7 +233,7 @@ def cgroup_files(pid: int, root: Path = _CGROUPS, *, proc: Path = namespace.PROC
     for line in theirs:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if line in ours or ".." in path.split("/"):
+        if (line in ours and not also_ours) or ".." in path.split("/"):
             continue
         base = root / controllers.removeprefix("name=") if controllers else root
         if not controllers and (root / "unified").is_dir():

@@ -180,7 +180,14 @@ def _frozen_s(directory_fd: int) -> float | None:
 
 _PREFIX = re.compile(r"^\([\d.]+\)\s*|^\s*(?:pie: )?\d+:\s*")
 _WHERE = re.compile(r"Error \((?P<where>[^)]*)\):\s*(?P<what>.*)")
-_EMPTY = ("Dumping FAILED", "Restoring FAILED", "Dump files (fd:", "Collect mappings", "Killing process")
+_EMPTY = (
+    "rlimit: Can't setup RLIMIT_NOFILE for self",
+    "Dumping FAILED",
+    "Restoring FAILED",
+    "Dump files (fd:",
+    "Collect mappings",
+    "Killing process",
+)
 
 
 def failure(log: str) -> str:

@@ -1,0 +1,224 @@
+"""What is known of a job's processes and node before anything is touched; read from ``/proc`` and cgroups.
+
+Sizes are bytes, PIDs are those of this process's namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurm_affinode.checkpoint import namespace
+from slurm_affinode.checkpoint.criu import cgroup_files
+
+_NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
+_DELETED = " (deleted)"
+_NO_LIMIT = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """One process."""
+
+    pid: int
+    name: str
+    uids: tuple[int, ...]
+    """Real, effective, saved, file system."""
+    tracer: int = 0
+    state: str = "S"
+    files: tuple[str, ...] = ()
+    """Where its descriptors point: paths, ``socket:[...]``, ``anon_inode:[...]``; each once."""
+    mapped_devices: tuple[str, ...] = ()
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    memory: int = 0
+    """Private and its share of shared memory; what an image of it takes."""
+    deleted_files: int = 0
+    """Bytes of open files without a name, which go into the image."""
+    mps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TreeFacts:
+    """The tree that would be dumped."""
+
+    init_pid: int
+    root_pid: int
+    processes: tuple[ProcessFacts, ...]
+    """Root first."""
+    init_namespaces: Mapping[str, str] = field(default_factory=dict)
+    outside: tuple[ProcessFacts, ...] = ()
+    """Of the job's PID namespace, but not below the root: they would be lost."""
+    inet_sockets: bool = False
+
+    @property
+    def memory(self) -> int:
+        """Bytes that an image takes, GPU memory not counted."""
+        return sum(one.memory + one.deleted_files for one in self.processes)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """Host memory that the job may still use."""
+
+    available: int
+    """``MemAvailable`` of the node."""
+    headroom: int | None = None
+    """What the tightest memory cgroup above the job leaves, counting what it can give back; ``None``: no limit."""
+
+
+def collect(init_pid: int, root_pid: int, *, proc: Path = namespace.PROC) -> TreeFacts:
+    """Look at the tree below ``root_pid``, in the namespace of which ``init_pid`` is PID 1."""
+    pids = namespace.tree(root_pid, proc=proc)
+    members = namespace.members(init_pid, proc=proc).values()
+    outside = sorted(set(members) - set(pids))
+    processes = tuple(one for pid in pids if (one := process_facts(pid, proc=proc)) is not None)
+    return TreeFacts(
+        init_pid,
+        root_pid,
+        processes,
+        _namespaces(init_pid, proc),
+        tuple(one for pid in outside if (one := process_facts(pid, proc=proc)) is not None),
+        _has_inet(processes, root_pid, proc),
+    )
+
+
+def process_facts(pid: int, *, proc: Path = namespace.PROC) -> ProcessFacts | None:
+    """One process; ``None`` where it is gone."""
+    base = proc / str(pid)
+    status = _status(base)
+    if not status:
+        return None
+    files, deleted = _files(base)
+    return ProcessFacts(
+        pid,
+        status.get("Name", "?"),
+        tuple(int(word) for word in status.get("Uid", "").split()),
+        int(status.get("TracerPid", "0") or 0),
+        status.get("State", "S")[:1],
+        files,
+        _mapped_devices(base),
+        _namespaces(pid, proc),
+        _memory(base, status),
+        deleted,
+        _uses_mps(base),
+    )
+
+
+def memory_facts(pid: int, *, proc: Path = namespace.PROC, cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
+    """Host memory that a process of the job may still use."""
+    available = 0
+    for line in _text(proc / "meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    left = [
+        room
+        for file in cgroup_files(pid, cgroups, proc=proc, also_ours=True)
+        for room in _headrooms(file.parent, cgroups)
+    ]
+    return MemoryFacts(available, min(left) if left else None)
+
+
+def _headrooms(directory: Path, top: Path) -> Iterable[int]:
+    """Of a cgroup and all above it, both versions of cgroups."""
+    while directory not in (top, top.parent, directory.parent):
+        for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            most, used = _text(directory / limit).strip(), _text(directory / usage).strip()
+            if most.isdecimal() and used.isdecimal() and int(most) < _NO_LIMIT:
+                yield int(most) - int(used) + _reclaimable(directory)
+        directory = directory.parent
+
+
+def _reclaimable(directory: Path) -> int:
+    """File pages that go when memory is needed."""
+    for line in _text(directory / "memory.stat").splitlines():
+        key, _, value = line.partition(" ")
+        if key in ("inactive_file", "total_inactive_file"):
+            return int(value)
+    return 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _status(base: Path) -> dict[str, str]:
+    return {
+        key: value.strip() for key, _, value in (line.partition(":") for line in _text(base / "status").splitlines())
+    }
+
+
+def _files(base: Path) -> tuple[tuple[str, ...], int]:
+    """Where descriptors point, and the bytes of regular files that have no name any more."""
+    seen: dict[str, None] = {}
+    deleted: dict[tuple[int, int], int] = {}
+    try:
+        entries = [entry.name for entry in os.scandir(base / "fd")]
+    except OSError:
+        return (), 0
+    for name in entries:
+        try:
+            target = os.readlink(base / "fd" / name)  # noqa: PTH115 - "anon_inode:[x]" is no path
+            seen[target] = None
+            if target.endswith(_DELETED):
+                facts = (base / "fd" / name).stat()
+                deleted[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
+        except OSError:
+            continue
+    return tuple(sorted(seen)), sum(deleted.values())
+
+
+def _mapped_devices(base: Path) -> tuple[str, ...]:
+    found = set(re.findall(r"(/dev/(?!zero|shm/|hugepages)\S+)$", _text(base / "maps"), re.MULTILINE))
+    return tuple(sorted(found))
+
+
+def _namespaces(pid: int, proc: Path) -> dict[str, str]:
+    found = {}
+    for name in _NAMESPACES:
+        try:
+            found[name] = os.readlink(proc / str(pid) / "ns" / name)  # noqa: PTH115 - "mnt:[1]" is no path
+        except OSError:
+            continue
+    return found
+
+
+def _memory(base: Path, status: Mapping[str, str]) -> int:
+    """Proportional size of memory that is not backed by files; its resident size on older kernels."""
+    wanted = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
+    rows = [line.split() for line in _text(base / "smaps_rollup").splitlines()]
+    parts = [int(row[1]) for row in rows if row and row[0] in wanted]
+    if len(parts) == len(wanted):
+        return sum(parts) * 1024
+    return sum(int(status.get(key, "0 kB").split()[0]) for key in ("RssAnon", "RssShmem", "VmSwap")) * 1024
+
+
+def _uses_mps(base: Path) -> bool:
+    """Whether it talks to an MPS daemon: such a process has the daemon's pipe directory in its environment."""
+    try:
+        environment = (base / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    for entry in environment:
+        if entry.startswith(b"CUDA_MPS_PIPE_DIRECTORY="):
+            pipe = Path(os.fsdecode(entry.partition(b"=")[2]))
+            return (pipe / "control").exists()
+    return False
+
+
+def _has_inet(processes: Iterable[ProcessFacts], root_pid: int, proc: Path) -> bool:
+    """Whether the tree has sockets of the internet families."""
+    inodes = {file[8:-1] for one in processes for file in one.files if file.startswith("socket:[")}
+    if not inodes:
+        return False
+    for kind in ("tcp", "tcp6", "udp", "udp6"):
+        for line in _text(proc / str(root_pid) / "net" / kind).splitlines()[1:]:
+            words = line.split()
+            if len(words) > 9 and words[9] in inodes:
+                return True
+    return False

@@ -1,0 +1,190 @@
+"""Whether a job can be suspended, told before anything is touched: pure functions from facts to reasons against it.
+
+Each reason has a code of its own, for machines, and a line for the owner.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from slurm_affinode.checkpoint.facts import MemoryFacts, ProcessFacts, TreeFacts
+from slurm_affinode.checkpoint.interface import Capabilities
+from slurm_affinode.model.suspension import Mode, Refusal
+
+MARGIN = 256 << 20
+"""Host memory left over when GPU memory has moved in; and what CRIU's small files and the manifest may take on disk."""
+
+_NVIDIA = re.compile(r"/dev/nvidia(\d+|ctl|-uvm(-tools)?|-modeset|-caps/.*)")
+_RDMA = re.compile(r"/dev/infiniband/.*|anon_inode:\[?infinibandevent\]?")
+_STUCK = re.compile(
+    r"anon_inode:\[?(perf_event|bpf-map|bpf-prog|bpf_link|kvm-\w+|fanotify|secretmem)\]?|/dev/(fuse|kvm)"
+)
+_SOCKETS_FIXED, _SOCKETS_BROKE = (4, 2), (6, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What Slurm says of the job."""
+
+    batch: bool
+    """Submitted with a script."""
+    requeue: bool
+    """It may be requeued (``Requeue=1``)."""
+    nodes: int = 1
+    heterogeneous: bool = False
+    steps: tuple[str, ...] = ()
+    """Steps that run now, without ``batch``, ``extern`` and ``interactive``."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUseFacts:
+    """How the job uses its GPUs."""
+
+    capabilities: Capabilities
+    users: frozenset[int]
+    """Processes that use CUDA."""
+    used_bytes: int
+    """Device memory of the job's processes."""
+    mig: bool = False
+
+
+def refusals(
+    mode: Mode,
+    job: JobFacts,
+    tree: TreeFacts,
+    gpu: GpuUseFacts,
+    memory: MemoryFacts,
+    *,
+    allowed: Collection[Mode] = tuple(Mode),
+    uid: int,
+    criu: str | None = None,
+    kernel: str = "",
+    room: str | None = None,
+) -> tuple[Refusal, ...]:
+    """All that speaks against suspending the job now, the most lasting first; empty: it can be done.
+
+    ``criu``: its version, or ``None`` where it cannot be used. ``room``: why the store cannot take the image.
+    """
+    found: list[Refusal] = []
+    if mode not in allowed:
+        names = ", ".join(allowed) or "none"
+        found.append(Refusal("mode", f"mode={mode} is not allowed here (allowed: {names})"))
+    if mode is Mode.REQUEUE:
+        found += of_job(job)
+        found += of_criu(criu, kernel, tree)
+        found += of_tree(tree, gpu.users, uid)
+    found += of_gpu(gpu, tree)
+    found += of_memory(gpu.used_bytes, memory)
+    if room is not None and mode is Mode.REQUEUE:
+        found.append(Refusal("no-room", f"no room for the image: {room}"))
+    return tuple(found)
+
+
+def estimate(tree: TreeFacts, gpu_bytes: int, output_bytes: int) -> int:
+    """Bytes that the image may take."""
+    return tree.memory + gpu_bytes + output_bytes + MARGIN
+
+
+def of_job(job: JobFacts) -> list[Refusal]:
+    """What kind of job cannot go back to the queue with its state."""
+    found = []
+    if not job.batch:
+        found.append(Refusal("interactive", "it is interactive: only batch jobs can be requeued"))
+    if job.heterogeneous:
+        found.append(Refusal("heterogeneous", "it is a heterogeneous job: its parts cannot be suspended as one"))
+    if job.nodes > 1:
+        found.append(Refusal("multi-node", f"it runs on {job.nodes} nodes: only jobs on one node can be suspended"))
+    if job.batch and not job.requeue:
+        found.append(Refusal("not-requeueable", "it may not be requeued: submit it with --requeue"))
+    if job.steps:
+        names = ", ".join(job.steps[:3]) + (", ..." if len(job.steps) > 3 else "")
+        found.append(Refusal("srun-steps", f"it runs srun steps ({names}), which are not below its script"))
+    return found
+
+
+def of_criu(version: str | None, kernel: str, tree: TreeFacts) -> list[Refusal]:
+    """What the CRIU of this node cannot do."""
+    if version is None:
+        return [Refusal("criu", "CRIU 4.1 or newer is not installed on its node")]
+    if tree.inet_sockets and _numbers(version) < _SOCKETS_FIXED and _numbers(kernel) >= _SOCKETS_BROKE:
+        text = f"it has network sockets, which CRIU {version} cannot dump on Linux {kernel} (4.2 can)"
+        return [Refusal("criu-sockets", text)]
+    return []
+
+
+def of_tree(tree: TreeFacts, cuda_users: Collection[int], uid: int) -> list[Refusal]:
+    """What is among its processes that CRIU cannot dump or put back."""
+    found: list[Refusal] = []
+
+    def refuse(code: str, what: str, guilty: list[ProcessFacts]) -> None:
+        if guilty:
+            names = ", ".join(f"{one.name} ({one.pid})" for one in guilty[:3])
+            found.append(Refusal(code, f"{names}{', ...' if len(guilty) > 3 else ''} {what}"))
+
+    def having(pattern: re.Pattern[str]) -> list[ProcessFacts]:
+        return [one for one in tree.processes if any(map(pattern.fullmatch, (*one.files, *one.mapped_devices)))]
+
+    if not tree.processes:
+        found.append(Refusal("gone", "its processes have ended"))
+    refuse("srun-steps", "is srun: the step that it runs is not below the script",
+           [one for one in tree.processes if one.name == "srun"])  # fmt: skip
+    refuse("outside", "left the script's process tree (a daemon) and would be lost", list(tree.outside))
+    changed = [one for one in tree.processes if len(set(one.uids)) > 1]
+    strangers = [one for one in tree.processes if one.uids and one not in changed and uid not in one.uids]
+    refuse("setuid", "runs with changed user ids (setuid)", changed)
+    refuse("other-user", f"does not belong to the job's user {uid}", strangers)
+    refuse("traced", "is being traced (a debugger)", [one for one in tree.processes if one.tracer])
+    refuse("io-uring", "uses io_uring", having(re.compile(r"anon_inode:\[io_uring\]")))
+    refuse("rdma", "uses RDMA (InfiniBand)", having(_RDMA))
+    refuse("namespaces", "is in namespaces of its own (a container)",
+           [one for one in tree.processes if one.state != "Z" and _elsewhere(one, tree)])  # fmt: skip
+    refuse("gpu-fork", "holds the GPU's device files without using CUDA (a fork, or a monitor)",
+           [one for one in having(_NVIDIA) if one.pid not in cuda_users])  # fmt: skip
+    refuse("undumpable", "holds something that cannot be dumped (perf, BPF, FUSE, KVM)", having(_STUCK))
+    return found
+
+
+def _elsewhere(one: ProcessFacts, tree: TreeFacts) -> bool:
+    """A container's inside; a process that is just ending has none."""
+    return any(
+        tree.init_namespaces[name] != inode for name, inode in one.namespaces.items() if name in tree.init_namespaces
+    )
+
+
+def of_gpu(gpu: GpuUseFacts, tree: TreeFacts) -> list[Refusal]:
+    """What the driver cannot take off the GPU."""
+    found = []
+    if gpu.mig:
+        found.append(Refusal("mig", "it runs on MIG instances, which cannot be checkpointed"))
+    elif not gpu.capabilities.checkpoint:
+        found.append(Refusal("driver", gpu.capabilities.why_not or "the driver cannot checkpoint"))
+    if any(one.mps for one in tree.processes):
+        found.append(Refusal("mps", "it uses MPS, which cannot be checkpointed"))
+    return found
+
+
+def of_memory(gpu_bytes: int, memory: MemoryFacts) -> list[Refusal]:
+    """Whether its GPU memory fits into host memory: of the node, and below the job's memory limit."""
+    needed = gpu_bytes + MARGIN
+    found = []
+    if gpu_bytes and memory.headroom is not None and needed > memory.headroom:
+        left = _gib(max(0, memory.headroom))
+        text = (
+            f"its GPU memory ({_gib(gpu_bytes)}) does not fit below its memory limit, which leaves {left}: raise --mem"
+        )
+        found.append(Refusal("host-memory", text))
+    if gpu_bytes and needed > memory.available:
+        text = f"its GPU memory ({_gib(gpu_bytes)}) does not fit into the node's free memory ({_gib(memory.available)})"
+        found.append(Refusal("host-memory", text))
+    return found[:1]
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
