@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from slurm_affinode.core.idle import HOST_SIGNALS, SIGNALS
 from slurm_affinode.errors import AffinodeError, ConfigError
+from slurm_affinode.model.signals import GPU_SIGNALS, HOST_SIGNALS
 from slurm_affinode.sizes import parse_size
 from slurm_affinode.timespec import parse_span_s
 
@@ -155,7 +155,7 @@ def _limits(suspend: SuspendConfig) -> Iterator[tuple[str, str, LimitConfig]]:
 def _choices(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
     if suspend.on_restore_failure not in ("hold", "fresh"):
         raise ConfigError(f"{where}: suspend.on_restore_failure: {suspend.on_restore_failure!r} is not hold or fresh")
-    for key, given, known in (("floors_pct", agent.floors_pct, SIGNALS), ("host", agent.host, HOST_SIGNALS)):
+    for key, given, known in (("floors_pct", agent.floors_pct, GPU_SIGNALS), ("host", agent.host, HOST_SIGNALS)):
         for name, value in given.items():
             if name not in known:
                 raise ConfigError(f"{where}: unknown key agent.{key}.{name}", hint=f"known here: {', '.join(known)}")

@@ -47,7 +47,7 @@ class LazyGroup(click.Group):
 
 
 _COMMANDS = {
-    "demo": ("slurm_affinode.cli.demo:demo", "Build a synthetic history, analyse it, render the report."),
+    "demo": ("slurm_affinode.cli.demo:demo", "Analyse a recorded history that comes with it, render the report."),
     "ingest": ("slurm_affinode.cli.main:ingest", "Load accounting and GPU history (idempotent)."),
     "report": ("slurm_affinode.cli.report:report", "Say where the GPU-hours went: HTML, JSON, CSV."),
     "nightly": (
@@ -56,6 +56,12 @@ _COMMANDS = {
     ),
     "exporter": ("slurm_affinode.cli.exporter:exporter", "On a node: sample its GPUs; metrics over HTTP, files."),
     "export": ("slurm_affinode.cli.export:export", "Write the GPU history for other programs (OpenMetrics)."),
+    "status": ("slurm_affinode.cli.status:status", "Jobs that may be suspended, and those that are."),
+    "suspend": ("slurm_affinode.cli.suspend:suspend", "Suspend a job now."),
+    "wake": ("slurm_affinode.cli.suspend:wake", "Let a suspended job go on."),
+    "agent": ("slurm_affinode.cli.agent:agent", "Watch the jobs of this node; suspend the idle ones."),
+    "prolog": ("slurm_affinode.cli.hooks:prolog", "For slurmd: a job begins on this node."),
+    "epilog": ("slurm_affinode.cli.hooks:epilog", "For slurmd: a job has ended on this node."),
     "trace": ("slurm_affinode.cli.trace:trace", "Analyse a public trace."),
     "db": ("slurm_affinode.cli.db:db", "Upgrade or inspect the relational store."),
     "doctor": ("slurm_affinode.cli.doctor:doctor", "Check configuration, store, history and accounting."),
@@ -64,7 +70,7 @@ _COMMANDS = {
 
 _EPILOG = """\b
 First steps:
-  slurm-affinode demo --out out/demo          a report from a synthetic history
+  slurm-affinode demo --out out/demo          a report from a recorded history
   slurm-affinode ingest sacct jobs.txt        your accounting (sacct -P or --json output)
   slurm-affinode ingest gpu history/          your GPU history (DCGM, Prometheus, nvidia-smi, CSV, Parquet)
   slurm-affinode report --since 7d --out out  the report of the last week

@@ -16,14 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-SIGNALS = ("utilization", "memory", "engine", "sm", "tensor", "dram", "processes")
-"""Activity of a GPU, each in percent. ``utilization`` and ``memory``: share of the driver's last sampling period in
-which a kernel ran, or memory was used; ``engine``, ``sm``, ``tensor``, ``dram``: shares since the last sample, of GPUs
-that count them; ``processes``: the busiest process since the last sample."""
-
-HOST_SIGNALS = ("cpu", "disk", "io")
-"""Activity of a job's processes on the host. ``cpu``: percent of one core; ``disk``: bytes per second from and to
-storage; ``io``: bytes per second through reads and writes of any kind, so files, pipes and sockets."""
+from slurm_affinode.model.signals import GPU_SIGNALS
 
 
 class Verdict(StrEnum):
@@ -147,7 +140,9 @@ def judge(rule: IdleRule, sample: Sample) -> tuple[Verdict, str, tuple[Signal, .
     unknown: list[str] = []
     for gpu in sample.gpus:
         ours = [
-            Signal(gpu.name, name, gpu.signals.get(name), rule.limit(name)) for name in SIGNALS if name in gpu.signals
+            Signal(gpu.name, name, gpu.signals.get(name), rule.limit(name))
+            for name in GPU_SIGNALS
+            if name in gpu.signals
         ]
         signals += ours
         busy += [str(signal) for signal in ours if signal.verdict is Verdict.BUSY]

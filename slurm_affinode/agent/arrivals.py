@@ -1,0 +1,154 @@
+"""What happens when a shepherd says hello, and when it is gone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from slurm_affinode.agent.interface import Arrival, Orchestration
+from slurm_affinode.agent.peers import Identity, Inspector
+from slurm_affinode.agent.registry import Link, Registry, WatchedJob
+from slurm_affinode.agent.shepherds import Hello, Hold, Outgoing, Reply, Restored, Start, Wait
+from slurm_affinode.agent.work import Work
+from slurm_affinode.model.suspension import Phase
+
+log = logging.getLogger(__name__)
+
+
+class LatestLink:
+    """The connection of a shepherd that waits for its restore: the newest one, where it had to connect again."""
+
+    def __init__(self, link: Link) -> None:
+        self.current = link
+
+    @property
+    def open(self) -> bool:
+        """See ``Link``."""
+        return self.current.open
+
+    def send(self, message: Outgoing) -> bool:
+        """See ``Link``."""
+        return self.current.send(message)
+
+
+class Arrivals:
+    """Keeps the registry: ``shepherd_server.Flock``."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        inspector: Inspector,
+        orchestration: Orchestration,
+        work: Work,
+        *,
+        later: Callable[[Callable[[], None]], None],
+        left: Callable[[int], None] = lambda job_id: None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """``later`` runs a call in another thread; ``left`` is told of a job that is watched no more."""
+        self._registry = registry
+        self._inspector = inspector
+        self._orchestration = orchestration
+        self._work = work
+        self._later = later
+        self._left = left
+        self._now = now
+        self._lock = threading.Lock()
+        self._restoring: dict[int, tuple[int, LatestLink]] = {}
+
+    def hello(self, who: Identity, hello: Hello, link: Link, fds: tuple[int, ...]) -> bool:
+        """See ``Flock``."""
+        known = self._registry.get(who.job_id)
+        if known is not None and (known.init_pid, known.init_started) != (who.pid, who.started):
+            if self._inspector.started(known.init_pid) == known.init_started and known.restarts >= hello.restarts:
+                log.warning("job %d: process %d says it is its shepherd too; refused", who.job_id, who.pid)
+                _close(fds)
+                return False
+            self._registry.remove(who.job_id)
+            self._left(who.job_id)
+            known = None
+        if hello.image and hello.root == 0:
+            return self._restore(who, hello, link, fds)
+        _close(fds)
+        job = WatchedJob(
+            job_id=who.job_id, uid=who.uid, gid=who.gid, restarts=hello.restarts, option=hello.option,
+            init_pid=who.pid, init_started=who.started, root=hello.root, link=link, since_epoch=self._now(),
+        )  # fmt: skip
+        if known is not None:
+            job = replace(known, link=link, root=hello.root or known.root)
+        self._registry.put(job)
+        if hello.root == 0:
+            log.info("job %d: starts (uid %d, process %d, %s)", who.job_id, who.uid, who.pid, hello.option)
+            link.send(Start())
+        else:
+            log.info("job %d: runs already (uid %d, process %d, %s)", who.job_id, who.uid, who.pid, hello.option)
+            self._later(lambda: self._orchestration.keeper.registered(job))
+        return True
+
+    def _restore(self, who: Identity, hello: Hello, link: Link, fds: tuple[int, ...]) -> bool:
+        with self._lock:
+            shepherd, latest = self._restoring.get(who.job_id, (0, LatestLink(link)))
+            if shepherd == who.pid:
+                # It lost the connection while its restore is under way: the reply goes to the new one.
+                latest.current = link
+                _close(fds)
+                return link.send(Wait())
+            arrival = Arrival(hello, who.job_id, who.uid, who.gid, who.pid, who.started, latest, fds)
+            if not self._work.restore(arrival, self._restored):
+                log.info("job %d: is being worked on; its new shepherd comes again", who.job_id)
+                _close(fds)
+                return False
+            self._restoring[who.job_id] = (who.pid, latest)
+        log.info("job %d: has an image; being restored (uid %d, process %d)", who.job_id, who.uid, who.pid)
+        return True
+
+    def started(self, job_id: int, root: int, link: Link) -> None:
+        """See ``Flock``."""
+        self._registry.change(job_id, lambda job: replace(job, root=root) if job.link is link else job)
+
+    def gone(self, job_id: int, link: Link, status: int | None) -> None:
+        """See ``Flock``. A job whose shepherd is there still, and only lost the connection, is kept."""
+        job = self._registry.get(job_id)
+        if job is None or job.link is not link:
+            return
+        if status is None and self._inspector.started(job.init_pid) == job.init_started:
+            log.info("job %d: the connection to its shepherd is lost; it will come back", job_id)
+            return
+        self._drop(job, "has ended" if status is not None else "is gone")
+
+    def sweep(self) -> None:
+        """Forget jobs whose shepherd is gone without a word."""
+        for job in self._registry.jobs():
+            if not job.link.open and self._inspector.started(job.init_pid) != job.init_started:
+                self._drop(job, "is gone")
+
+    def _drop(self, job: WatchedJob, how: str) -> None:
+        # A job that is being suspended ends here too: its tree is killed when its image is complete.
+        if self._registry.remove(job.job_id, job.link) is not None:
+            log.info("job %d: its shepherd %s", job.job_id, how)
+            self._left(job.job_id)
+
+    def _restored(self, arrival: Arrival, reply: Reply) -> None:
+        """The restore is over: watch what runs, then let the shepherd know."""
+        with self._lock:
+            self._restoring.pop(arrival.job_id, None)
+            link = arrival.link.current if isinstance(arrival.link, LatestLink) else arrival.link
+        if not isinstance(reply, Hold):
+            root = reply.pid if isinstance(reply, Restored) else 0
+            job = WatchedJob(
+                job_id=arrival.job_id, uid=arrival.uid, gid=arrival.gid, restarts=arrival.hello.restarts,
+                option=arrival.hello.option, init_pid=arrival.init_pid, init_started=arrival.init_started, root=root,
+                link=link, since_epoch=self._now(), phase=Phase.RUNNING,
+            )  # fmt: skip
+            self._registry.put(job)
+        link.send(reply)
+        _close(arrival.fds)
+
+
+def _close(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)

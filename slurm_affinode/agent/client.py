@@ -1,0 +1,108 @@
+"""Asks an agent: over its socket on this node, or over the network by munge. Standard library only, and quick."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slurm_affinode.errors import AffinodeError, UnreachableError
+
+MAX_ANSWER_BYTES = 8 << 20
+TIMEOUT_S = 30.0
+
+
+class AnswerError(AffinodeError):
+    """The agent did not grant a request."""
+
+    def __init__(self, code: str, message: str, *, hint: str | None, exit_code: int) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.exit_code = exit_code
+
+
+def ask_local(run_dir: Path, request: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """The answer of this node's agent. Raises ``UnreachableError`` and ``AnswerError``."""
+    path = run_dir / "control.sock"
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(timeout_s)
+            sock.connect(str(path))
+            line = _exchange(sock, _line(request), timeout_s)
+    except FileNotFoundError:
+        raise UnreachableError(f"{path}: no agent runs on this node") from None
+    except ConnectionRefusedError:
+        raise UnreachableError(f"{path}: the agent of this node does not run") from None
+    except OSError as error:
+        raise UnreachableError(f"{path}: the agent does not answer: {error.strerror or error}") from error
+    return _granted(line, str(path))
+
+
+def ask_node(
+    host: str, port: int, node: str, request: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S
+) -> dict[str, Any]:
+    """The answer of the agent on ``node``, reached at ``host``. Raises ``UnreachableError`` and ``AnswerError``."""
+    from slurm_affinode.agent import munge  # noqa: PLC0415 - prolog and epilog do without
+
+    where = f"the agent on {node} ({host}:{port})"
+    credential = munge.encode(_line({**request, "to": node}).rstrip(b"\n"))
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s) as sock:
+            line = _exchange(sock, credential + b"\n", timeout_s)
+    except OSError as error:
+        raise UnreachableError(f"{where} does not answer: {error.strerror or error}") from error
+    if not line:
+        raise UnreachableError(
+            f"{where} refused the request", hint="do the clocks and munge keys of both machines agree?"
+        )
+    message = munge.decode(line)
+    if message.uid != 0:
+        raise UnreachableError(f"{where} is not root's: it is not believed")
+    return _granted(message.payload, where)
+
+
+def _line(request: Mapping[str, Any]) -> bytes:
+    return json.dumps({"service": "slurm-affinode", **request}).encode() + b"\n"
+
+
+def _exchange(sock: socket.socket, data: bytes, timeout_s: float) -> bytes:
+    deadline = time.monotonic() + timeout_s
+    # The agent may have closed the connection already, and have said nothing.
+    with contextlib.suppress(BrokenPipeError):
+        sock.sendall(data)
+    received = bytearray()
+    while not received.endswith(b"\n") and len(received) <= MAX_ANSWER_BYTES:
+        sock.settimeout(max(0.01, deadline - time.monotonic()))
+        try:
+            part = sock.recv(1 << 16)
+        except ConnectionResetError:
+            break
+        if not part:
+            break
+        received += part
+    return bytes(received).strip()
+
+
+def _granted(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        raise UnreachableError(f"{where}: the connection was closed without an answer") from None
+    if not isinstance(answer, dict):
+        raise UnreachableError(f"{where}: the answer is none")
+    if answer.get("ok") is True:
+        return answer
+    error = answer.get("error")
+    if not isinstance(error, dict):
+        raise UnreachableError(f"{where}: the answer is none")
+    hint, exit_code = error.get("hint"), error.get("exit_code")
+    raise AnswerError(
+        str(error.get("code")),
+        str(error.get("message")),
+        hint=None if hint is None else str(hint),
+        exit_code=exit_code if exit_code in (1, 2, 3) else 1,
+    )

@@ -1,0 +1,267 @@
+"""The sockets of ``status``, ``suspend``, ``wake``, prolog and epilog: local ones and, by munge, from other nodes.
+
+One request and one answer for each connection, each one line. Locally they are JSON, and the kernel says who asks. Over
+the network both are munge credentials: the request's says who asks, names the node it is meant for and is good once
+there; the answer's is readable for that user alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pwd
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurm_affinode.agent import munge
+from slurm_affinode.agent.peers import peer_of
+from slurm_affinode.agent.service import Caller, RequestError
+from slurm_affinode.agent.sockets import listen_tcp, listen_unix
+from slurm_affinode.agent.throttle import Seats, Seldom
+from slurm_affinode.errors import AffinodeError
+
+log = logging.getLogger(__name__)
+
+MAX_REQUEST_BYTES = 16 * 1024
+REQUEST_S = 10.0
+"""A request has to be there by then."""
+ANSWER_S = 20.0
+"""An answer has to be taken by then."""
+MAX_CONNECTIONS = 256
+MAX_PER_HOLDER = 32
+"""For one user of the node, or one address."""
+WORKERS = 6
+
+Answer = Callable[[Mapping[str, Any], Caller], dict[str, Any]]
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    sock: socket.socket
+    holder: object
+    opened: float
+    uid: int | None
+    """``None``: over the network."""
+    received: bytearray = field(default_factory=bytearray)
+
+
+class ControlServer:
+    """Accepts requests in one thread and answers them in a few others."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        path: Path,
+        address: tuple[str, int] | None,
+        node: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``address``: of the network form; ``None``: there is none. Raises ``UnreachableError``."""
+        self._answer = answer
+        self._node = node
+        self._clock = clock
+        self._seldom = Seldom()
+        self._seats = Seats(MAX_CONNECTIONS, MAX_PER_HOLDER)
+        self._seats_lock = threading.Lock()
+        self._open: set[_Connection] = set()
+        self._selector = selectors.DefaultSelector()
+        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._unix = listen_unix(path, socket.SOCK_STREAM)
+        self._tcp: socket.socket | None = None
+        if address is not None:
+            try:
+                self._tcp = listen_tcp(*address)
+            except AffinodeError:
+                self._unix.close()
+                raise
+        self._workers = ThreadPoolExecutor(WORKERS, "control")
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    @property
+    def port(self) -> int | None:
+        """Of the network form."""
+        return None if self._tcp is None else self._tcp.getsockname()[1]
+
+    def start(self) -> None:
+        """Begin to accept."""
+        self._selector.register(self._unix, selectors.EVENT_READ)
+        if self._tcp is not None:
+            self._selector.register(self._tcp, selectors.EVENT_READ)
+        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close everything."""
+        os.write(self._wake_w, b"x")
+        if self._thread.is_alive():
+            self._thread.join(5)
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        for connection in tuple(self._open):
+            connection.sock.close()
+        for sock in (self._unix, self._tcp):
+            if sock is not None:
+                sock.close()
+        self._selector.close()
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+
+    # --- the accepting thread
+
+    def _run(self) -> None:
+        while True:
+            first = min((one.opened for one in self._open), default=None)
+            timeout = None if first is None else max(0.0, first + REQUEST_S - self._clock())
+            for key, _ in self._selector.select(timeout):
+                if key.fileobj == self._wake_r:
+                    return
+                if key.data is None:
+                    self._accept(self._unix if key.fileobj is self._unix else self._tcp)
+                else:
+                    self._receive(key.data)
+            late = self._clock() - REQUEST_S
+            for connection in [one for one in self._open if one.opened <= late]:
+                self._release(connection)
+                self._end(connection)
+
+    def _accept(self, listener: socket.socket | None) -> None:
+        if listener is None:
+            return
+        try:
+            sock, address = listener.accept()
+        except OSError as error:
+            if self._seldom.now("accept"):
+                log.warning("cannot accept a request: %s", error)
+            # No descriptors are left: without a pause this would be tried again at once, for ever.
+            time.sleep(0.05)
+            return
+        sock.setblocking(False)
+        try:
+            uid = peer_of(sock).uid if listener is self._unix else None
+        except OSError:
+            sock.close()
+            return
+        holder: object = uid if uid is not None else address[0]
+        with self._seats_lock:
+            seated = self._seats.take(holder, reserved=uid == 0)
+        if not seated:
+            if self._seldom.now(holder):
+                log.warning("%s has too many connections: one more is refused", _shown(holder))
+            sock.close()
+            return
+        connection = _Connection(sock, holder, self._clock(), uid)
+        self._open.add(connection)
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _receive(self, connection: _Connection) -> None:
+        try:
+            part = connection.sock.recv(MAX_REQUEST_BYTES + 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        connection.received += part
+        line, newline, _ = bytes(connection.received).partition(b"\n")
+        if len(line) > MAX_REQUEST_BYTES or (not part and not line):
+            self._release(connection)
+            self._end(connection)
+        elif newline or not part:
+            self._release(connection)
+            try:
+                self._workers.submit(self._handle, connection, line)
+            except RuntimeError:  # the agent is being stopped
+                self._end(connection)
+
+    def _release(self, connection: _Connection) -> None:
+        """The accepting thread has done with it."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.sock)
+        self._open.discard(connection)
+
+    def _end(self, connection: _Connection) -> None:
+        connection.sock.close()
+        with self._seats_lock:
+            self._seats.leave(connection.holder)
+
+    # --- the answering threads
+
+    def _handle(self, connection: _Connection, line: bytes) -> None:
+        try:
+            answer = self._local(line, connection.uid) if connection.uid is not None else self._remote(line)
+            connection.sock.settimeout(ANSWER_S)
+            connection.sock.sendall(answer + b"\n")
+        except OSError:
+            pass  # whoever asked has gone
+        except AffinodeError as error:
+            if self._seldom.now(connection.holder):
+                log.warning("a request of %s is refused: %s", _shown(connection.holder), error)
+        except Exception:
+            log.exception("a request of %s could not be answered", _shown(connection.holder))
+        finally:
+            self._end(connection)
+
+    def _local(self, line: bytes, uid: int) -> bytes:
+        return _dump(self._reply(line, Caller(uid, name_of(uid), local=True)))
+
+    def _remote(self, line: bytes) -> bytes:
+        message = munge.decode(line)
+        caller = Caller(message.uid, name_of(message.uid), local=False)
+        return munge.encode(_dump(self._reply(message.payload, caller)), only_uid=message.uid)
+
+    def _reply(self, payload: bytes, caller: Caller) -> dict[str, Any]:
+        try:
+            request = parse_request(payload)
+            if not caller.local and request.get("to") != self._node:
+                raise RequestError("bad-request", "the request is meant for another node", exit_code=2)  # noqa: TRY301
+            return {"ok": True, **self._answer(request, caller)}
+        except AffinodeError as error:
+            code = error.code if isinstance(error, RequestError) else _code_of(error)
+            return {
+                "ok": False,
+                "error": {"code": code, "message": str(error), "hint": error.hint, "exit_code": error.exit_code},
+            }
+        except Exception:
+            log.exception("a request of uid %d could not be answered", caller.uid)
+            message = "a fault of the agent; its log says more"
+            return {"ok": False, "error": {"code": "fault", "message": message, "hint": None, "exit_code": 3}}
+
+
+def parse_request(payload: bytes) -> dict[str, Any]:
+    """A request of one line of JSON. Raises ``RequestError``."""
+    try:
+        request = json.loads(payload)
+    except (ValueError, RecursionError):
+        raise RequestError("bad-request", "the request is not JSON", exit_code=2) from None
+    if not isinstance(request, dict) or request.get("service") != "slurm-affinode":
+        raise RequestError("bad-request", "the request is not one of slurm-affinode", exit_code=2)
+    return request
+
+
+def name_of(uid: int) -> str:
+    """The user's name, or the number where there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return str(uid)
+
+
+def _code_of(error: AffinodeError) -> str:
+    refusal = getattr(error, "refusal", None)
+    return str(getattr(refusal, "code", "failed"))
+
+
+def _dump(answer: Mapping[str, Any]) -> bytes:
+    return json.dumps(answer, ensure_ascii=True, separators=(",", ":")).encode()
+
+
+def _shown(holder: object) -> str:
+    return f"uid {holder}" if isinstance(holder, int) else str(holder)

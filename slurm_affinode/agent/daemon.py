@@ -1,0 +1,231 @@
+"""The daemon of a node, put together: sockets, loop, work, and the order in which they begin and end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from slurm_affinode.agent import settings
+from slurm_affinode.agent.arrivals import Arrivals
+from slurm_affinode.agent.control import ControlServer, name_of
+from slurm_affinode.agent.interface import AgentContext, Orchestration
+from slurm_affinode.agent.loop import Loop, period_of, run
+from slurm_affinode.agent.peers import Identity, Inspector, Peer
+from slurm_affinode.agent.queue import QueueView
+from slurm_affinode.agent.registry import Registry
+from slurm_affinode.agent.service import Caller, Service
+from slurm_affinode.agent.shepherd_server import ShepherdServer
+from slurm_affinode.agent.sockets import prepare_directory
+from slurm_affinode.agent.watch import Watch
+from slurm_affinode.agent.work import Work
+from slurm_affinode.config import Config
+from slurm_affinode.gpu.interface import GpuDriver
+from slurm_affinode.nodeconfig import listen_address
+from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.timespec import parse_span_s
+
+log = logging.getLogger(__name__)
+
+ASK_S = 5.0
+"""A status waits so long for slurmctld, and is answered with what is known then."""
+ASK_AGAIN_S = 30.0
+STOP_S = 20.0
+"""What is under way has so long when the agent is stopped; then the journal takes over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the daemon does not make itself."""
+
+    driver: Callable[[], GpuDriver]
+    slurm: Callable[[], SlurmClient]
+    orchestration: Callable[[AgentContext], Orchestration]
+    identify: Callable[[Peer], Identity] | None = None
+    """In place of looking into ``/proc``."""
+
+
+class Daemon:
+    """One agent. ``start``, then ``loop`` in the main thread, then ``stop``."""
+
+    def __init__(self, config: Config, parts: Parts) -> None:
+        """Raises ``AffinodeError`` where a socket cannot be had or the orchestration cannot be set up."""
+        self.config = config
+        self.node = settings.node_name(config)
+        self.registry = Registry()
+        self.stopping = threading.Event()
+        self._poke = threading.Event()
+        self._slurm = ThreadPoolExecutor(1, "slurm")
+        inspector = Inspector()
+        self.watch = Watch(parts.driver(), inspector)
+        self.queue = QueueView(parts.slurm, parse_span_s(config.agent.queue_period))
+        context = AgentContext(config, self.node, self.registry, parts.slurm, self.watch.driver)
+        prepare_directory(config.agent.run_dir)
+        self.orchestration = parts.orchestration(context)
+        indices: dict[int, tuple[int, ...]] = {}
+        self.work = Work(self.orchestration, config.suspend.max_at_once, changed=self._changed)
+        self.loop = Loop(
+            config=config.agent, policy=settings.policy(config.suspend), node=self.node, registry=self.registry,
+            watch=self.watch, queue=self.queue, work=self.work, orchestration=self.orchestration, later=self.later,
+            gpu_indices=indices, answered=self._poke.set,
+        )  # fmt: skip
+        self.admins = Admins(config.agent.admins, self.queue, self.later)
+        self.service = Service(
+            node=self.node, cluster=config.cluster.name or "default", registry=self.registry, loop=self.loop,
+            work=self.work, orchestration=self.orchestration, is_admin=self.admins, ask=self._ask, name_of=name_of,
+            gpu_indices=indices, stopping=self.stopping,
+        )  # fmt: skip
+        self.arrivals = Arrivals(
+            self.registry, inspector, self.orchestration, self.work, later=self.later, left=self.service.left
+        )
+        run_dir = config.agent.run_dir
+        self.shepherds = ShepherdServer(run_dir / "shepherd.sock", self.arrivals, parts.identify or inspector.identify)
+        self.control = ControlServer(
+            self.service.answer, path=run_dir / "control.sock", node=self.node,
+            address=listen_address(config.agent.listen) if config.agent.listen else None,
+        )  # fmt: skip
+        self._waker = threading.Thread(target=self._wake, name="waker", daemon=True)
+
+    def start(self) -> None:
+        """Finish what the last agent left, then answer."""
+        self.orchestration.keeper.recover()
+        self.shepherds.start()
+        self.control.start()
+        self._waker.start()
+        log.info("the agent of %s watches every %g s%s", self.node, period_of(self.config.agent),
+                 " (dry run)" if self.config.suspend.dry_run else "")  # fmt: skip
+
+    def run(self) -> None:
+        """Sample, decide and act until ``end``."""
+        run(self._tick, self.loop.act, period_of(self.config.agent), stop=self.stopping, poke=self._poke)
+
+    def end(self) -> None:
+        """Let ``run`` return. May be called by a signal handler."""
+        self.stopping.set()
+        self._poke.set()
+
+    def stop(self) -> None:
+        """Close the sockets, give what is under way a little time, let everything go."""
+        self.end()
+        self.control.stop()
+        self.work.stop(STOP_S)
+        self.shepherds.stop()
+        self._slurm.shutdown(wait=False, cancel_futures=True)
+        self.queue.close()
+        self.watch.close()
+        log.info("the agent of %s has ended", self.node)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Run a call in the thread that talks to slurmctld."""
+        with contextlib.suppress(RuntimeError):  # the agent is being stopped
+            self._slurm.submit(_safely, call)
+
+    def _ask(self, call: Callable[[], None]) -> None:
+        try:
+            future: Future[None] = self._slurm.submit(_safely, call)
+            future.result(ASK_S)
+        except (RuntimeError, FutureTimeoutError):
+            return
+
+    def _tick(self) -> None:
+        self.arrivals.sweep()
+        self.loop.tick()
+
+    def _changed(self, job_id: int) -> None:
+        self.loop.restart(job_id)
+        self._poke.set()
+
+    def _wake(self) -> None:
+        every_s = parse_span_s(self.config.suspend.wake_every)
+        while not self.stopping.wait(every_s):
+            _safely(self.orchestration.waker.tick)
+
+
+class Admins:
+    """Who may do what root may: root, the site's list, and SlurmUser, once slurmctld has said who that is."""
+
+    def __init__(self, names: tuple[str, ...], queue: QueueView, later: Callable[[Callable[[], None]], None]) -> None:
+        self._names = frozenset(names)
+        self._queue = queue
+        self._later = later
+        self._slurm_user: str | None = None
+        self._asked_s = -1e9
+
+    def __call__(self, caller: Caller) -> bool:
+        """Whether ``caller`` is one of them. Waits for nobody."""
+        if caller.uid == 0 or caller.name in self._names:
+            return True
+        if self._slurm_user is None and time.monotonic() - self._asked_s > ASK_AGAIN_S:
+            self._asked_s = time.monotonic()
+            self._later(self._look)
+        return self._slurm_user is not None and caller.name == self._slurm_user
+
+    def _look(self) -> None:
+        self._slurm_user = self._queue.slurm_user()
+
+
+def _safely(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception:
+        log.exception("a call in the background failed")
+
+
+def serve(config: Config, parts: Parts) -> None:
+    """Run an agent until SIGTERM or SIGINT. Raises ``AffinodeError`` where it cannot begin."""
+    daemon = Daemon(config, parts)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: daemon.end())
+    daemon.start()
+    notify("READY=1")
+    try:
+        daemon.run()
+    finally:
+        notify("STOPPING=1")
+        daemon.stop()
+
+
+def notify(state: str) -> None:
+    """Tell systemd, where it started us and asked for that: sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
+
+
+class _Formatter(logging.Formatter):
+    """One line with the time; for the journal, which knows the time, with the priority."""
+
+    def __init__(self, *, journal: bool) -> None:
+        super().__init__("%(message)s" if journal else "%(asctime)s %(levelname)s %(message)s")
+        self._journal = journal
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - of logging
+        """UTC, with milliseconds."""
+        return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See ``logging``."""
+        text = super().format(record)
+        if not self._journal:
+            return text
+        level = 3 if record.levelno >= logging.ERROR else 4 if record.levelno >= logging.WARNING else 6
+        return "\n".join(f"<{level}>{line}" for line in text.splitlines())
+
+
+def log_to_stderr(*, verbose: bool) -> None:
+    """Log to standard error; systemd passes that on to its journal."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter(journal="JOURNAL_STREAM" in os.environ))
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)

@@ -1,0 +1,96 @@
+"""Prolog and epilog of a node: they run for every job, so they import little and never fail the node by themselves.
+
+Called by slurmd as root, with ``SLURM_JOB_ID``, ``SLURM_JOB_UID`` and, for a job with GPUs, ``SLURM_JOB_GPUS`` in the
+environment. Source: Slurm's prolog and epilog guide.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slurm_affinode.agent.client import ask_local
+from slurm_affinode.errors import AffinodeError, ConfigError
+
+AGENT_S = 2.0
+"""The agent has so long to answer: a job waits for its prolog."""
+LOCK_S = 5.0
+"""So long the job mapping may be locked by others."""
+CONFIG = "/etc/slurm-affinode/config.toml"
+"""``config.DEFAULT_PATH``, ``config.ENV_CONFIG`` and ``nodeconfig.AgentConfig.run_dir``, without importing those."""
+ENV_CONFIG = "SLURM_AFFINODE_CONFIG"
+RUN_DIR = "/run/slurm-affinode"
+
+
+def main(which: str, config_path: Path | None = None, env: Mapping[str, str] | None = None) -> int:
+    """Do what the prolog or epilog (``which``) has to; the exit status. Only ``agent.strict_hooks`` makes it 1.
+
+    What goes wrong is said on standard error, which slurmd writes to its log.
+    """
+    environ = os.environ if env is None else env
+    strict = False
+    try:
+        settings = _settings(config_path, environ)
+        strict = settings.get("strict_hooks") is True
+        problems = run(which, settings, environ)
+    except AffinodeError as error:
+        problems = [str(error)]
+    except Exception as error:
+        # Whatever it is: the node stays in service.
+        problems = [f"a fault of its own: {type(error).__name__}: {error}"]
+    for problem in problems:
+        print(f"slurm-affinode {which}: {problem}", file=sys.stderr)
+    return 1 if problems and strict else 0
+
+
+def _settings(path: Path | None, env: Mapping[str, str]) -> dict[str, Any]:
+    """The section ``[agent]`` as it stands in the file; the agent has checked it. Raises ``ConfigError``."""
+    asked = path or (Path(env[ENV_CONFIG]) if env.get(ENV_CONFIG) else None)
+    try:
+        text = (asked or Path(CONFIG)).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if asked is None:
+            return {}
+        raise ConfigError(f"{asked}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{asked or CONFIG}: cannot be read: {error}") from error
+    import tomllib  # noqa: PLC0415 - only where there is something to read
+
+    try:
+        section = tomllib.loads(text).get("agent", {})
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{asked or CONFIG}: {error}") from error
+    return section if isinstance(section, dict) else {}
+
+
+def run(which: str, settings: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
+    """Tell the agent, write the job mapping; what went wrong. ``settings``: the section ``[agent]``."""
+    job, uid = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_UID", "")
+    if not (job.isascii() and job.isdigit() and uid.isascii() and uid.isdigit()):
+        return ["SLURM_JOB_ID and SLURM_JOB_UID are not set: it is for slurmd to call"]
+    # MIG instances have no number of their own there; the agent finds them by the processes on them.
+    names = [word for word in env.get("SLURM_JOB_GPUS", "").split(",") if word]
+    problems: list[str] = []
+    if settings.get("job_map") and names:
+        try:
+            _map(which, Path(str(settings["job_map"])), names, job)
+        except (AffinodeError, ValueError) as error:
+            problems.append(str(error))
+    request: dict[str, object] = {"verb": which, "job": int(job), "uid": int(uid)}
+    if names and all(name.isascii() and name.isdigit() for name in names):
+        request["gpus"] = [int(name) for name in names]
+    try:
+        ask_local(Path(str(settings.get("run_dir", RUN_DIR))), request, timeout_s=AGENT_S)
+    except AffinodeError as error:
+        problems.append(str(error))
+    return problems
+
+
+def _map(which: str, directory: Path, names: list[str], job: str) -> None:
+    from slurm_affinode.gpu import jobmap  # noqa: PLC0415 - only where it is written
+
+    change = jobmap.add if which == "prolog" else jobmap.remove
+    change(directory, names, job, lock_s=LOCK_S)

@@ -1,0 +1,330 @@
+"""Sample, decide, act: the daemon's own thread. It never waits for Slurm, for a suspension, or for a client."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from slurm_affinode.agent import queue as queues
+from slurm_affinode.agent.interface import LookAgain, Orchestration
+from slurm_affinode.agent.queue import Queue, QueueView
+from slurm_affinode.agent.registry import Registry, WatchedJob
+from slurm_affinode.agent.settings import idle_rule
+from slurm_affinode.agent.shepherds import one_line
+from slurm_affinode.agent.watch import Watch, by_index
+from slurm_affinode.agent.work import Work
+from slurm_affinode.core.idle import IdleDetector, IdleState, still_idle
+from slurm_affinode.core.policy import Candidate, Decision, Policy, Surroundings, decide
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.gpu.interface import GpuError
+from slurm_affinode.model.suspension import Phase, Pressure, Refusal
+from slurm_affinode.nodeconfig import AgentConfig
+from slurm_affinode.timespec import parse_span_s
+
+log = logging.getLogger(__name__)
+
+REFUSALS_S = 15.0
+"""How old the answer to whether a job could be suspended at all may be."""
+ASK_AGAIN_S = 10.0
+"""Between two questions to slurmctld about a job of which it has not said anything yet."""
+
+
+@dataclass(slots=True)
+class JobState:
+    """What the loop knows of one job, beside the registry."""
+
+    detector: IdleDetector
+    asked_s: float = -1e9
+    looked: bool = False
+    refusals: tuple[Refusal, ...] = ()
+    refusals_s: float = -1e9
+    decision: Decision | None = None
+    said: str = ""
+    """Code of the last decision that was logged."""
+
+
+@dataclass(slots=True)
+class Loop:
+    """One tick after the other. Every field but ``states`` is given by the daemon."""
+
+    config: AgentConfig
+    policy: Policy
+    node: str
+    registry: Registry
+    watch: Watch
+    queue: QueueView
+    work: Work
+    orchestration: Orchestration
+    later: Callable[[Callable[[], None]], None]
+    """Runs a call in the thread that talks to slurmctld."""
+    gpu_indices: Mapping[int, tuple[int, ...]]
+    """Job id -> Slurm's numbers of its GPUs, as the prolog told."""
+    answered: Callable[[], None] = lambda: None
+    """Called when an answer has come in that decisions may have waited for."""
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.time
+    states: dict[int, JobState] = field(default_factory=dict)
+    _asking: set[int] = field(default_factory=set)
+    _refreshing: bool = False
+    _driver_said: str = ""
+    _no_room: str | None = None
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    # --- one tick
+
+    def tick(self) -> None:
+        """Sample every watched job, decide, begin what is decided."""
+        jobs = self.registry.jobs()
+        under_way = self.work.under_way()
+        with self._lock:
+            for job_id in self.states.keys() - {job.job_id for job in jobs}:
+                self.forget(job_id)
+            for job in jobs:
+                self._facts(job)
+            for job in jobs:
+                if job.job_id not in under_way and job.phase is Phase.RUNNING:
+                    self._sample(job.job_id)
+            self._want_queue(jobs)
+        self.act()
+
+    def act(self) -> None:
+        """Decide on what is known, and begin what is decided. Also called when an answer has come in."""
+        with self._lock:
+            for job, decision in self.decisions():
+                self._follow(job, decision)
+
+    def forget(self, job_id: int) -> None:
+        """A job is watched no more."""
+        with self._lock:
+            self.states.pop(job_id, None)
+            self._asking.discard(job_id)
+            self.watch.forget(job_id)
+
+    def restart(self, job_id: int) -> None:
+        """Work on a job is over: what its GPUs did before does not count."""
+        with self._lock:
+            state = self.states.get(job_id)
+            if state is not None:
+                state.detector.restart()
+                state.refusals_s = -1e9
+
+    def _state(self, job: WatchedJob) -> JobState:
+        state = self.states.get(job.job_id)
+        if state is None or state.detector.rule.window_s != job.option.window_s:
+            state = self.states[job.job_id] = JobState(IdleDetector(idle_rule(self.config, job.option)))
+        return state
+
+    def _sample(self, job_id: int) -> IdleState | None:
+        job = self.registry.get(job_id)
+        if job is None:
+            return None
+        state = self._state(job)
+        before = state.detector.state
+        after = state.detector.feed(self.watch.sample(job, state.detector.rule))
+        if before is None or before.verdict is not after.verdict:
+            log.debug("job %d: %s %s", job_id, after.verdict, one_line(after.why))
+        return after
+
+    # --- what is known of a job
+
+    def _facts(self, job: WatchedJob) -> None:
+        """Find out which GPUs it has, and ask slurmctld about it, where that is not known yet."""
+        state = self._state(job)
+        if job.devices is None:
+            self._find_devices(job)
+        if (job.slurm is None or job.key is None) and self.clock() - state.asked_s >= ASK_AGAIN_S:
+            state.asked_s = self.clock()
+            if job.job_id not in self._asking:
+                self._asking.add(job.job_id)
+                self.later(lambda: self._ask(job.job_id))
+
+    def _ask(self, job_id: int) -> None:
+        try:
+            found = self.queue.look(job_id)
+            job = None if found is None else self.registry.change(job_id, lambda one: replace(one, slurm=found))
+            if job is not None and job.key is None:
+                key, times = self.orchestration.keeper.identify(job)
+                self.registry.change(job_id, lambda one: replace(one, key=key, suspensions=times))
+        except (AffinodeError, ValueError) as error:
+            log.warning("job %d: %s", job_id, one_line(str(error)))
+        finally:
+            self._asking.discard(job_id)
+
+    def _find_devices(self, job: WatchedJob) -> None:
+        indices = self.gpu_indices.get(job.job_id)
+        if indices is None and job.slurm is not None:
+            said = queues.indices_on(job.slurm, self.node)
+            indices = None if said is None else tuple(said)
+        try:
+            all_devices = self.watch.devices()
+        except GpuError as error:
+            self._say_driver(str(error))
+            return
+        self._say_driver("")
+        devices = None if not indices else by_index(all_devices, indices)
+        if devices is None:
+            devices = self.watch.by_processes(job.job_id) or None
+        if devices is not None:
+            self.registry.change(job.job_id, lambda one: replace(one, devices=devices))
+
+    def _say_driver(self, error: str) -> None:
+        if error and not self._driver_said:
+            log.warning("the GPUs cannot be asked: %s", one_line(error))
+        elif self._driver_said and not error:
+            log.info("the GPUs answer again")
+        self._driver_said = error
+
+    # --- decisions
+
+    def _want_queue(self, jobs: tuple[WatchedJob, ...]) -> None:
+        """Ask for the queue where a window is about to be full and the answer matters; nobody else needs it."""
+        if self._refreshing or not self.queue.due():
+            return
+        for job in jobs:
+            idle = self._state(job).detector.state
+            near = idle is not None and idle.since_s is not None and idle.remaining_s <= 2 * self.queue.every_s
+            if near and (job.option.when is Pressure.PRESSURE or self._limits()):
+                self._refreshing = True
+                self.later(self._refresh)
+                return
+
+    def _limits(self) -> bool:
+        named = (self.policy.partitions, self.policy.accounts, self.policy.users)
+        return any(limit.max_suspended is not None for limits in named for limit in limits.values())
+
+    def _refresh(self) -> None:
+        try:
+            self.queue.refresh()
+        finally:
+            self._refreshing = False
+            self.answered()
+
+    def decisions(self) -> list[tuple[WatchedJob, Decision]]:
+        """What would be done with each watched job now."""
+        with self._lock:
+            jobs = self.registry.jobs()
+            under_way = self.work.under_way()
+            latest = self.queue.latest()
+            candidates = {job.job_id: self._candidate(job, under_way, latest) for job in jobs}
+            ready = [one for one in candidates.values() if one.idle is not None and one.idle.reached]
+            surroundings = self._surroundings(latest, under_way)
+            found = []
+            for job in jobs:
+                decision = decide(self.policy, candidates[job.job_id], surroundings, ready)
+                self._state(job).decision = decision
+                found.append((job, decision))
+            return found
+
+    def _candidate(self, job: WatchedJob, under_way: Mapping[int, str], latest: Queue | None) -> Candidate:
+        state = self._state(job)
+        slurm = job.slurm
+        if latest is not None:
+            slurm = latest.job(job.job_id) or slurm
+        busy = under_way.get(job.job_id) or (None if job.phase is Phase.RUNNING else job.phase.value)
+        return Candidate(
+            job_id=job.job_id,
+            option=job.option,
+            idle=state.detector.state,
+            run_s=queues.run_s(slurm, self.now()),
+            user=None if slurm is None else slurm.user,
+            account=None if slurm is None else slurm.account,
+            partition=None if slurm is None or not slurm.partitions else slurm.partitions[0],
+            gpus=len(job.devices or ()),
+            cpus=0 if slurm is None else slurm.cpus or 0,
+            memory_mib=0 if slurm is None else queues.memory_mib(slurm.tres_allocated.get("mem")),
+            suspensions=job.suspensions,
+            busy_with=busy,
+            refusals=state.refusals,
+        )
+
+    def _surroundings(self, latest: Queue | None, under_way: Mapping[int, str]) -> Surroundings:
+        suspending = sum(what == "suspending" for what in under_way.values())
+        no_room = self._no_room
+        if latest is None:
+            return Surroundings(None, None, suspending, no_room)
+        partitions, accounts, users = latest.suspended()
+        room = latest.room(self.node)
+        if room is not None:
+            # What is being freed is as good as free: one waiting job must not cost two jobs their place.
+            room = replace(room, free_gpus=room.free_gpus + self.work.freeing())
+        return Surroundings(latest.waiting(), room, suspending, no_room, partitions, accounts, users)
+
+    def _follow(self, job: WatchedJob, decision: Decision) -> None:
+        state = self._state(job)
+        idle = state.detector.state
+        full = idle is not None and idle.reached
+        if decision.code != state.said and full:
+            log.info("job %d: %s", job.job_id, one_line(decision.text))
+        state.said = decision.code
+        # Asked a little before the window is full, so that nothing has to be waited for then.
+        near = idle is not None and idle.since_s is not None and idle.remaining_s <= REFUSALS_S / 2
+        old = self.clock() - state.refusals_s >= REFUSALS_S
+        if near and decision.code != "under-way" and old and job.job_id not in self._asking:
+            self._asking.add(job.job_id)
+            self.later(lambda: self.refusals(job.job_id))
+        elif decision.act and not old and self.work.suspend(job, decision.text, self.look_again(job)):
+            log.info("job %d: suspension begins", job.job_id)
+
+    def refusals(self, job_id: int) -> None:
+        """Find out whether a job could be suspended at all, and whether there is room for its image."""
+        try:
+            job = self.registry.get(job_id)
+            found = () if job is None else tuple(self.orchestration.suspender.refusals(job))
+            self._no_room = self.orchestration.keeper.room()
+            state = self.states.get(job_id)
+            if state is not None:
+                state.refusals, state.refusals_s = found, self.clock()
+        except AffinodeError as error:
+            log.warning("job %d: %s", job_id, one_line(str(error)))
+        finally:
+            self._asking.discard(job_id)
+            self.answered()
+
+    def look_again(self, job: WatchedJob) -> LookAgain:
+        """The look just before acting: one more sample, judged by itself."""
+
+        def look() -> str | None:
+            now = self.registry.get(job.job_id) or job
+            rule = idle_rule(self.config, now.option)
+            return still_idle(rule, self.watch.sample(now, rule))
+
+        return look
+
+
+def run(
+    tick: Callable[[], None],
+    act: Callable[[], None],
+    period_s: float,
+    *,
+    stop: threading.Event,
+    poke: threading.Event,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Call ``tick`` every ``period_s`` seconds until ``stop``, and ``act`` when ``poke`` is set in between.
+
+    A tick that takes longer leaves some out. Whoever sets ``stop`` sets ``poke`` as well.
+    """
+    began, count = clock(), 0
+    while not stop.is_set():
+        _safely(tick)
+        count = max(count + 1, int((clock() - began) / period_s) + 1)
+        while not stop.is_set() and poke.wait(max(0.0, began + count * period_s - clock())):
+            poke.clear()
+            if not stop.is_set():
+                _safely(act)
+
+
+def _safely(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception:
+        # One round with a fault of ours must not end the service for all jobs.
+        log.exception("a round of the loop failed")
+
+
+def period_of(config: AgentConfig) -> float:
+    """Seconds between two ticks."""
+    return parse_span_s(config.period)

@@ -1,0 +1,63 @@
+"""Credentials of munge: the munge daemons of the cluster vouch for who sent a text, and for who may read it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slurm_affinode import process
+from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.process import Completed
+
+TIMEOUT_S = 10.0
+TTL_S = 60
+MAX_CREDENTIAL_BYTES = 1 << 20
+_CREDENTIAL = re.compile(rb"MUNGE:[A-Za-z0-9+/=]{16,}:")
+_UID = re.compile(r"^UID:\s+\S*\s*\((\d+)\)\s*$", re.MULTILINE)
+_STATUS = re.compile(r"^STATUS:\s+(.+?)\s+\((\d+)\)\s*$", re.MULTILINE)
+
+
+class BadCredentialError(AffinodeError):
+    """A credential that munge does not vouch for: not one, too old, used before, of another cluster."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A text and who sent it."""
+
+    payload: bytes
+    uid: int
+
+
+def encode(payload: bytes, *, only_uid: int | None = None, run: Callable[..., Completed] = process.run) -> bytes:
+    """A credential with ``payload``, of the caller's user; ``only_uid``: for that user and root alone.
+
+    Raises ``UnreachableError``.
+    """
+    restrict = () if only_uid is None else (f"--restrict-uid={only_uid}",)
+    argv = ("munge", f"--ttl={TTL_S}", *restrict)
+    done = run(argv, timeout_s=TIMEOUT_S, stdin=payload, check=False)
+    if done.returncode != 0:
+        raise UnreachableError(f"munge: {_last(done)}", hint="is munged running on this machine?")
+    return done.stdout.strip()
+
+
+def decode(credential: bytes, *, run: Callable[..., Completed] = process.run) -> Message:
+    """The text of a credential and who sent it; each is good once on a machine. Raises ``BadCredentialError``."""
+    if len(credential) > MAX_CREDENTIAL_BYTES or not _CREDENTIAL.fullmatch(credential.strip()):
+        raise BadCredentialError("what came is not a munge credential")
+    done = run(
+        ("unmunge", "--keys=STATUS,UID", "--metadata=/dev/stderr"), timeout_s=TIMEOUT_S, stdin=credential, check=False
+    )
+    status, uid = _STATUS.search(done.stderr), _UID.search(done.stderr)
+    if done.returncode != 0 or status is None or uid is None or status[2] != "0":
+        raise BadCredentialError(f"unmunge: {status[1] if status else _last(done)}")
+    return Message(done.stdout, int(uid[1]))
+
+
+def _last(done: Completed) -> str:
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"it ended with status {done.returncode}"

@@ -1,0 +1,201 @@
+"""The queue as the policy needs it: asked seldom, never by the loop's own thread, and stale answers are none."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from slurm_affinode.core.policy import NodeRoom, Waiting
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.cluster import Job, Node
+from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.slurm.units import parse_memory
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MIB = 1 << 20
+STALE_PERIODS = 3.0
+"""An answer older than so many periods is none."""
+MOST_OF_TIME = 0.05
+"""The queue of a large site takes long to list: so much of the time may go into it, and the period grows with it."""
+SUSPENDED_MARK = "suspended: "
+"""How the comment of a suspended job begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """One answer of slurmctld."""
+
+    at_s: float
+    """When it was asked, on the clock of the view."""
+    jobs: tuple[Job, ...]
+    nodes: tuple[Node, ...]
+
+    def job(self, job_id: int) -> Job | None:
+        """One job by its raw id."""
+        return next((job for job in self.jobs if job.job_id == job_id), None)
+
+    def waiting(self) -> tuple[Waiting, ...]:
+        """Pending jobs that ask for GPUs."""
+        return tuple(waiting_of(job) for job in self.jobs if job.pending and job.gpus_requested)
+
+    def room(self, node: str) -> NodeRoom | None:
+        """What a node has and what is free; ``None``: Slurm does not know it."""
+        found = next((one for one in self.nodes if one.name == node), None)
+        return None if found is None else room_of(found)
+
+    def suspended(self) -> tuple[Counter[str], Counter[str], Counter[str]]:
+        """Suspended jobs of the cluster by partition, account and user: pending, and marked by their comment."""
+        counts: tuple[Counter[str], Counter[str], Counter[str]] = (Counter(), Counter(), Counter())
+        for job in self.jobs:
+            if job.pending and (job.comment or "").startswith(SUSPENDED_MARK):
+                counts[0].update(job.partitions)
+                counts[1].update([job.account] if job.account else [])
+                counts[2].update([job.user] if job.user else [])
+        return counts
+
+
+def waiting_of(job: Job) -> Waiting:
+    """A pending job as the policy sees it. What it asks for is divided by its nodes, rounded up."""
+    nodes = max(1, job.node_count or 1)
+    gpus = job.gpus_requested
+    return Waiting(
+        job_id=job.job_id,
+        shown_id=job.id,
+        partitions=job.partitions,
+        reason=None if job.reason is None else job.reason.partition(",")[0].strip(),
+        held=job.held,
+        priority=job.priority or 0,
+        gpus=0 if gpus is None else -(-gpus.count // nodes),
+        gpu_kind=None if gpus is None else gpus.kind,
+        cpus=-(-(job.cpus or 0) // nodes),
+        memory_mib=-(-memory_mib(job.tres_requested.get("mem")) // nodes),
+        features=job.features,
+        reservation=job.reservation,
+    )
+
+
+def room_of(node: Node) -> NodeRoom:
+    """A node as the policy sees it."""
+    gpus, used = node.gpus, node.gpus_used
+    return NodeRoom(
+        name=node.name,
+        partitions=node.partitions,
+        gpu_kind=None if gpus is None else gpus.kind,
+        free_gpus=0 if gpus is None else max(0, gpus.count - (0 if used is None else used.count)),
+        free_cpus=max(0, node.cpus - node.cpus_used),
+        free_memory_mib=max(0, node.memory_mib - node.memory_used_mib),
+        features=node.features,
+        available=node.responding and not node.draining,
+    )
+
+
+def memory_mib(text: str | None) -> int:
+    """The ``mem`` of a TRES string; 0 where it is not there."""
+    try:
+        found = None if text is None else parse_memory(text, bare="M")
+    except ValueError:
+        return 0
+    return 0 if found is None else found.size_bytes // MIB
+
+
+@dataclass(slots=True)
+class _Health:
+    said: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class QueueView:
+    """Keeps the last answer. ``refresh`` and ``look`` run in the one thread that talks to slurmctld."""
+
+    def __init__(
+        self,
+        open_client: Callable[[], SlurmClient],
+        period_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._open = open_client
+        self._client: SlurmClient | None = None
+        self._period_s = period_s
+        self._clock = clock
+        self._cost_s = 0.0
+        self._tried_s = -1e9
+        self._latest: Queue | None = None
+        self._health = _Health()
+
+    @property
+    def every_s(self) -> float:
+        """How often it may be asked: the period, or longer where an answer takes long."""
+        return max(self._period_s, self._cost_s / MOST_OF_TIME)
+
+    def due(self) -> bool:
+        """Whether it is time to ask again."""
+        return self._clock() - self._tried_s >= self.every_s
+
+    def latest(self) -> Queue | None:
+        """The last answer, unless it is too old to act on."""
+        queue = self._latest
+        if queue is None or self._clock() - queue.at_s > STALE_PERIODS * self.every_s:
+            return None
+        return queue
+
+    def refresh(self) -> Queue | None:
+        """Ask slurmctld for jobs and nodes; ``None``: it does not answer, which is logged once."""
+        self._tried_s = began = self._clock()
+        queue = self._ask("list jobs and nodes", lambda client: Queue(began, client.jobs(), tuple(client.nodes())))
+        if queue is not None:
+            self._cost_s = self._clock() - began
+            self._latest = queue
+        return queue
+
+    def look(self, job_id: int) -> Job | None:
+        """One job with its steps; ``None``: slurmctld does not answer, or does not know it."""
+        return self._ask(f"show job {job_id}", lambda client: client.job(job_id))
+
+    def slurm_user(self) -> str | None:
+        """The name of SlurmUser; ``None``: slurmctld does not answer."""
+        config = self._ask("read the configuration", lambda client: client.config())
+        value = "" if config is None else config.get("SlurmUser", "")
+        return value.partition("(")[0] or None
+
+    def close(self) -> None:
+        """End what was started for the client."""
+        if self._client is not None:
+            self._client.close()
+
+    def _ask(self, what: str, question: Callable[[SlurmClient], T]) -> T | None:
+        with self._health.lock:
+            try:
+                if self._client is None:
+                    self._client = self._open()
+                answer = question(self._client)
+            except AffinodeError as error:
+                if not self._health.said:
+                    log.warning("%s: %s", what, error)
+                self._health.said = True
+                return None
+            if self._health.said:
+                log.info("slurmctld answers again")
+            self._health.said = False
+            return answer
+
+
+def run_s(job: Job | None, now_epoch: float) -> float | None:
+    """How long a job has run; ``None``: not known."""
+    if job is None or job.start is None:
+        return None
+    return max(0.0, now_epoch - job.start.timestamp())
+
+
+def indices_on(job: Job, node: str) -> Sequence[int] | None:
+    """Slurm's numbers of the job's GPUs on a node; ``None``: it does not say."""
+    here = [one for one in job.node_gpus or () if one.node == node]
+    numbers = [index for one in here for index in one.indices]
+    return numbers if here and len(numbers) == sum(one.count for one in here) else None

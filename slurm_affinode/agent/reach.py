@@ -1,0 +1,172 @@
+"""From a job to the agent that knows it: this node's, the one of the job's batch host, or any that sees its image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_affinode.agent import client
+from slurm_affinode.agent.client import AnswerError
+from slurm_affinode.agent.queue import SUSPENDED_MARK
+from slurm_affinode.agent.settings import node_name
+from slurm_affinode.config import Config
+from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.model.cluster import Job, Node
+from slurm_affinode.nodeconfig import DEFAULT_PORT, listen_address
+from slurm_affinode.slurm import identifiers
+from slurm_affinode.slurm.faults import SlurmError
+from slurm_affinode.slurm.interface import SlurmClient
+
+MOST_NODES = 32
+"""So many agents are asked for a suspended job before it counts as unknown."""
+AT_ONCE = 16
+CONNECT_S = 10.0
+SHOWN_PROBLEMS = 3
+
+
+@dataclass(slots=True)
+class Reach:
+    """Asks agents for a person. ``slurm`` opens a client; it is opened once, where it is needed."""
+
+    config: Config
+    slurm: Callable[[], SlurmClient]
+    ask_local: Callable[..., dict[str, Any]] = client.ask_local
+    ask_node: Callable[..., dict[str, Any]] = client.ask_node
+    _client: SlurmClient | None = None
+    _found: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Job as it was named -> node whose agent knew it (empty: this node's), and its raw id."""
+
+    def about(self, job: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request about one job, from the agent that knows it.
+
+        Raises ``AnswerError`` where that does not grant it, ``UnreachableError`` where none could be asked, and
+        ``SlurmError`` for a job that Slurm does not know.
+        """
+        target = identifiers.job(job)
+        known = self._found.get(job)
+        if known is not None:
+            return self._ask(known[0], {**request, "job": known[1]})
+        problems: list[str] = []
+        if target.task is None and target.het_offset is None:
+            # A plain number is the raw id (of an array: of its last task), and needs no question to slurmctld.
+            try:
+                return self._remember(job, "", target.job_id, request)
+            except AnswerError as error:
+                if error.code != "unknown-job":
+                    raise
+            except UnreachableError as error:
+                problems.append(str(error))
+        found = self._slurm_job(job)
+        return self._of(job, found, request, problems)
+
+    def everywhere(self, nodes: Iterable[str], uid: int, *, user: str) -> Iterator[tuple[str, dict[str, Any] | str]]:
+        """The status of each of ``nodes``; without any, of this node's agent, else of the nodes that matter.
+
+        Those are the nodes of the user's jobs, for root all with GPUs. Gives (node, answer or what went wrong).
+        """
+        named = list(nodes)
+        if not named:
+            try:
+                answer = self.ask_local(self.config.agent.run_dir, {"verb": "status"})
+            except UnreachableError:
+                named = self._nodes_of(None if uid == 0 else user)
+            else:
+                yield str(answer.get("node")), answer
+                return
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            yield from zip(named, pool.map(self._status_of, named), strict=True)
+
+    def _status_of(self, node: str) -> dict[str, Any] | str:
+        try:
+            return self._ask(node, {"verb": "status"})
+        except AffinodeError as error:
+            return str(error)
+
+    # --- one job
+
+    def _of(self, job: str, found: Job, request: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+        if found.ended:
+            raise AnswerError("ended", f"job {found.id} has ended: {found.state}", hint=None, exit_code=1)
+        running = found.allocated and found.batch_host is not None
+        answered = False
+        for node in self._candidates(found):
+            try:
+                return self._remember(job, node, found.job_id, request)
+            except AnswerError as error:
+                if error.code != "unknown-job":
+                    raise
+                answered = True
+            except UnreachableError as error:
+                problems.append(str(error))
+        if answered and running:
+            raise AnswerError(
+                "not-opted-in",
+                f"job {found.id} cannot be suspended: it was submitted without --gpu-suspend-idle",
+                hint="submit it with sbatch --gpu-suspend-idle=15m",
+                exit_code=1,
+            )
+        if answered or not problems:
+            raise AnswerError(
+                "not-suspended", f"job {found.id} is {found.state.lower()}, and not suspended", hint=None, exit_code=1
+            )
+        raise UnreachableError(
+            f"no agent could be asked about job {found.id}: {'; '.join(problems[-SHOWN_PROBLEMS:])}",
+            hint="does slurm-affinode agent run on the nodes?",
+        )
+
+    def _candidates(self, job: Job) -> list[str]:
+        if job.allocated and job.batch_host is not None:
+            return [job.batch_host]
+        nodes = [node.name for node in self._gpu_nodes() if set(node.partitions) & set(job.partitions)]
+        # Its comment names the node where it was suspended: the one to ask first.
+        words = (job.comment or "").replace(",", " ").split()
+        return sorted(nodes, key=lambda node: node not in words)[:MOST_NODES]
+
+    def _remember(self, job: str, node: str, job_id: int, request: Mapping[str, Any]) -> dict[str, Any]:
+        answer = self._ask(node, {**request, "job": job_id})
+        self._found[job] = (node, job_id)
+        return answer
+
+    def _ask(self, node: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        if not node or node == node_name(self.config):
+            try:
+                return self.ask_local(self.config.agent.run_dir, request)
+            except UnreachableError:
+                if not node:
+                    raise
+        port = listen_address(self.config.agent.listen)[1] if self.config.agent.listen else DEFAULT_PORT
+        return self.ask_node(node, port, node, request, timeout_s=CONNECT_S)
+
+    # --- Slurm
+
+    def _open(self) -> SlurmClient:
+        if self._client is None:
+            self._client = self.slurm()
+        return self._client
+
+    def _slurm_job(self, job: str) -> Job:
+        try:
+            return self._open().job(job)
+        except SlurmError as error:
+            raise AnswerError("unknown-job", f"job {job}: {error}", hint=error.hint, exit_code=1) from error
+
+    def _gpu_nodes(self) -> list[Node]:
+        return [node for node in self._open().nodes() if node.gpus and node.responding]
+
+    def _nodes_of(self, user: str | None) -> list[str]:
+        """Nodes to ask for a user's jobs, ``None``: for all."""
+        if user is None:
+            return [node.name for node in self._gpu_nodes()]
+        jobs = [job for job in self._open().jobs() if job.user == user]
+        nodes = {job.batch_host for job in jobs if job.allocated and job.batch_host and job.gpus_allocated}
+        if any(job.pending and (job.comment or "").startswith(SUSPENDED_MARK) for job in jobs):
+            # Every agent sees the shared store.
+            nodes |= {node.name for node in self._gpu_nodes()[:2]}
+        return sorted(nodes)
+
+    def close(self) -> None:
+        """End what was started."""
+        if self._client is not None:
+            self._client.close()

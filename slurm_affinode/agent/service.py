@@ -1,0 +1,249 @@
+"""What may be asked of the agent, by whom, and the answers: one method for each verb."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_affinode.agent import statusrows
+from slurm_affinode.agent.interface import Orchestration, SuspendedJob
+from slurm_affinode.agent.loop import Loop
+from slurm_affinode.agent.registry import Registry, WatchedJob
+from slurm_affinode.agent.shepherds import one_line
+from slurm_affinode.agent.work import Work
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.suspension import Phase
+
+log = logging.getLogger(__name__)
+
+MAX_JOB_ID = 0xFFFFFFF0
+FRESH_S = 5.0
+"""A status asks slurmctld for the queue only where the last answer is older than this and the queue is due."""
+ENDED_WAIT_S = 2.0
+ENDED_TRIES = 60
+"""So long slurmctld is asked what became of a job; a later sweep of the stores finds what is left."""
+SUSPENDED_S = 2.0
+"""So long a list of suspended jobs is good for: it is read from the stores."""
+
+
+class RequestError(AffinodeError):
+    """A request that is not granted. ``code`` is for machines, ``exit_code`` for the command that asked."""
+
+    def __init__(self, code: str, message: str, *, hint: str | None = None, exit_code: int = 1) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, as kernel or munge say."""
+
+    uid: int
+    name: str
+    local: bool
+    """Over the socket of this node."""
+
+
+@dataclass(slots=True)
+class Service:
+    """Answers requests. Called by several threads."""
+
+    node: str
+    cluster: str
+    registry: Registry
+    loop: Loop
+    work: Work
+    orchestration: Orchestration
+    is_admin: Callable[[Caller], bool]
+    """Whether a caller may do what root may: root, SlurmUser, those whom the site names."""
+    ask: Callable[[Callable[[], None]], None]
+    """Runs a call in the thread that talks to slurmctld, and waits for it a little."""
+    name_of: Callable[[int], str]
+    """uid -> name."""
+    gpu_indices: dict[int, tuple[int, ...]]
+    now: Callable[[], float] = time.time
+    stopping: threading.Event = field(default_factory=threading.Event)
+    _with_option: set[int] = field(default_factory=set)
+    """Jobs that were watched here and whose epilog has not come yet."""
+    _present: dict[int, int] = field(default_factory=dict)
+    """Job id -> uid, of every job of this node that the prolog told of."""
+    _suspended: tuple[float, tuple[SuspendedJob, ...]] = (-1e9, ())
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, request: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        """The answer to a request. Raises ``AffinodeError``; ``RequestError`` where it is not granted."""
+        verb = request.get("verb")
+        if verb == "status":
+            return self._status(request, caller)
+        if verb == "suspend":
+            return self._suspend(_job_of(request), caller)
+        if verb == "wake":
+            return self._wake(_job_of(request), caller)
+        if verb in ("prolog", "epilog"):
+            if caller.uid != 0 or not caller.local:
+                raise RequestError("not-permitted", f"{verb} is for root on the node itself")
+            return self._prolog(request) if verb == "prolog" else self._epilog(request)
+        raise RequestError("bad-request", "no such request", exit_code=2)
+
+    # --- status
+
+    def _status(self, request: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        admin = self.is_admin(caller)
+        if request.get("job") is None:
+            mine = [job for job in self.registry.jobs() if admin or job.uid == caller.uid]
+            asleep = [one for one in self._asleep() if admin or one.uid == caller.uid]
+            running = {job.job_id for job in mine}
+            asleep = [one for one in asleep if one.key.job_id not in running]
+        else:
+            job_id = _job_of(request)
+            watched, suspended = self._find(job_id, caller)
+            mine = [] if watched is None else [watched]
+            asleep = [] if suspended is None else [suspended]
+        if mine:
+            self.ask(lambda: self._look(mine))
+        decisions = {job.job_id: decision for job, decision in self.loop.decisions()} if mine else {}
+        rows = [
+            statusrows.watched(
+                job, self.loop.states.get(job.job_id), decisions.get(job.job_id), self.work.outcome(job.job_id),
+                node=self.node, user=self.name_of(job.uid), under_way=self.work.under_way().get(job.job_id),
+                clock_s=self.loop.clock(), now_epoch=self.now(),
+            )
+            for job in mine
+        ]  # fmt: skip
+        rows += [statusrows.suspended(one, user=self.name_of(one.uid), now_epoch=self.now()) for one in asleep]
+        return {"node": self.node, "cluster": self.cluster, "dry_run": self.loop.policy.dry_run, "jobs": rows}
+
+    def _look(self, jobs: list[WatchedJob]) -> None:
+        """What the policy needs to know: the queue and the refusals, as fresh as they may be."""
+        if self.loop.queue.due():
+            self.loop.queue.refresh()
+        for job in jobs[:16]:
+            state = self.loop.states.get(job.job_id)
+            if state is None or self.loop.clock() - state.refusals_s > FRESH_S:
+                self.loop.refusals(job.job_id)
+
+    def _asleep(self) -> tuple[SuspendedJob, ...]:
+        with self._lock:
+            at, found = self._suspended
+            if self.now() - at > SUSPENDED_S or self.now() < at:
+                found = tuple(self.orchestration.keeper.suspended())
+                self._suspended = (self.now(), found)
+            return found
+
+    def _find(self, job_id: int, caller: Caller) -> tuple[WatchedJob | None, SuspendedJob | None]:
+        """A job of the caller, watched or suspended. Raises ``RequestError``."""
+        admin = self.is_admin(caller)
+        watched = self.registry.get(job_id)
+        suspended = None
+        if watched is None:
+            suspended = next((one for one in self._asleep() if one.key.job_id == job_id), None)
+        owner = watched.uid if watched is not None else suspended.uid if suspended is not None else None
+        if owner is None:
+            owner = self._present.get(job_id)
+            if owner is not None and (admin or owner == caller.uid):
+                raise RequestError(
+                    "not-opted-in",
+                    f"job {job_id} cannot be suspended: it was submitted without --gpu-suspend-idle",
+                    hint="submit it with sbatch --gpu-suspend-idle=15m",
+                )
+            if owner is None:
+                raise RequestError(
+                    "unknown-job", f"the agent on {self.node} knows no job {job_id}", hint="see: squeue --me --all"
+                )
+        if not admin and owner != caller.uid:
+            raise RequestError("not-yours", f"job {job_id} is not yours")
+        return watched, suspended
+
+    # --- acting
+
+    def _suspend(self, job_id: int, caller: Caller) -> dict[str, Any]:
+        watched, suspended = self._find(job_id, caller)
+        if suspended is not None:
+            raise RequestError(
+                "already-suspended", f"job {job_id} is suspended already", hint=f"slurm-affinode wake {job_id}"
+            )
+        assert watched is not None  # noqa: S101 - _find gives one of the two
+        what = self.work.under_way().get(job_id)
+        if what is not None or watched.phase is not Phase.RUNNING:
+            raise RequestError("under-way", f"job {job_id} is being worked on: {what or watched.phase.value}")
+        refusals = self.orchestration.suspender.refusals(watched)
+        if refusals:
+            raise RequestError(refusals[0].code, f"job {job_id} cannot be suspended: {refusals[0].text}")
+        log.info("job %d: %s (uid %d) asks that it is suspended", job_id, one_line(caller.name, 64), caller.uid)
+        if not self.work.suspend(watched, f"asked by {one_line(caller.name, 64)}", lambda: None):
+            raise RequestError("under-way", f"job {job_id} is being worked on")
+        return {"job_id": job_id, "node": self.node, "begun": True}
+
+    def _wake(self, job_id: int, caller: Caller) -> dict[str, Any]:
+        watched, suspended = self._find(job_id, caller)
+        if suspended is None:
+            state = "running" if watched is None or watched.phase is Phase.RUNNING else watched.phase.value
+            if watched is not None and watched.key is not None and watched.phase is Phase.PARKED:
+                self.orchestration.waker.wake(watched.key, caller.name)
+                return {"job_id": job_id, "node": self.node, "released": True}
+            raise RequestError("not-suspended", f"job {job_id} is not suspended: it is {state}")
+        log.info("job %d: %s (uid %d) asks that it wakes", job_id, one_line(caller.name, 64), caller.uid)
+        self.orchestration.waker.wake(suspended.key, caller.name)
+        with self._lock:
+            self._suspended = (-1e9, ())
+        return {"job_id": job_id, "node": self.node, "released": True}
+
+    # --- prolog and epilog
+
+    def _prolog(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        job_id, uid = _job_of(request), _whole(request, "uid")
+        gpus = request.get("gpus")
+        self._present[job_id] = uid
+        if isinstance(gpus, list) and gpus and all(isinstance(one, int) and 0 <= one < 4096 for one in gpus):
+            self.gpu_indices[job_id] = tuple(gpus)
+        return {"job_id": job_id}
+
+    def _epilog(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        job_id = _job_of(request)
+        self._present.pop(job_id, None)
+        self.gpu_indices.pop(job_id, None)
+        if job_id in self._with_option:
+            self._with_option.discard(job_id)
+            # slurmd waits for the epilog, and slurmctld for slurmd: only then does it say what becomes of the job.
+            threading.Thread(target=self._ended, args=(job_id,), name="ended", daemon=True).start()
+        return {"job_id": job_id}
+
+    def left(self, job_id: int) -> None:
+        """A job with the option is watched no more; its epilog comes next."""
+        self._with_option.add(job_id)
+
+    def _ended(self, job_id: int) -> None:
+        """Tell the keeper that a job has ended, and whether it comes again. Without an answer nobody is told."""
+        try:
+            for _ in range(ENDED_TRIES):
+                job = self.loop.queue.look(job_id)
+                if job is not None and (job.ended or job.pending or (job.allocated and job.state != "COMPLETING")):
+                    if job.ended:
+                        self.work.forget(job_id)
+                    self.orchestration.keeper.ended(job_id, requeued=not job.ended)
+                    return
+                if self.stopping.wait(ENDED_WAIT_S):
+                    return
+        except AffinodeError as error:
+            log.warning("job %d: its images are not tidied up: %s", job_id, one_line(str(error)))
+        except Exception:
+            log.exception("job %d: its images are not tidied up, by a fault of the agent", job_id)
+
+
+def _whole(request: Mapping[str, Any], key: str) -> int:
+    value = request.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 32:
+        raise RequestError("bad-request", f"{key} is not a whole number", exit_code=2)
+    return value
+
+
+def _job_of(request: Mapping[str, Any]) -> int:
+    job_id = _whole(request, "job")
+    if not 0 < job_id <= MAX_JOB_ID:
+        raise RequestError("bad-request", f"{job_id} is not a job id", exit_code=2)
+    return job_id

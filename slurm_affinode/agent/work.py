@@ -1,0 +1,180 @@
+"""What takes minutes: suspensions and restores, in threads of their own, so that the sampling goes on meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from slurm_affinode.agent.interface import Arrival, LookAgain, Orchestration, Refused
+from slurm_affinode.agent.registry import Link, WatchedJob
+from slurm_affinode.agent.shepherds import Hold, Reply, Signal, Start, Wait, one_line
+from slurm_affinode.errors import AffinodeError
+
+log = logging.getLogger(__name__)
+
+RESTORES_AT_ONCE = 8
+KEEP_WAITING_S = 10.0
+"""How often a shepherd that waits for its restore is told so; it gives up after five minutes of silence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the last attempt on a job ended."""
+
+    at_epoch: float
+    done: bool
+    text: str
+    code: str = ""
+
+
+class Work:
+    """Runs suspensions and restores. Thread-safe."""
+
+    def __init__(
+        self,
+        orchestration: Orchestration,
+        suspensions_at_once: int,
+        *,
+        now: Callable[[], float] = time.time,
+        changed: Callable[[int], None] = lambda job_id: None,
+    ) -> None:
+        """``changed`` is told of a job on which work has ended."""
+        self._orchestration = orchestration
+        self._now = now
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._under_way: dict[int, str] = {}
+        self._gpus: dict[int, int] = {}
+        self._outcomes: dict[int, Outcome] = {}
+        self._stop = threading.Event()
+        self._suspends = ThreadPoolExecutor(max(1, suspensions_at_once), "suspend")
+        self._restores = ThreadPoolExecutor(RESTORES_AT_ONCE, "restore")
+
+    # --- what is going on
+
+    def under_way(self) -> Mapping[int, str]:
+        """Job id -> ``suspending`` or ``restoring``."""
+        with self._lock:
+            return dict(self._under_way)
+
+    def freeing(self) -> int:
+        """GPUs of jobs that are being suspended: they will be free soon."""
+        with self._lock:
+            return sum(self._gpus.get(job_id, 0) for job_id, what in self._under_way.items() if what == "suspending")
+
+    def outcome(self, job_id: int) -> Outcome | None:
+        """How the last attempt on a job ended."""
+        with self._lock:
+            return self._outcomes.get(job_id)
+
+    def forget(self, job_id: int) -> None:
+        """The job has ended for good."""
+        with self._lock:
+            self._outcomes.pop(job_id, None)
+
+    def _take(self, job_id: int, what: str, gpus: int = 0) -> bool:
+        with self._lock:
+            if job_id in self._under_way:
+                return False
+            self._under_way[job_id] = what
+            self._gpus[job_id] = gpus
+            return True
+
+    def _leave(self, job_id: int, outcome: Outcome) -> None:
+        with self._lock:
+            self._under_way.pop(job_id, None)
+            self._gpus.pop(job_id, None)
+            self._outcomes[job_id] = outcome
+        self._changed(job_id)
+
+    # --- suspending
+
+    def suspend(self, job: WatchedJob, why: str, look_again: LookAgain) -> bool:
+        """Begin to suspend a job; ``False``: it is being worked on already."""
+        if not self._take(job.job_id, "suspending", len(job.devices or ())):
+            return False
+        self._suspends.submit(self._suspend, job, why, look_again)
+        return True
+
+    def _suspend(self, job: WatchedJob, why: str, look_again: LookAgain) -> None:
+        outcome = Outcome(self._now(), False, "the agent was stopped first", "stopped")
+        try:
+            outcome = self._attempt(job, why, look_again)
+        except Refused as error:
+            outcome = Outcome(self._now(), False, str(error), error.refusal.code)
+        except AffinodeError as error:
+            outcome = Outcome(self._now(), False, str(error), "failed")
+        except Exception as error:
+            log.exception("job %d: not suspended, by a fault of the agent", job.job_id)
+            outcome = Outcome(self._now(), False, f"a fault of the agent: {type(error).__name__}", "fault")
+        finally:
+            log.log(logging.INFO if outcome.done else logging.WARNING, "job %d: %s", job.job_id, one_line(outcome.text))
+            self._leave(job.job_id, outcome)
+
+    def _attempt(self, job: WatchedJob, why: str, look_again: LookAgain) -> Outcome:
+        refusals = self._orchestration.suspender.refusals(job)
+        if refusals:
+            raise Refused(refusals[0])
+        notice = job.option.signal
+        if notice is not None:
+            number = signal.Signals[f"SIG{notice.name}"].value
+            log.info("job %d: signal %s, %d s before it is suspended", job.job_id, notice.name, notice.before_s)
+            job.link.send(Signal(number))
+            if self._stop.wait(notice.before_s):
+                return Outcome(self._now(), False, "the agent was stopped first", "stopped")
+        seen = look_again()
+        if seen is not None:
+            return Outcome(self._now(), False, f"not suspended, it works again: {seen}", "busy")
+        log.info("job %d: being suspended: %s", job.job_id, one_line(why))
+        suspension = self._orchestration.suspender.suspend(job, why, look_again=look_again)
+        if suspension.failure is not None:
+            return Outcome(self._now(), False, f"not suspended, it runs on: {suspension.failure}", "failed")
+        return Outcome(self._now(), True, f"suspended: {why}", "suspended")
+
+    # --- restoring
+
+    def restore(self, arrival: Arrival, then: Callable[[Arrival, Reply], None]) -> bool:
+        """Begin to restore a job; ``then`` gets the reply, before it is sent. ``False``: it is being worked on."""
+        if not self._take(arrival.job_id, "restoring"):
+            return False
+        self._restores.submit(self._restore, arrival, then)
+        return True
+
+    def _restore(self, arrival: Arrival, then: Callable[[Arrival, Reply], None]) -> None:
+        over = threading.Event()
+        threading.Thread(target=_keep_waiting, args=(arrival.link, over), name="waiting", daemon=True).start()
+        reply: Reply = Hold("the agent could not restore it; see its log")
+        text = "restore failed"
+        try:
+            reply = self._orchestration.restorer.restore(arrival)
+            text = {Start: "started afresh", Hold: "held"}.get(type(reply), "restored")
+        except AffinodeError as error:
+            reply, text = Hold(str(error)), f"held: {error}"
+        except Exception:
+            log.exception("job %d: not restored, by a fault of the agent", arrival.job_id)
+        finally:
+            over.set()
+            log.info("job %d: %s", arrival.job_id, one_line(text))
+            try:
+                then(arrival, reply)
+            finally:
+                self._leave(arrival.job_id, Outcome(self._now(), not isinstance(reply, Hold), text, "restore"))
+
+    def stop(self, wait_s: float) -> None:
+        """Take no more work. What is under way has ``wait_s`` seconds; the journal has what is not done by then."""
+        self._stop.set()
+        self._suspends.shutdown(wait=False, cancel_futures=True)
+        self._restores.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + wait_s
+        while self.under_way() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _keep_waiting(link: Link, over: threading.Event) -> None:
+    while not over.wait(KEEP_WAITING_S):
+        link.send(Wait())

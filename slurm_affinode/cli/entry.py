@@ -1,0 +1,23 @@
+"""The program ``slurm-affinode``. Prolog and epilog run for every job: they do without the command line's parts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Run the command that ``sys.argv`` names."""
+    match sys.argv[1:]:
+        case [("prolog" | "epilog") as which]:
+            config = None
+        case [("prolog" | "epilog") as which, "--config", path]:
+            config = Path(path)
+        case _:
+            from slurm_affinode.cli.main import main as commands  # noqa: PLC0415 - quick for the others
+
+            commands()
+    from slurm_affinode.agent.hooks import main as hook  # noqa: PLC0415
+
+    sys.exit(hook(which, config))

@@ -1,0 +1,28 @@
+"""Options of the commands of the node side, which do without what tables and progress need."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from slurm_affinode import config as configuration
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def config_file(function: F) -> F:
+    """Add ``--config``; the command gets one argument ``config: Config``."""
+
+    @click.option(
+        "--config", "config_path", type=click.Path(path_type=Path), metavar="FILE",
+        help=f"Configuration file. [default: {configuration.DEFAULT_PATH}; env {configuration.ENV_CONFIG}]",
+    )  # fmt: skip
+    @functools.wraps(function)
+    def wrapper(*args: Any, config_path: Path | None, **kwargs: Any) -> Any:
+        return function(*args, config=configuration.load(config_path), **kwargs)
+
+    return wrapper  # type: ignore[return-value]

@@ -1,0 +1,166 @@
+"""``slurm-affinode status``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from slurm_affinode.agent.control import name_of
+from slurm_affinode.agent.reach import Reach
+from slurm_affinode.cli.nodeoptions import config_file
+from slurm_affinode.cli.options import json_option, print_json, print_table, printable, warn
+from slurm_affinode.cli.reaching import reach_of
+from slurm_affinode.config import Config
+from slurm_affinode.core.spans import span
+from slurm_affinode.sizes import size
+
+_EPILOG = """\b
+  slurm-affinode status                  your jobs with --gpu-suspend-idle; as root everybody's
+  slurm-affinode status 123              one job: every signal, the window so far, what comes next
+  slurm-affinode status --node c1        what the agent of one node watches
+  slurm-affinode status --json | jq -r '.jobs[] | select(.state == "suspended").job_id'
+
+\b
+Exit status: 0 done, 1 the job is not known, not yours, or not one that can be suspended, 3 no agent answers.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("job", required=False)
+@click.option("--node", "nodes", multiple=True, metavar="NODE", help="Ask the agent of this node. May be repeated.")
+@json_option
+@config_file
+def status(*, config: Config, job: str | None, nodes: tuple[str, ...], as_json: bool) -> int:
+    """Show the jobs that may be suspended, and those that are, to their owners and to administrators.
+
+    JOB is a job id: 123 or 123_4. Shown are each activity signal with its limit, how long the job has been idle, what
+    happens next, and every reason against a suspension by its name.
+    """
+    with reach_of(config) as reach:
+        if job is not None:
+            answer = reach.about(job, {"verb": "status"})
+            rows = answer["jobs"]
+            if as_json:
+                print_json(answer)
+            else:
+                for row in rows:
+                    _show(row, dry_run=bool(answer.get("dry_run")))
+            return 0
+        return _all(reach, nodes, as_json=as_json)
+
+
+def _all(reach: Reach, nodes: tuple[str, ...], *, as_json: bool) -> int:
+    rows: dict[int, dict[str, Any]] = {}
+    problems: dict[str, str] = {}
+    answered = 0
+    for node, answer in reach.everywhere(nodes, os.getuid(), user=name_of(os.getuid())):
+        if isinstance(answer, str):
+            problems[node] = answer
+            continue
+        answered += 1
+        for row in answer["jobs"]:
+            # A job that runs is known best by its own node; a suspended one is seen by every node.
+            if row["job_id"] not in rows or row["state"] != "suspended":
+                rows[row["job_id"]] = row
+    found = [rows[job_id] for job_id in sorted(rows)]
+    if as_json:
+        print_json({"jobs": found, "problems": problems})
+    elif found:
+        print_table(
+            ("job", "user", "node", "state", "idle", "GPU memory", "next"), (_line(row) for row in found),
+            right=("job", "GPU memory"),
+        )  # fmt: skip
+    elif not problems:
+        click.echo("No job of yours is watched or suspended.")
+    if not as_json:
+        for node, problem in sorted(problems.items()):
+            warn(f"{node}: {problem}")
+    return 3 if problems and not answered else 0
+
+
+def _line(row: Mapping[str, Any]) -> tuple[object, ...]:
+    if row["state"] == "suspended":
+        idle, after = f"asleep {span(row['suspended_s'])}", row["failure"] or _wakes(row["wake"])
+        held = f"{size(row['gpu_bytes'])} in its image"
+    else:
+        idle = "" if row["idle"] is None else f"{span(row['idle']['progress_s'])} of {span(row['idle']['window_s'])}"
+        after = "" if row["next"] is None else row["next"]["text"]
+        held = "" if row["memory_held_bytes"] is None else size(row["memory_held_bytes"])
+    return row["shown_id"], row["user"], row["node"], row["state"], idle, held, after
+
+
+def _show(row: Mapping[str, Any], *, dry_run: bool) -> None:
+    pairs = _asleep(row) if row["state"] == "suspended" else _awake(row, dry_run=dry_run)
+    click.echo(f"Job {row['shown_id']} of {printable(row['user'])} on {printable(row['node'])}: {row['state']}")
+    for name, value in pairs:
+        click.echo(f"  {name:<12} {printable(value)}")
+    signals = [] if row["state"] == "suspended" or row["idle"] is None else row["idle"]["signals"]
+    if signals:
+        click.echo()
+        print_table(("of", "signal", "value", "limit", ""), (_signal(one) for one in signals), right=("value", "limit"))
+
+
+def _signal(one: Mapping[str, Any]) -> tuple[str, ...]:
+    value = "unknown" if one["value"] is None else f"{one['value']:g}"
+    return one["of"], one["name"], value, f"{one['limit']:g}", one["verdict"]
+
+
+def _awake(row: Mapping[str, Any], *, dry_run: bool) -> list[tuple[str, str]]:
+    option, idle, after = row["option"], row["idle"], row["next"]
+    asked = f"window {span(option['window_s'])}, util {option['util_pct']:g} %, {option['mode']}, wake {option['wake']}"
+    pairs = [
+        ("option", f"{asked}, when {option['when']}" + (f", signal {option['signal']}" if option["signal"] else ""))
+    ]
+    gpus = (
+        "not known yet" if row["gpus"] is None else ", ".join(f"{one['name']} ({one['uuid']})" for one in row["gpus"])
+    )
+    pairs.append(("GPUs", gpus))
+    if row["memory_held_bytes"] is not None:
+        pairs.append(("memory held", size(row["memory_held_bytes"])))
+    if row["suspensions"]:
+        pairs.append(("suspended", f"{row['suspensions']} times so far"))
+    if idle is not None:
+        since = "" if idle["since"] is None else f", since {_time(idle['since'])}"
+        pairs.append(("window", f"{span(idle['progress_s'])} of {span(idle['window_s'])} idle{since}"))
+        if idle["broken_by"]:
+            pairs.append(("last broken", idle["broken_by"]))
+    if after is not None:
+        pairs.append(("next", after["text"]))
+        pairs += [
+            ("against" if at == 0 else "", f"{one['code']}: {one['text']}") for at, one in enumerate(after["against"])
+        ]
+    if row["last"] is not None:
+        pairs.append(("last attempt", f"{_time(row['last']['at'])}: {row['last']['text']}"))
+    if dry_run:
+        pairs.append(("agent", "dry run: it only says what it would do"))
+    return pairs
+
+
+def _asleep(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    where = "any node can restore it" if row["where"] == "shared" else f"only {row['node']} can restore it so far"
+    pairs = [
+        ("since", f"{_time(row['since'])}, {span(row['suspended_s'])} ago"),
+        ("why", row["why"]),
+        ("image", f"{size(row['image_bytes'])}, {size(row['gpu_bytes'])} of it GPU memory; {where}"),
+        ("wake", f"{_wakes(row['wake'])}; or: slurm-affinode wake {row['job_id']}"),
+    ]
+    if row["suspensions"] > 1:
+        pairs.append(("suspended", f"for the {row['suspensions']}. time"))
+    if row["failure"]:
+        pairs.append(("failure", row["failure"]))
+    return pairs
+
+
+def _wakes(wake: str) -> str:
+    return {
+        "auto": "when GPUs are free and nobody waits",
+        "hold": "when it is asked to",
+    }.get(wake, f"at {wake}")
+
+
+def _time(epoch: float) -> str:
+    return datetime.fromtimestamp(epoch, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

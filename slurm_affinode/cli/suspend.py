@@ -1,0 +1,106 @@
+"""``slurm-affinode suspend`` and ``slurm-affinode wake``."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from slurm_affinode.agent.client import AnswerError
+from slurm_affinode.agent.reach import Reach
+from slurm_affinode.cli.nodeoptions import config_file
+from slurm_affinode.cli.options import json_option, print_json, stages
+from slurm_affinode.cli.reaching import reach_of
+from slurm_affinode.config import Config
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.timespec import parse_span_s
+
+POLL_S = 0.5
+LOST_S = 30.0
+"""Between the end of the run and the image's place in the list of suspended jobs; then the job counts as ended."""
+
+_SUSPEND_EPILOG = """\b
+  slurm-affinode suspend 123
+  slurm-affinode suspend 123 --no-wait
+
+\b
+Exit status: 0 suspended (--no-wait: begun), 1 refused or failed, and the job runs on, 3 no agent answers.
+"""
+
+_WAKE_EPILOG = """\b
+  slurm-affinode wake 123
+
+\b
+Exit status: 0 released, 1 refused, 3 no agent answers.
+"""
+
+
+@click.command(epilog=_SUSPEND_EPILOG)
+@click.argument("job")
+@click.option("--no-wait", is_flag=True, help="Return when it has begun.")
+@click.option("--timeout", metavar="SPAN", default="1h", show_default=True, help="Wait so long; it goes on by itself.")
+@json_option
+@config_file
+def suspend(*, config: Config, job: str, no_wait: bool, timeout: str, as_json: bool) -> int:
+    """Suspend a job now, idle or not: checkpoint it, put it back into the queue, give its GPUs to others.
+
+    For its owner and for administrators. The job has to have been submitted with --gpu-suspend-idle. What cannot be
+    suspended is refused with the reason before anything is touched, and a suspension that fails leaves it running.
+    """
+    timeout_s = parse_span_s(timeout)
+    with reach_of(config) as reach:
+        began = time.time()
+        answer = reach.about(job, {"verb": "suspend"})
+        if not no_wait:
+            with stages() as stage:
+                stage(f"suspending job {job}")
+                answer = {**answer, "job": _wait(reach, job, began, timeout_s)}
+    if as_json:
+        print_json(answer)
+    elif no_wait:
+        click.echo(f"Job {job} is being suspended; see: slurm-affinode status {job}")
+    else:
+        click.echo(f"Job {job} is suspended; wake it with: slurm-affinode wake {job}")
+    return 0
+
+
+def _wait(reach: Reach, job: str, began: float, timeout_s: float) -> dict[str, Any]:
+    """The job's status once it is suspended. Raises ``AffinodeError`` where it is not going to be."""
+    deadline, seen = time.monotonic() + timeout_s, time.monotonic()
+    while time.monotonic() < deadline:
+        try:
+            row: dict[str, Any] = reach.about(job, {"verb": "status"})["jobs"][0]
+        except AnswerError as error:
+            if error.code not in ("unknown-job", "not-opted-in") or time.monotonic() - seen > LOST_S:
+                raise
+        else:
+            seen = time.monotonic()
+            if row["state"] == "suspended":
+                return row
+            last = row["last"]
+            if row["state"] == "watched" and last is not None and last["at"] >= began - 1 and not last["done"]:
+                raise AnswerError("failed", f"job {job}: {last['text']}", hint=None, exit_code=1)
+        time.sleep(POLL_S)
+    raise AffinodeError(
+        f"job {job} is not suspended after {timeout_s:g} s; it goes on by itself",
+        hint=f"see: slurm-affinode status {job}",
+    )
+
+
+@click.command(epilog=_WAKE_EPILOG)
+@click.argument("job")
+@json_option
+@config_file
+def wake(*, config: Config, job: str, as_json: bool) -> int:
+    """Let a suspended job go on: it starts again, from its image, when Slurm has GPUs for it.
+
+    For its owner and for administrators. Twice is as once.
+    """
+    with reach_of(config) as reach:
+        answer = reach.about(job, {"verb": "wake"})
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(f"Job {job} is released: it goes on when Slurm has GPUs for it")
+    return 0
