@@ -53,7 +53,7 @@ class Index:
     """``DEVICES``, one row per device; ``rows``, ``first``, ``last`` over the parts; ``step_ms`` never None."""
     pieces: Pieces
     labels: pl.DataFrame
-    """``JOBS``: job labels, with the row of the device table as ``at``."""
+    """``JOBS``: job labels seen in the interval, with the row of the device table as ``at``."""
 
     @property
     def rows(self) -> int:
@@ -84,6 +84,8 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
     devices = _devices(table)
     pieces = _pieces(table, devices, pl.concat(later) if later else None, max_gap_steps)
     said = pl.concat(labels) if labels else pl.DataFrame(schema=JOBS)
+    # Parts are days: what a label says of another hour is of a run that is not asked for.
+    said = said.filter((pl.col("last") >= since) & (pl.col("first") < until))
     at = devices.select("device").with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
     return Index(store, tuple(sources), devices, pieces, said.join(at, on="device", how="left", maintain_order="left"))
 

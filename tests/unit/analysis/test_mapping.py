@@ -74,6 +74,15 @@ def test_labels_tell_array_tasks_apart(analysed: Analysed, node: Rows, jobs: Job
     assert how(result) == {11: ("labels", 1, 0), 10: ("labels", 0, 1)}
 
 
+def test_labels_of_other_hours_are_not_looked_at(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The file of a day has also those of runs before and after the period that was asked for."""
+    before, after = (samples([time], job=job) for time, job in ((60, "98"), (7200, "99")))
+    rows = [*before, *samples(range(HOUR, HOUR + 1800, 60), job="1"), *after]
+    result = analysed(rows, jobs({"start": HOUR, "end": HOUR + 1800}), since=HOUR, until=HOUR + 1800)
+    assert how(result) == {1: ("labels", 0, pytest.approx(0.5))} or how(result)[1][0] == "labels"
+    assert issue(result, "label-mismatch") is None
+
+
 @pytest.mark.parametrize("label", ["99", "1_7", "nonsense"])
 def test_a_label_that_fits_no_run_is_not_used_and_reported(
     analysed: Analysed, node: Rows, jobs: Jobs, label: str
