@@ -3,7 +3,7 @@
 #   mariadb     the accounting database
 #   slurmdbd    Slurm's accounting daemon
 #   slurmctld   the controller; makes homes, accounts and users when it first starts
-#   compute     slurmd; GPUS=N emulated GPUs (0: none) and, where there are some, slurm-affinode exporter
+#   compute     slurmd; GPUS=N emulated GPUs (0: none) and, where there are some, slurm-affinode exporter and agent
 #   login       munge and the commands, nothing else
 #   prometheus  scrapes the exporters of the compute nodes
 # It waits for what its role needs, with a deadline, so that containers may start in any order and be restarted alone.
@@ -103,6 +103,29 @@ start_exporter() {
   done'
 }
 
+# The key of the images' HMAC, the same on every node: made of munge's, which they share.
+make_image_key() {
+  local key=/etc/slurm-affinode/image.key
+  install -d -m 0755 /etc/slurm-affinode
+  [ -s "$key" ] && return 0
+  (umask 077 && { printf 'slurm-affinode images'; cat /etc/munge/munge.key; } | sha512sum | cut -d ' ' -f 1 >"$key.new")
+  chmod 0400 "$key.new"
+  mv "$key.new" "$key"
+}
+
+# Suspends idle jobs. Started again when it ends, like the exporter, and no child of slurmd.
+start_agent() {
+  install -d -m 0700 /shared/slurm-affinode /shared/slurm-affinode/images
+  make_image_key
+  # shellcheck disable=SC2016  # expanded by the inner shell
+  setsid --fork bash -c 'while :; do
+    slurm-affinode agent &
+    echo $! >/run/slurm-affinode-agent.pid
+    wait
+    sleep 0.5
+  done'
+}
+
 role_compute() {
   local index
   start_munge
@@ -114,6 +137,7 @@ role_compute() {
     # Equal on every start, different on every node.
     gpu-emulatorctl init --force --gpus "$GPUS" --model h100-80g --seed "$(hostname)" --sample-period-ms 200
     start_exporter
+    start_agent
   fi
   wait_for_port slurmctld 6817 || say "starting slurmd all the same"
   # -b: a container that starts is a node that booted; the kernel's uptime is the host's.
