@@ -24,6 +24,7 @@ from slurm_affinode.agent.tree import LinuxProcesses
 from slurm_affinode.agent.waker import JobWaker, Lease
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.facts import collect, memory_facts
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.manifest import load_key
@@ -118,6 +119,8 @@ def build(context: AgentContext) -> Orchestration:
         ledger=Ledger(config.ledger_dir, context.node),
         notes=Notes(root),
         registry=context.registry,
+        look=collect,
+        memory=memory_facts,
         versions=lambda: _versions(slurm, criu, gpus),
         settings=Settings.of(suspend),
     )

@@ -14,6 +14,7 @@ from slurm_affinode.agent.notes import Notes
 from slurm_affinode.agent.registry import Registry
 from slurm_affinode.agent.streams import Save
 from slurm_affinode.agent.tree import Processes
+from slurm_affinode.checkpoint.facts import MemoryFacts, TreeFacts
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CudaDriver, Imager, InheritFd
 from slurm_affinode.model.gpu import Device
@@ -107,6 +108,10 @@ class Parts:
     ledger: Ledger
     notes: Notes
     registry: Registry
+    look: Callable[[int, int], TreeFacts]
+    """What is to be seen of the tree (PID of the shepherd, PID of the tree's root)."""
+    memory: Callable[[int], MemoryFacts]
+    """Host memory that a process of the job may still use."""
     versions: Callable[[], Versions]
     settings: Settings = Settings()
     now: Callable[[], float] = time.time

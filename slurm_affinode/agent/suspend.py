@@ -7,11 +7,12 @@ Until the requeue the job can go on as if nothing had been. From then on its ver
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from slurm_affinode.agent import preflight, words
+from slurm_affinode.agent import words
 from slurm_affinode.agent.aftermath import Aftermath
 from slurm_affinode.agent.interface import LookAgain, Refused
 from slurm_affinode.agent.journal import Record
@@ -21,10 +22,26 @@ from slurm_affinode.agent.requeue import NotRequeued, Requeuer
 from slurm_affinode.agent.streams import StreamsError
 from slurm_affinode.agent.tree import Member, TreeGoneError
 from slurm_affinode.agent.undo import Undo
+from slurm_affinode.checkpoint import preflight
 from slurm_affinode.checkpoint.interface import CheckpointError, Tree, Writer
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuError
-from slurm_affinode.model.suspension import GpuFact, JobKey, Manifest, Phase, Refusal, SavedOutput, Suspension
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.model.suspension import (
+    GpuFact,
+    JobKey,
+    LiveRun,
+    Manifest,
+    Mode,
+    Phase,
+    Refusal,
+    SavedOutput,
+    Suspension,
+)
+
+_OUTPUT_BYTES = 64 << 20
+"""Room for what a job has written to its output; where that is more, the dump fails and the job runs on."""
+_BATCH_STEPS = ("batch", "extern", "interactive")
 
 
 class TakenBack(AffinodeError):  # noqa: N818 - names what is the case
@@ -66,45 +83,66 @@ class JobSuspender:
     def refusals(self, job: WatchedJob) -> Sequence[Refusal]:
         """Why this job cannot be suspended; empty: it can. Nothing is touched."""
         parts = self._parts
-        found = list(preflight.of_slurm(job.slurm, job.option))
-        if parts.shared is None:
-            found.append(Refusal("no-shared-store", "the site has no shared image store (suspend.shared_store)"))
-        if job.key is not None and parts.journal.record(job.key).entries:
-            found.append(Refusal("recovering", "an earlier suspension of it is still being put in order"))
+        before = list(self._before(job))
+        if job.slurm is None or any(refusal.code == "not-started" for refusal in before):
+            return before
+        root = self._root_of(job)
+        tree = parts.look(job.init_pid, root)
         try:
-            seen = preflight.look(parts.processes.members(job.init_pid, job.init_started), self._root_of(job))
-        except TreeGoneError as error:
-            return [*found, Refusal("not-started", str(error))]
-        try:
-            cuda = parts.cuda.users(member.pid for member in seen.tree)
-            gpu_bytes = parts.gpus.used_bytes(frozenset(cuda)) if cuda else 0
+            users = parts.cuda.users(one.pid for one in tree.processes)
+            used = parts.gpus.used_bytes(frozenset(users)) if users else 0
         except (CheckpointError, GpuError) as error:
-            return [*found, *preflight.of_processes(seen, job.uid, ()), Refusal("driver", str(error))]
-        found += preflight.of_processes(seen, job.uid, cuda)
-        found += preflight.of_driver(parts.cuda.capabilities(), cuda)
-        found += preflight.of_memory(gpu_bytes, preflight.available_bytes(), preflight.cgroup_room_bytes(job.init_pid))
-        found += self._room(job, seen.memory_bytes + gpu_bytes + preflight.OVERHEAD_BYTES)
-        try:
-            parts.imager.check()
-        except CheckpointError as error:
-            found.append(Refusal("criu", str(error)))
-        return found
+            return [*before, Refusal("driver", str(error))]
+        mig = any(device.mig is not None for device in job.devices or ())
+        return [
+            *before,
+            *preflight.refusals(
+                job.option.mode,
+                _job_facts(job.slurm),
+                tree,
+                preflight.GpuUseFacts(parts.cuda.capabilities(), users, used, mig),
+                parts.memory(job.init_pid),
+                allowed=(Mode.REQUEUE,),
+                uid=job.uid,
+                criu=self._criu(),
+                kernel=os.uname().release,
+                room=self._no_room(job, preflight.estimate(tree, used, _OUTPUT_BYTES)),
+            ),
+        ]
+
+    def _before(self, job: WatchedJob) -> Iterator[Refusal]:
+        """What the agent itself knows."""
+        parts = self._parts
+        if job.slurm is None:
+            yield Refusal("slurm", "slurmctld has not said anything about this job yet")
+        if parts.shared is None:
+            yield Refusal("no-shared-store", "the site has no shared image store (suspend.shared_store)")
+        if job.key is not None and parts.journal.record(job.key).entries:
+            yield Refusal("recovering", "an earlier suspension of it is still being put in order")
+        if not self._root_of(job):
+            yield Refusal("not-started", "its script has not started yet, or has ended")
 
     def _root_of(self, job: WatchedJob) -> int:
-        for member in self._parts.processes.members(job.init_pid, job.init_started):
-            if member.pid_ns == job.root:
-                return member.pid
-        return 0
+        try:
+            members = self._parts.processes.members(job.init_pid, job.init_started)
+        except TreeGoneError:
+            return 0
+        return next((member.pid for member in members if member.pid_ns == job.root), 0)
 
-    def _room(self, job: WatchedJob, estimate: int) -> list[Refusal]:
-        found = []
+    def _criu(self) -> str | None:
+        try:
+            return self._parts.imager.check()
+        except CheckpointError:
+            return None
+
+    def _no_room(self, job: WatchedJob, estimate: int) -> str | None:
         for store in (self._parts.local, self._parts.shared):
             try:
                 if store is not None:
                     store.check_room(job.uid, estimate)
             except CheckpointError as error:
-                found.append(Refusal("no-room", f"there is no room for its image: {error}"))
-        return found
+                return str(error)
+        return None
 
     # --- the sequence
 
@@ -205,7 +243,8 @@ class JobSuspender:
     def _dump(self, attempt: _Attempt) -> None:
         parts = self._parts
         job = attempt.job
-        estimate = preflight.look(self._members(attempt), attempt.root.pid).memory_bytes + preflight.OVERHEAD_BYTES
+        # The GPU memory is among that of the processes by now.
+        estimate = preflight.estimate(parts.look(job.init_pid, attempt.root.pid), 0, _OUTPUT_BYTES)
         tree = Tree(job.init_pid, attempt.root.pid, attempt.root.pid_ns)
         with parts.local.begin(attempt.key, uid=job.uid, estimate=estimate, at_least=self._next_seq(attempt)) as writer:
             attempt.seq = writer.seq
@@ -221,8 +260,16 @@ class JobSuspender:
         self._mark(attempt, Phase.DUMPED, image_bytes=image.manifest.size)
 
     def _next_seq(self, attempt: _Attempt) -> int:
-        note = self._parts.notes.read(attempt.key.cluster, attempt.key.job_id)
-        return max(attempt.job.suspensions, note.seq if note is not None else 0) + 1
+        """Above that of every image the job has had, in either store."""
+        job, newest = attempt.job, attempt.job.suspensions
+        run = LiveRun(attempt.key, job.uid, job.restarts)
+        for store in (self._parts.local, self._parts.shared):
+            try:
+                image = None if store is None else store.find(run)
+            except CheckpointError:
+                continue  # a damaged one: its name is taken, and the store gives the next
+            newest = max(newest, 0 if image is None else image.manifest.seq)
+        return newest + 1
 
     def _manifest(
         self, attempt: _Attempt, pids_ns: Sequence[int], outputs: tuple[SavedOutput, ...], writer: Writer
@@ -299,3 +346,13 @@ class JobSuspender:
             gpu_bytes=attempt.gpu_bytes,
             failure=failure,
         )
+
+
+def _job_facts(job: Job) -> preflight.JobFacts:
+    return preflight.JobFacts(
+        batch=job.batch,
+        requeue=job.requeue,
+        nodes=job.node_count or 1,
+        heterogeneous=job.het_job_id is not None,
+        steps=tuple(step.id for step in job.steps or () if step.step not in _BATCH_STEPS),
+    )

@@ -53,9 +53,10 @@ def namespace(tmp_path):
 def test_all_but_pid_1_are_found(namespace):
     """Also what has left its session; PIDs of both namespaces are known."""
     init, _ = namespace
-    members = LinuxProcesses().members(init, started_of(init))
+    processes = LinuxProcesses()
+    wait_for(lambda: {"sh", "sleep"} <= {member.name for member in processes.members(init, started_of(init))})
+    members = processes.members(init, started_of(init))
     assert init not in {member.pid for member in members}
-    assert {"sh", "sleep"} <= {member.name for member in members}
     assert all(member.pid_ns > 1 for member in members)
 
 

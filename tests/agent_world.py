@@ -1,0 +1,437 @@
+"""A node, a Slurm and a driver made of dictionaries, in which a crash can be put before any effect."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from slurm_affinode.agent.aftermath import Aftermath
+from slurm_affinode.agent.interface import Arrival
+from slurm_affinode.agent.journal import Journal
+from slurm_affinode.agent.ledger import Ledger
+from slurm_affinode.agent.notes import Notes
+from slurm_affinode.agent.parts import Parts, Settings
+from slurm_affinode.agent.recovery import JobKeeper
+from slurm_affinode.agent.registry import Registry, WatchedJob
+from slurm_affinode.agent.restore import JobRestorer
+from slurm_affinode.agent.shepherds import Hello, Start
+from slurm_affinode.agent.suspend import JobSuspender
+from slurm_affinode.agent.tree import Member, TreeGoneError
+from slurm_affinode.agent.waker import JobWaker, Lease
+from slurm_affinode.checkpoint.facts import MemoryFacts, ProcessFacts, TreeFacts
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import (
+    Capabilities,
+    CudaState,
+    DumpResult,
+    Image,
+    ImageDamaged,
+    InheritFd,
+    LockTimeout,
+    RestoreFailed,
+)
+from slurm_affinode.model.cluster import GpuCount, Job, NodeGpus
+from slurm_affinode.model.gpu import Device
+from slurm_affinode.model.suspension import SavedOutput, SuspendOption, Versions
+from slurm_affinode.slurm.faults import ControllerDownError, InvalidStateError, UnknownJobError
+
+KEY = b"k" * 32
+SUBMIT = datetime(2026, 11, 20, 10, tzinfo=UTC)
+
+
+class Crash(BaseException):
+    """The agent was killed: nothing catches it."""
+
+
+@dataclass
+class Process:
+    """A process of the job."""
+
+    pid: int
+    pid_ns: int
+    cuda: CudaState | None = CudaState.RUNNING
+    stopped: bool = False
+    steps: int = 0
+    """What it has computed: the memory that must survive."""
+
+
+@dataclass
+class Node:
+    """One machine: its shepherds and their processes."""
+
+    name: str
+    init: int | None = None
+    processes: list[Process] = field(default_factory=list)
+    next_pid: int = 10_000_000
+    """Beyond any PID of this machine, where something looks into the real /proc."""
+
+
+@dataclass
+class World:
+    """Everything outside of the agent."""
+
+    root: Path
+    nodes: dict[str, Node] = field(default_factory=dict)
+    state: str = "RUNNING"
+    node: str = "c1"
+    restarts: int = 0
+    held: bool = False
+    comment: str = ""
+    answers: bool = True
+    clock: float = 1_760_000_000.0
+    effects: int = 0
+    crash_at: int | None = None
+    """Die before this effect."""
+    effect_log: list[str] = field(default_factory=list)
+    ran_stopped: int = 0
+    """Times that a process which had been dumped ran on before it was killed."""
+
+    def effect(self, name: str) -> None:
+        """Something of the world is about to change."""
+        self.effects += 1
+        if self.crash_at is not None and self.effects >= self.crash_at:
+            self.crash_at = None
+            raise Crash(name)
+        self.effect_log.append(name)
+
+    def now(self) -> float:
+        self.clock += 0.01
+        return self.clock
+
+    def sleep(self, seconds: float) -> None:
+        self.clock += seconds
+
+    def start_run(self, node: str) -> None:
+        """Slurm starts the job: a shepherd, and nothing below it yet."""
+        self.state, self.node, self.held = "RUNNING", node, False
+        machine = self.nodes.setdefault(node, Node(node))
+        machine.next_pid += 100
+        machine.init = machine.next_pid
+        machine.processes = []
+
+    def start_script(self, node: str, steps: int = 0) -> None:
+        machine = self.nodes[node]
+        base = machine.next_pid
+        machine.processes = [Process(base + 2, 2, cuda=None), Process(base + 3, 3, steps=steps)]
+
+    def copies(self) -> int:
+        """Nodes on which the job can run or go on."""
+        return sum(bool(machine.processes) for machine in self.nodes.values())
+
+    def running(self) -> bool:
+        """It runs, with its GPU and its memory."""
+        return any(
+            len(machine.processes) == 2
+            and all(not p.stopped and p.cuda in (None, CudaState.RUNNING) for p in machine.processes)
+            for machine in self.nodes.values()
+        )
+
+    def steps(self) -> list[int]:
+        return [p.steps for machine in self.nodes.values() for p in machine.processes if p.cuda is not None]
+
+
+class Slurm:
+    """slurmctld. A requeue takes the old run down only when its processes are gone."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def _answer(self) -> None:
+        if not self.world.answers:
+            raise ControllerDownError("slurmctld does not answer")
+
+    def job(self, job: int | str) -> Job:
+        self._answer()
+        if int(job) != 7:
+            raise UnknownJobError(f"job {job}")
+        return make_job(self.world)
+
+    def jobs(self, **_: object) -> tuple[Job, ...]:
+        self._answer()
+        return (make_job(self.world),)
+
+    def nodes(self) -> tuple[()]:
+        return ()
+
+    def requeue(self, job: int | str, *, hold: bool = False) -> None:
+        self._answer()
+        if self.world.state != "RUNNING":
+            raise InvalidStateError("it is pending")
+        self.world.effect("requeue")
+        self.world.state, self.world.held = "PENDING", hold
+        self.world.restarts += 1
+        # slurmd continues and ends what it finds: who is not held runs on for a moment.
+        for process in self.world.nodes[self.world.node].processes:
+            if process.stopped and not FakeProcesses.held:
+                self.world.ran_stopped += 1
+
+    def hold(self, job: int | str, **_: object) -> None:
+        self.world.held = True
+
+    def release(self, job: int | str) -> None:
+        self.world.effect("release")
+        self.world.held = False
+
+    def set_comment(self, job: int | str, text: str) -> None:
+        self._answer()
+        self.world.comment = text
+
+    def set_begin(self, job: int | str, when: datetime) -> None:
+        self.world.effect(f"begin {when.isoformat()}")
+
+    def config(self) -> dict[str, str]:
+        return {"ClusterName": "alpha"}
+
+    def version(self) -> str:
+        return "24.11.5"
+
+
+def make_job(world: World, **changes: object) -> Job:
+    values: dict[str, object] = dict.fromkeys(Job.__dataclass_fields__)
+    running = world.state == "RUNNING"
+    values |= {
+        "job_id": 7, "name": "train", "user": "alice", "uid": os.getuid(), "account": "vision", "partitions": ("gpu",),
+        "state": world.state, "held": world.held, "submit": SUBMIT, "start": SUBMIT if running else None,
+        "node_count": 1, "requeue": True, "restarts": world.restarts, "tres_requested": {}, "tres_allocated": {},
+        "gpus_requested": GpuCount(1), "gpus_allocated": GpuCount(1) if running else None,
+        "node_gpus": (NodeGpus(world.node, 1, None, (0,)),) if running else (), "comment": world.comment or None,
+        "batch": True, "nodes": (world.node,) if running else (), "steps": (),
+    }  # fmt: skip
+    return Job(**{**values, **changes})  # type: ignore[arg-type]
+
+
+class FakeProcesses:
+    """The kernel of one node."""
+
+    held = False
+
+    def __init__(self, world: World, node: str) -> None:
+        self.world, self.node = world, node
+
+    @property
+    def machine(self) -> Node:
+        return self.world.nodes[self.node]
+
+    def alive(self, pid: int, started: int) -> bool:
+        return self.machine.init == pid
+
+    def members(self, init_pid: int, init_started: int) -> list[Member]:
+        if self.machine.init != init_pid:
+            raise TreeGoneError("gone")
+        root = next((p.pid for p in self.machine.processes if p.pid_ns == 2), 0)
+        parent = {2: init_pid, 3: root}
+        return [
+            Member(p.pid, p.pid_ns, parent[p.pid_ns], 5, "T" if p.stopped else "S", "python", os.getuid())
+            for p in self.machine.processes
+        ]
+
+    def stop(self, pids) -> None:  # type: ignore[no-untyped-def]
+        for p in self.machine.processes:
+            p.stopped = p.stopped or p.pid in set(pids)
+
+    def resume(self, pids) -> None:  # type: ignore[no-untyped-def]
+        self.world.effect("continue")
+        wanted = set(pids)
+        for p in self.machine.processes:
+            p.stopped = p.stopped and p.pid not in wanted
+
+    @contextlib.contextmanager
+    def hold(self, pids):  # type: ignore[no-untyped-def]
+        list(pids)
+        FakeProcesses.held = True
+        try:
+            yield
+        finally:
+            FakeProcesses.held = False
+
+    def end(self, init_pid: int, init_started: int, *, timeout_s: float) -> bool:
+        if self.machine.init == init_pid and self.machine.processes:
+            self.world.effect("kill")
+            self.machine.processes = []
+        return True
+
+
+class FakeCuda:
+    """The driver of one node."""
+
+    def __init__(self, world: World, node: str) -> None:
+        self.world, self.node = world, node
+        self.times_out: set[int] = set()
+
+    def _find(self, pid: int) -> Process:
+        return next(p for p in self.world.nodes[self.node].processes if p.pid == pid)
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities("580.1", checkpoint=True, migration=True)
+
+    def devices(self) -> tuple[str, ...]:
+        return (f"GPU-{self.node}-0",)
+
+    def users(self, pids):  # type: ignore[no-untyped-def]
+        wanted = set(pids)
+        found = (p for p in self.world.nodes[self.node].processes if p.pid in wanted and p.cuda is not None)
+        return frozenset(p.pid for p in found)
+
+    def state(self, pid: int) -> CudaState:
+        return self._find(pid).cuda or CudaState.RUNNING
+
+    def _move(self, pid: int, name: str, before: CudaState, after: CudaState) -> None:
+        process = self._find(pid)
+        assert process.cuda is before, (name, process.cuda)
+        self.world.effect(name)
+        process.cuda = after
+
+    def lock(self, pid: int, *, timeout_ms: int) -> None:
+        if self._find(pid).pid_ns in self.times_out:
+            raise LockTimeout("its GPU is busy", code="CUDA_ERROR_NOT_READY")
+        self._move(pid, "lock", CudaState.RUNNING, CudaState.LOCKED)
+
+    def checkpoint(self, pid: int) -> None:
+        self._move(pid, "checkpoint", CudaState.LOCKED, CudaState.CHECKPOINTED)
+
+    def restore(self, pid: int, *, pairs=None) -> None:  # type: ignore[no-untyped-def]
+        self._move(pid, "restore", CudaState.CHECKPOINTED, CudaState.LOCKED)
+
+    def unlock(self, pid: int) -> None:
+        self._move(pid, "unlock", CudaState.LOCKED, CudaState.RUNNING)
+
+
+class FakeImager:
+    """CRIU of one node: an image is a file with the number of steps."""
+
+    def __init__(self, world: World, node: str) -> None:
+        self.world, self.node = world, node
+        self.fails: str | None = None
+
+    def check(self) -> str:
+        return "4.1.1"
+
+    def dump(self, tree, directory_fd: int, *, timeout_s: float) -> DumpResult:  # type: ignore[no-untyped-def]
+        self.world.effect("dump")
+        steps = next(p.steps for p in self.world.nodes[self.node].processes if p.cuda is not None)
+        fd = os.open("pages-1.img", os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=directory_fd)
+        os.write(fd, str(steps).encode())
+        os.close(fd)
+        for process in self.world.nodes[self.node].processes:
+            process.stopped = True
+        return DumpResult(2, (2, 3), 0.1, 0.1, "4.1.1")
+
+    def restore(self, init_pid, directory_fd, inherit, *, root_pid_ns, timeout_s) -> int:  # type: ignore[no-untyped-def]
+        self.world.effect("criu restore")
+        if self.fails:
+            raise RestoreFailed(self.fails)
+        fd = os.open("pages-1.img", os.O_RDONLY, dir_fd=directory_fd)
+        steps = int(os.read(fd, 20))
+        os.close(fd)
+        base = self.world.nodes[self.node].next_pid
+        self.world.nodes[self.node].processes = [
+            Process(base + 52, 2, cuda=None), Process(base + 53, 3, CudaState.CHECKPOINTED, steps=steps),
+        ]  # fmt: skip
+        return root_pid_ns
+
+
+class FakeGpus:
+    """NVML of one node."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.model = "H100"
+        self.free = 80 << 30
+
+    def devices(self) -> tuple[Device, ...]:
+        return (Device(f"GPU-{self.node}-0", 0, model=self.model, memory_mib=81920.0, minor=0),)
+
+    def used_bytes(self, pids: frozenset[int]) -> int:
+        return 1 << 20
+
+    def free_bytes(self, device: Device) -> int:
+        return self.free
+
+
+class FakeStreams:
+    """No output files."""
+
+    def save(self, init_pid, write) -> tuple[SavedOutput, ...]:  # type: ignore[no-untyped-def]
+        return ()
+
+    def put_back(self, outputs, fds, image_fd, notice) -> list[InheritFd]:  # type: ignore[no-untyped-def]
+        return []
+
+
+class FakeLink:
+    """A shepherd that listens."""
+
+    open = True
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+
+    def send(self, message: object) -> bool:
+        self.sent.append(message)
+        return True
+
+
+class Agent:
+    """The agent of one node, made anew after each crash."""
+
+    def __init__(self, world: World, node: str, settings: Settings | None = None) -> None:
+        self.world, self.node = world, node
+        disk = world.root / node
+        self.cuda, self.imager, self.gpus = FakeCuda(world, node), FakeImager(world, node), FakeGpus(node)
+        self.parts = Parts(
+            node=node, cluster="alpha", slurm=Slurm(world), cuda=self.cuda, imager=self.imager,  # type: ignore[arg-type]
+            local=DirectoryStore(disk / "images", KEY), shared=DirectoryStore(world.root / "shared" / "images", KEY),
+            processes=FakeProcesses(world, node), gpus=self.gpus, streams=FakeStreams(),  # type: ignore[arg-type]
+            journal=Journal(disk / "journal", clock=world.now), ledger=Ledger(world.root / "shared" / "ledger", node),
+            notes=Notes(world.root / "shared"), registry=Registry(), versions=lambda: Versions("1", "6", "4.1.1"),
+            look=self.look, memory=lambda pid: MemoryFacts(1 << 40),
+            settings=settings or Settings(slurm_s=5, wake_backoff_s=0), now=world.now, sleep=world.sleep,
+        )  # fmt: skip
+        self.aftermath = Aftermath(self.parts)
+        self.suspender = JobSuspender(self.parts, self.aftermath)
+        self.restorer = JobRestorer(self.parts)
+        self.keeper = JobKeeper(self.parts, self.aftermath)
+        self.waker = JobWaker(self.parts, Lease(world.root / "shared" / "waker.json", node))
+
+    def look(self, init_pid: int, root_pid: int) -> TreeFacts:
+        """All of the processes, as ``/proc`` would show them."""
+        uids = (os.getuid(),) * 4
+        processes = tuple(ProcessFacts(p.pid, "python", uids) for p in self.world.nodes[self.node].processes)
+        return TreeFacts(init_pid, root_pid, processes)
+
+    def watched(self, **changes: object) -> WatchedJob:
+        job = WatchedJob(
+            job_id=7, uid=os.getuid(), gid=os.getgid(), restarts=self.world.restarts, option=SuspendOption(),
+            init_pid=self.world.nodes[self.node].init or 0, init_started=1, root=2, link=FakeLink(), since_epoch=0,
+            slurm=make_job(self.world), devices=self.gpus.devices(),
+        )  # fmt: skip
+        return replace(job, **changes)  # type: ignore[arg-type]
+
+    def suspend(self, look=lambda: None, **changes: object):  # type: ignore[no-untyped-def]
+        return self.suspender.suspend(self.watched(**changes), "idle 15m", look_again=look)
+
+    def arrival(self) -> Arrival:
+        hello = Hello(7, self.world.restarts, True, 0, SuspendOption())
+        init = self.world.nodes[self.node].init or 0
+        return Arrival(hello, 7, os.getuid(), os.getgid(), init, 1, FakeLink(), ())
+
+    def restore(self):  # type: ignore[no-untyped-def]
+        """What the daemon does when a shepherd says hello before anything was started."""
+        reply = self.restorer.restore(self.arrival())
+        if isinstance(reply, Start):
+            self.world.start_script(self.node)
+        return reply
+
+    def settle(self) -> None:
+        """Let the copies to the shared store end."""
+        self.aftermath._pool.shutdown(wait=True)
+        self.keeper._stop.set()
+
+    def images(self, *, shared: bool) -> list[int]:
+        store = self.parts.shared if shared else self.parts.local
+        assert store is not None
+        assert not [one for one in store.images() if isinstance(one, ImageDamaged)]
+        return [one.manifest.seq for one in store.images() if isinstance(one, Image)]
