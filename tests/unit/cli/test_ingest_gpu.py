@@ -141,7 +141,7 @@ def test_the_node_from_the_path_and_times_that_exist_twice_are_said(state: Path,
         (("--interval", "0", "x"), "not above 0"),
         (("--interval", "soon", "x"), "not a span"),
         (("--format", "runes", "x"), "runes"),
-        ((), "paths"),
+        ((), "nothing to read"),
     ],
 )
 def test_wrong_usage_is_said(state: Path, args: tuple[str, ...], what: str) -> None:
