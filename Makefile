@@ -27,7 +27,7 @@ install: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Install the locked depende
 	$(UV) sync --quiet --frozen --all-extras --group dev
 	@touch $@
 
-demo: install ## Build a synthetic history, analyse it, write out/demo/report.html.
+demo: install ## Analyse a recorded history, write out/demo/report.html.
 	@$(VENV)/slurm-affinode demo --out $(DEMO_OUT)
 
 system-packages: ## Install the Debian packages that the tests use (needs root).

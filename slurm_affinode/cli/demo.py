@@ -1,4 +1,4 @@
-"""``slurm-affinode demo``: a report from a synthetic history, with nothing to set up."""
+"""``slurm-affinode demo``: a report from a history that comes with the program, with nothing to set up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from pathlib import Path
 import click
 
 from slurm_affinode.cli.options import json_option, print_json, print_table, stages
+from slurm_affinode.demo import histories
 from slurm_affinode.demo.build import build_demo
+
+DAYS = 7.0
+SEED = 7
 
 
 @click.command()
@@ -15,21 +19,30 @@ from slurm_affinode.demo.build import build_demo
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/demo"), show_default=True,
     metavar="DIR", help="Where the input, the store and the report go.",
 )  # fmt: skip
-@click.option("--days", type=click.FloatRange(0.5, 60), default=7.0, show_default=True, help="Length of the history.")
-@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="The same seed, the same history.")
+@click.option("--synthetic", is_flag=True, help="An invented week of a larger cluster in place of the recording.")
+@click.option("--days", type=click.FloatRange(0.5, 60), help=f"Length of the synthetic history. [default: {DAYS:g}]")
+@click.option("--seed", type=click.IntRange(0), help=f"The same seed, the same synthetic history. [default: {SEED}]")
 @json_option
-def demo(out: Path, days: float, seed: int, as_json: bool) -> None:
-    """Build a synthetic history, analyse it, render the report.
+def demo(*, out: Path, synthetic: bool, days: float | None, seed: int | None, as_json: bool) -> None:
+    """Analyse a history that comes with the program, render the report.
 
-    The history is invented (32 GPUs on six nodes). It is written as sacct text and as GPU samples under DIR/input,
+    It was recorded from a Slurm cluster in containers with emulated GPUs; --synthetic has a longer one of a larger
+    cluster (32 GPUs on six nodes), which is invented. It is written as sacct text and as GPU samples under DIR/input,
     taken in like a site's own files into DIR/state, and reported in DIR/report.html and DIR/summary.json.
     """
+    if not synthetic and (days is not None or seed is not None):
+        raise click.UsageError("--days and --seed are of --synthetic")
+    history = (
+        histories.synthetic(days=DAYS if days is None else days, seed=SEED if seed is None else seed)
+        if synthetic
+        else histories.recorded()
+    )
     with stages() as step:
-        result = build_demo(out, days=days, seed=seed, step=step)
+        result = build_demo(out, history, step=step)
     if as_json:
         print_json(result.summary)
         return
-    click.echo(f"{days:g} days of an invented cluster: 32 GPUs on six nodes. The data is synthetic.\n")
+    click.echo(f"{history.about}\n")
     print_table(("", "GPU-hours", "share"), result.headline, right=("GPU-hours", "share"))
     click.echo("")
     for name, path in (("report", result.report), ("summary", result.summary_path), ("input", out / "input")):

@@ -1,5 +1,6 @@
-"""A synthetic week of a small GPU cluster, so that the product can be seen without one.
+"""Histories to look at without a cluster of one's own, in the forms that sites have (``sacct`` text, GPU samples).
 
-Everything here is invented, by a fixed seed, and called synthetic wherever it is shown. It is written in the forms
-that sites have (``sacct`` text, DCGM-named columns in Parquet) and goes through the same ingest as real history.
+``recording/`` is a quarter of an hour of the cluster in containers, with emulated GPUs; ``synthetic`` is a week of a
+larger cluster, invented by a fixed seed. Both are called what they are wherever they are shown, and go through the same
+ingest as real history.
 """

@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-from cluster.driver import GPU_NODES, WORKLOADS, Cluster, wait_until
+from cluster.driver import GPU_NODES, SCRIPT, WORKLOADS, Cluster, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -185,3 +188,19 @@ def test_a_node_that_loses_power_keeps_its_samples(cluster: Cluster, state: str)
     wait_for_file(cluster, parquet)
     taken = json.loads(product(cluster, state, "ingest", "gpu", "--json", parquet))
     assert taken["samples"] >= 4
+
+
+@pytest.mark.slow
+def test_the_demo_of_the_cluster_writes_a_report(cluster: Cluster, tmp_path: Path) -> None:
+    """Real jobs of three people; a line for each stage; the report and its figures outside of the cluster."""
+    environment = {**os.environ, "CLUSTER_NAME": cluster.name, "SLURM_RELEASE": cluster.release}
+    done = subprocess.run(
+        [SCRIPT.parent / "cluster-demo", tmp_path / "out"], env=environment, capture_output=True, text=True,
+        check=False, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}/out/report.html" in done.stderr.splitlines()[-1]
+    assert "idle" in done.stdout
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert {row["name"] for row in summary["groups"]["user"]} >= {"alice", "bob", "carol"}
+    assert (tmp_path / "out" / "report.html").stat().st_size > 20_000

@@ -57,7 +57,7 @@ def test_commands_of_the_readme_run(tmp_path: Path) -> None:
     env.pop("SLURM_AFFINODE_DB", None)
     run = ["bash", "-euo", "pipefail", "-c"]
     made = subprocess.run(
-        [*run, "slurm-affinode demo --out made && cp made/input/sacct.txt . && cp -r made/input/gpu dcgm"],
+        [*run, "slurm-affinode demo --synthetic --out made && cp made/input/sacct.txt . && cp -r made/input/gpu dcgm"],
         cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=250,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr

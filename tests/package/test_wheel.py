@@ -46,7 +46,7 @@ def test_demo_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     """Installed in an empty environment, away from the checkout, the demo writes its page and summary."""
     run(UV, "venv", "--quiet", "--python", sys.executable, "env", cwd=tmp_path)
     run(UV, "pip", "install", "--quiet", "--python", "env/bin/python", wheel, cwd=tmp_path)
-    said = run(tmp_path / "env" / "bin" / "slurm-affinode", "demo", "--out", "demo", "--days", "2", cwd=tmp_path)
+    said = run(tmp_path / "env" / "bin" / "slurm-affinode", "demo", "--out", "demo", cwd=tmp_path)
     assert "demo/report.html" in said
     assert (tmp_path / "demo" / "report.html").stat().st_size > 20_000
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())

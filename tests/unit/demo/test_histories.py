@@ -1,0 +1,58 @@
+"""The histories that come with the program, taken in like a site's own and reported."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+from click.testing import CliRunner
+
+from slurm_affinode.cli.demo import demo
+from slurm_affinode.demo import histories
+from slurm_affinode.demo.build import build_demo
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.history.schema import SAMPLES
+
+
+def test_the_recording_is_small_and_whole():
+    """Raw sacct text and samples of every node, within the time that it says."""
+    files = {path.name: path.stat().st_size for path in histories.RECORDING.iterdir()}
+    assert {"recording.toml", "sacct.txt"} <= set(files)
+    assert sum(files.values()) < 500_000
+    history = histories.recorded()
+    samples = pl.concat([pl.read_parquet(path) for path in histories.RECORDING.glob("*.parquet")])
+    assert dict(samples.schema) == SAMPLES
+    assert set(samples["node"]) == {"c1", "c2"}
+    assert samples["uuid"].n_unique() == 4
+    inside = samples.filter(pl.col("time").is_between(history.since, history.until))
+    assert len(inside) > 0.95 * len(samples)
+
+
+def test_the_recorded_demo_says_what_it_is(tmp_path):
+    """Its title names the emulated GPUs; several users, ends of many kinds, busy, idle and unknown hours."""
+    written = build_demo(tmp_path / "demo", histories.recorded())
+    page = written.report.read_text()
+    assert "minutes recorded from a Slurm cluster with emulated GPUs" in page
+    jobs = written.result.jobs
+    assert set(jobs["user"]) == {"alice", "bob", "carol"}
+    assert {"COMPLETED", "FAILED", "TIMEOUT", "RUNNING"} <= set(jobs["state"])
+    total = written.summary["total"]
+    assert min(total[f"gpu_hours_{state}"] for state in ("busy", "idle", "unknown")) > 0
+    build_demo(tmp_path / "demo", histories.recorded())
+
+
+def test_the_demo_removes_nothing_that_it_did_not_make(tmp_path):
+    (tmp_path / "input").mkdir()
+    (tmp_path / "input" / "mine.txt").write_text("precious")
+    with pytest.raises(AffinodeError, match="that no demo made"):
+        build_demo(tmp_path, histories.recorded())
+    assert (tmp_path / "input" / "mine.txt").read_text() == "precious"
+
+
+def test_the_command_shows_the_recording_unless_told(tmp_path):
+    """And options of the synthetic history are refused without it."""
+    run = CliRunner()
+    said = run.invoke(demo, ["--out", str(tmp_path / "a")], catch_exceptions=False)
+    assert "GPUs are emulated" in said.output
+    said = run.invoke(demo, ["--out", str(tmp_path / "b"), "--synthetic", "--days", "0.5"], catch_exceptions=False)
+    assert "The data is synthetic" in said.output
+    assert run.invoke(demo, ["--days", "2"]).exit_code == 2
