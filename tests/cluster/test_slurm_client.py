@@ -1,66 +1,26 @@
 """The contract of ``slurm/interface.py``, kept by each implementation on a live cluster.
 
-Slurm runs in the containers and the tests outside: commands are run through ``docker exec``, and so is the process in
-which pyslurm runs. Each client speaks as a user of the cluster.
+Each client speaks as a user of the cluster.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from cluster.driver import COMPUTE_NODES, Cluster, docker, wait_until
+from cluster.slurm_clients import CPU, GPU, HALF_HOUR, NO_PYSLURM, runner, starter
 
-from slurm_affinode import process
 from slurm_affinode.model.cluster import GpuCount, NodeGpus
-from slurm_affinode.process import Child, Completed
 from slurm_affinode.slurm import faults
-from slurm_affinode.slurm.backends import examine, open_client
 from slurm_affinode.slurm.commands_client import CommandsClient
 from slurm_affinode.slurm.interface import SlurmClient
-from slurm_affinode.slurm.pyslurm_client import MODULE, PyslurmClient, Worker
+from slurm_affinode.slurm.pyslurm_client import PyslurmClient
 
 pytestmark = pytest.mark.cluster
 
-HALF_HOUR = "sleep 1800"
-CPU = ("--partition=cpu", "--mem=100")
-GPU = ("--partition=gpu", "--gres=gpu:1", "--mem=100")
-PYTHON = "/opt/slurm-affinode/bin/python"
-NO_PYSLURM = "pyslurm needs Slurm >= 25.11: the 26.05 cluster runs these"
-
 Open = Callable[[str], SlurmClient]
-
-
-def runner(cluster: Cluster, user: str) -> Callable[..., Completed]:
-    """``process.run`` on the login node."""
-
-    def run(
-        argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True
-    ) -> Completed:
-        words = ("docker", "exec", f"--user={user}", cluster.container("login"), *argv)
-        return process.run(words, timeout_s=timeout_s, check=check)
-
-    return run
-
-
-def starter(cluster: Cluster, user: str, *settings: str) -> Callable[[], Worker]:
-    """Starts the process in which pyslurm runs, on the login node."""
-    options = [f"--env={setting}" for setting in ("PYSLURM_DISABLE_AUTO_INIT=1", *settings)]
-    argv = (
-        "docker",
-        "exec",
-        "--interactive",
-        f"--user={user}",
-        *options,
-        cluster.container("login"),
-        PYTHON,
-        "-m",
-        MODULE,
-    )
-    return lambda: Child(argv)
 
 
 @pytest.fixture(params=["commands", "pyslurm"])
@@ -372,86 +332,3 @@ def test_controller_that_is_down_is_one_clear_error_and_nothing_more(cluster: Cl
         cluster.start("slurmctld")
     wait_until("slurmctld answers", lambda: "is UP" in cluster.run("login", "scontrol", "ping").stdout)
     assert len(root.nodes()) == 3
-
-
-# --- the two beside each other
-
-
-def both(cluster: Cluster) -> tuple[CommandsClient, PyslurmClient]:
-    """Both implementations, as root."""
-    if cluster.release != "26.05":
-        pytest.skip(NO_PYSLURM)
-    commands = CommandsClient(runner(cluster, "root"))
-    return commands, PyslurmClient(commands, starter(cluster, "root"))
-
-
-def test_both_see_the_same(cluster: Cluster) -> None:
-    """Every field of every job and node, but what pyslurm does not tell: the status of a job that failed."""
-    commands, pyslurm = both(cluster)
-    cluster.wait_for_state(cluster.submit(*GPU, "--array=1-3%1", wrap=HALF_HOUR) + "_1", "RUNNING")
-    cluster.submit(*CPU, "--hold", ":", *CPU, wrap=HALF_HOUR)
-    cluster.wait_for_state(cluster.submit(*CPU, wrap="exit 3"), "FAILED")
-    with pyslurm:
-        # Slurm plans anew every two seconds: until both have looked at the same plan.
-        wait_until("both see the same", lambda: differences(commands, pyslurm), lambda found: not found, timeout_s=20)
-        assert {node.name: node for node in commands.nodes()} == {node.name: node for node in pyslurm.nodes()}
-
-
-def differences(one: SlurmClient, other: SlurmClient) -> list[str]:
-    """What the two say differently of the jobs."""
-    first, second = ({job.id: job for job in client.jobs(steps=True, gpu_detail=True)} for client in (one, other))
-    found = [f"only one has {name}" for name in first.keys() ^ second.keys()]
-    for name in first.keys() & second.keys():
-        for attribute in (each.name for each in fields(first[name]) if each.name != "exit_code"):
-            here, there = getattr(first[name], attribute), getattr(second[name], attribute)
-            if here != there:
-                found.append(f"{name} {attribute}: {here!r}, {there!r}")
-    return found
-
-
-def test_auto_takes_pyslurm_where_it_is_and_says_why_where_it_is_not(cluster: Cluster) -> None:
-    """On 26.05 it is built for the site's Slurm; on 24.11 it cannot be imported."""
-    run, start = runner(cluster, "root"), starter(cluster, "root")
-    commands, pyslurm = examine(run, start)
-    assert commands.usable
-    with open_client("auto", run=run, start=start) as client:
-        if cluster.release == "26.05":
-            assert (client.backend, pyslurm.reason) == ("pyslurm", None)
-            return
-        assert client.backend == "commands"
-    assert "No module named 'pyslurm'" in str(pyslurm.reason)
-    with pytest.raises(faults.BackendUnusableError, match="No module named"):
-        open_client("pyslurm", run=run, start=start)
-
-
-def test_a_machine_without_configuration_costs_the_pyslurm_process_and_not_ours(cluster: Cluster) -> None:
-    """libslurm ends its process there; here that is an error with a reason, and auto goes on with the commands."""
-    commands, _ = both(cluster)
-    lost = starter(cluster, "root", "SLURM_CONF=/nonexistent/slurm.conf")
-    with PyslurmClient(commands, lost) as client, pytest.raises(faults.ControllerDownError, match=r"slurm\.conf"):
-        client.jobs()
-    with open_client("auto", run=runner(cluster, "root"), start=lost) as client:
-        assert client.backend == "commands"
-
-
-def test_pyslurm_process_that_is_killed_is_replaced(cluster: Cluster) -> None:
-    """In between and in the middle of a request."""
-    _, client = both(cluster)
-    with client:
-        assert len(client.nodes()) == 3
-        cluster.shell("login", f"pkill -KILL -f '{MODULE}'")
-        assert len(client.nodes()) == 3
-        began = time.monotonic()
-        cluster.shell("login", f"pkill -STOP -f '{MODULE}'; (sleep 1; pkill -KILL -f '{MODULE}') >/dev/null 2>&1 &")
-        assert len(client.nodes()) == 3
-        assert time.monotonic() - began < 30
-
-
-def test_doctor_says_how_slurm_is_spoken_to(cluster: Cluster) -> None:
-    """On the login node, as installed there."""
-    said = cluster.run("login", "slurm-affinode", "doctor").stdout
-    used = "pyslurm (auto was asked for)" if cluster.release == "26.05" else "commands (auto was asked for)"
-    for words in (used, f"version {cluster.release}.", "slurmctld", "slurmdbd", "AccountingStorageTRES="):
-        assert words in " ".join(said.split())
-    forced = cluster.run("login", "slurm-affinode", "doctor", "--slurm-backend=commands").stdout
-    assert "commands (commands was asked for)" in " ".join(forced.split())

@@ -1,0 +1,46 @@
+"""The clients of the live Slurm, from outside the containers: what they run goes through ``docker exec``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from cluster.driver import Cluster
+
+from slurm_affinode import process
+from slurm_affinode.process import Child, Completed
+from slurm_affinode.slurm.pyslurm_client import MODULE, Worker
+
+HALF_HOUR = "sleep 1800"
+CPU = ("--partition=cpu", "--mem=100")
+GPU = ("--partition=gpu", "--gres=gpu:1", "--mem=100")
+PYTHON = "/opt/slurm-affinode/bin/python"
+NO_PYSLURM = "pyslurm needs Slurm >= 25.11: the 26.05 cluster runs these"
+
+
+def runner(cluster: Cluster, user: str) -> Callable[..., Completed]:
+    """``process.run`` on the login node."""
+
+    def run(
+        argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True
+    ) -> Completed:
+        words = ("docker", "exec", f"--user={user}", cluster.container("login"), *argv)
+        return process.run(words, timeout_s=timeout_s, check=check)
+
+    return run
+
+
+def starter(cluster: Cluster, user: str, *settings: str) -> Callable[[], Worker]:
+    """Starts the process in which pyslurm runs, on the login node."""
+    options = [f"--env={setting}" for setting in ("PYSLURM_DISABLE_AUTO_INIT=1", *settings)]
+    argv = (
+        "docker",
+        "exec",
+        "--interactive",
+        f"--user={user}",
+        *options,
+        cluster.container("login"),
+        PYTHON,
+        "-m",
+        MODULE,
+    )
+    return lambda: Child(argv)
