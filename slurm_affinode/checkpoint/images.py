@@ -22,6 +22,7 @@ from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDam
 from slurm_affinode.checkpoint.writer import CRIU, MANIFEST, SIGNATURE, TMP, ImageWriter, Place, begin_directory, locked
 from slurm_affinode.core.suspension import of_this_run, owns
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
+from slurm_affinode.sizes import size as gib
 
 _JOB = re.compile(r"(?P<cluster>[A-Za-z0-9_-]{1,64})\.(?P<job>[1-9]\d{0,9})")
 _SEQ = re.compile(r"\d{4}")
@@ -305,8 +306,13 @@ class DirectoryStore:
                 locked(job_fd, name) for name in rootdir.names(job_fd) if name.endswith(TMP)
             )
 
-    def sweep(self, live: Collection[LiveRun], *, cluster: str, young_s: float = 600) -> list[str]:
-        """Remove the cluster's images whose job is not among ``live``, and broken writes; what was removed."""
+    def sweep(
+        self, live: Collection[LiveRun], *, cluster: str, young_s: float = 600, dry_run: bool = False
+    ) -> list[str]:
+        """Remove the cluster's images whose job is not among ``live``, and broken writes; what was removed.
+
+        ``dry_run``: what would be removed.
+        """
         runs: dict[int, list[LiveRun]] = {}
         for run in live:
             runs.setdefault(run.key.job_id, []).append(run)
@@ -317,13 +323,17 @@ class DirectoryStore:
                 continue
             with suppress(ImageDamaged), self._job(name) as job_fd:
                 if job_fd is not None:
-                    removed += self._sweep_job(job_fd, name, runs.get(int(match["job"]), []), young_s)
-            with suppress(OSError):
-                os.rmdir(name, dir_fd=self._top)
+                    stale = self._stale(job_fd, name, runs.get(int(match["job"]), []), young_s)
+                    removed += [f"{name}/{entry}" for entry in stale]
+                    for entry in [] if dry_run else stale:
+                        self._drop(job_fd, entry)
+            if not dry_run:
+                with suppress(OSError):
+                    os.rmdir(name, dir_fd=self._top)
         return removed
 
-    def _sweep_job(self, job_fd: int, name: str, runs: list[LiveRun], young_s: float) -> list[str]:
-        removed = []
+    def _stale(self, job_fd: int, name: str, runs: list[LiveRun], young_s: float) -> list[str]:
+        found = []
         for entry in rootdir.names(job_fd):
             age_s = self._clock() - os.stat(entry, dir_fd=job_fd, follow_symlinks=False).st_mtime
             if age_s < young_s and not entry.endswith(_GONE):
@@ -333,9 +343,8 @@ class DirectoryStore:
                     continue
             elif entry.endswith(TMP) and locked(job_fd, entry):
                 continue
-            self._drop(job_fd, entry)
-            removed.append(f"{name}/{entry}")
-        return removed
+            found.append(entry)
+        return found
 
     def _wanted(self, job_fd: int, name: str, seq: int, runs: list[LiveRun]) -> bool:
         """A damaged image stays while its job lives: it is evidence, and the job may be held because of it."""
@@ -379,8 +388,3 @@ def _same_contents(fd: int, criu_fd: int, facts: Manifest, owner: int, progress:
             with rootdir.file(at, name, owner=owner, size=fact.size) as opened:
                 if digest.of_file(opened, fact.size, executor, progress) != fact.digest:
                     raise ImageDamaged(f"{fact.path}: its contents have changed")
-
-
-def gib(size: int) -> str:
-    """Bytes for people."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

@@ -283,7 +283,9 @@ class ImageStore(Protocol):
         """What is used, by whom."""
         ...
 
-    def sweep(self, live: Collection[LiveRun], *, cluster: str, young_s: float = 600) -> list[str]:
+    def sweep(
+        self, live: Collection[LiveRun], *, cluster: str, young_s: float = 600, dry_run: bool = False
+    ) -> list[str]:
         """Remove the cluster's images whose job is not among ``live``, and broken writes; what was removed.
 
         ``live``: *all* running and pending jobs of the cluster, of an answer that Slurm really gave. What is younger

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from slurm_affinode.checkpoint.facts import MemoryFacts, ProcessFacts, TreeFacts
 from slurm_affinode.checkpoint.interface import Capabilities
 from slurm_affinode.model.suspension import Mode, Refusal
+from slurm_affinode.sizes import size
 
 MARGIN = 256 << 20
 """Host memory left over when GPU memory has moved in; and what CRIU's small files and the manifest may take on disk."""
@@ -97,7 +98,7 @@ def of_job(job: JobFacts) -> list[Refusal]:
     if job.nodes > 1:
         found.append(Refusal("multi-node", f"it runs on {job.nodes} nodes: only jobs on one node can be suspended"))
     if job.batch and not job.requeue:
-        found.append(Refusal("not-requeueable", "it may not be requeued: submit it with --requeue"))
+        found.append(Refusal("no-requeue", "it may not be requeued: submit it with --requeue"))
     if job.steps:
         names = ", ".join(job.steps[:3]) + (", ..." if len(job.steps) > 3 else "")
         found.append(Refusal("srun-steps", f"it runs srun steps ({names}), which are not below its script"))
@@ -130,7 +131,7 @@ def of_tree(tree: TreeFacts, cuda_users: Collection[int], uid: int) -> list[Refu
         found.append(Refusal("gone", "its processes have ended"))
     refuse("srun-steps", "is srun: the step that it runs is not below the script",
            [one for one in tree.processes if one.name == "srun"])  # fmt: skip
-    refuse("outside", "left the script's process tree (a daemon) and would be lost", list(tree.outside))
+    refuse("left-tree", "left the script's process tree (a daemon) and would be lost", list(tree.outside))
     changed = [one for one in tree.processes if len(set(one.uids)) > 1]
     strangers = [one for one in tree.processes if one.uids and one not in changed and uid not in one.uids]
     refuse("setuid", "runs with changed user ids (setuid)", changed)
@@ -140,7 +141,7 @@ def of_tree(tree: TreeFacts, cuda_users: Collection[int], uid: int) -> list[Refu
     refuse("rdma", "uses RDMA (InfiniBand)", having(_RDMA))
     refuse("namespaces", "is in namespaces of its own (a container)",
            [one for one in tree.processes if one.state != "Z" and _elsewhere(one, tree)])  # fmt: skip
-    refuse("gpu-fork", "holds the GPU's device files without using CUDA (a fork, or a monitor)",
+    refuse("gpu-file", "holds the GPU's device files without using CUDA (a fork, or a monitor)",
            [one for one in having(_NVIDIA) if one.pid not in cuda_users])  # fmt: skip
     refuse("undumpable", "holds something that cannot be dumped (perf, BPF, FUSE, KVM)", having(_STUCK))
     return found
@@ -170,19 +171,15 @@ def of_memory(gpu_bytes: int, memory: MemoryFacts) -> list[Refusal]:
     needed = gpu_bytes + MARGIN
     found = []
     if gpu_bytes and memory.headroom is not None and needed > memory.headroom:
-        left = _gib(max(0, memory.headroom))
+        left = size(max(0, memory.headroom))
         text = (
-            f"its GPU memory ({_gib(gpu_bytes)}) does not fit below its memory limit, which leaves {left}: raise --mem"
+            f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit, which leaves {left}: raise --mem"
         )
         found.append(Refusal("host-memory", text))
     if gpu_bytes and needed > memory.available:
-        text = f"its GPU memory ({_gib(gpu_bytes)}) does not fit into the node's free memory ({_gib(memory.available)})"
+        text = f"its GPU memory ({size(gpu_bytes)}) does not fit into the node's free memory ({size(memory.available)})"
         found.append(Refusal("host-memory", text))
     return found[:1]
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"
 
 
 def _numbers(version: str) -> tuple[int, int]:

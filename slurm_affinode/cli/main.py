@@ -59,6 +59,7 @@ _COMMANDS = {
     "status": ("slurm_affinode.cli.status:status", "Jobs that may be suspended, and those that are."),
     "suspend": ("slurm_affinode.cli.suspend:suspend", "Suspend a job now."),
     "wake": ("slurm_affinode.cli.suspend:wake", "Let a suspended job go on."),
+    "images": ("slurm_affinode.cli.images:images", "List, verify and prune the images of suspended jobs."),
     "agent": ("slurm_affinode.cli.agent:agent", "Watch the jobs of this node; suspend the idle ones."),
     "prolog": ("slurm_affinode.cli.hooks:prolog", "For slurmd: a job begins on this node."),
     "epilog": ("slurm_affinode.cli.hooks:epilog", "For slurmd: a job has ended on this node."),

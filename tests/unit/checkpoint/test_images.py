@@ -176,21 +176,25 @@ def test_an_image_that_was_changed_is_refused(store: DirectoryStore, make_image:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_no_changed_bit_goes_unseen(store: DirectoryStore, make_image: Make, data: st.DataObject) -> None:
-    """Any bit of any file of an image."""
+@given(
+    name=st.sampled_from(["manifest.json", "manifest.hmac", "out.1", "criu/pages-1.img", "criu/pstree.img"]),
+    place=st.integers(0, 1 << 20),
+    bit=st.integers(0, 7),
+)
+def test_no_changed_bit_goes_unseen(store: DirectoryStore, make_image: Make, name: str, place: int, bit: int) -> None:
+    """Any bit of any file of an image; but white space around the signature is not part of it."""
     image = make_image(size=400)
-    files = sorted(p for p in directory(store, image).rglob("*") if p.is_file() and p.stat().st_size)
-    path = data.draw(st.sampled_from(files))
+    path = directory(store, image) / name
     contents = bytearray(path.read_bytes())
-    at = data.draw(st.integers(0, len(contents) - 1))
-    before = contents[at]
-    contents[at] ^= 1 << data.draw(st.integers(0, 7))
+    before = bytes(contents)
+    contents[place % len(contents)] ^= 1 << bit
     path.write_bytes(contents)
-    if path.name == "manifest.hmac" and chr(before).isspace() and chr(contents[at]).isspace():
-        return  # white space around the signature is not part of it
-    with pytest.raises(ImageDamaged):
-        store.verify(store.find(LATER) or image)
+    if name == "manifest.hmac" and contents.strip() == before.strip():
+        store.verify(image)
+    else:
+        with pytest.raises(ImageDamaged):
+            store.verify(store.find(LATER) or image)
+    store.remove(image)
 
 
 def test_another_key_opens_nothing(store: DirectoryStore, make_image: Make) -> None:
@@ -220,7 +224,7 @@ def test_limits_are_told_with_numbers(tmp_path: Path, make_image: Make) -> None:
         store.begin(JOB, uid=1001, estimate=8_000)
     with store.begin(JOB, uid=1002, estimate=11_000), pytest.raises(NoRoom, match="the store has"):
         store.begin(JOB, uid=1003, estimate=8_000)
-    with pytest.raises(NoRoom, match=r"GiB free, 1048576\.0 GiB needed"):
+    with pytest.raises(NoRoom, match=r"GiB free, 1 PiB needed"):
         store.check_room(1, 1 << 50)
     usage = store.usage()
     assert usage.by_user == {1001: 5007}

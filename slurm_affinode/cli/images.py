@@ -1,0 +1,207 @@
+"""``slurm-affinode images``: what the image stores of this node hold."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import Image, ImageDamaged
+from slurm_affinode.checkpoint.manifest import load_key, summary
+from slurm_affinode.cli.nodeoptions import config_file
+from slurm_affinode.cli.options import json_option, print_json, print_table, printable, progress, warn
+from slurm_affinode.config import Config
+from slurm_affinode.errors import AffinodeError, InputError
+from slurm_affinode.model.suspension import JobKey, LiveRun
+from slurm_affinode.sizes import parse_size, size
+from slurm_affinode.slurm.backends import open_client
+from slurm_affinode.timespec import parse_span_s
+
+_EPILOG = """\b
+Only root can look into the stores: an image holds the memory of a user's job.
+  slurm-affinode images list                 images on this node's disk and in the shared store
+  slurm-affinode images verify               read all of them; exit status 1 where one is damaged
+  slurm-affinode images verify 123           those of one job
+  slurm-affinode images prune --dry-run      what would go: images whose job is over, broken writes
+"""
+_NAME = re.compile(r"(?:[A-Za-z0-9_-]+\.)?(\d+)")
+
+
+@click.group(epilog=_EPILOG)
+def images() -> None:
+    """List, verify and prune the images of suspended jobs."""
+
+
+@images.command("list")
+@click.argument("jobs", nargs=-1)
+@json_option
+@config_file
+def list_images(*, config: Config, jobs: tuple[str, ...], as_json: bool) -> int:
+    """Show the images, and how full the stores are. Files are not read: see "verify".
+
+    JOBS are job ids. Exit status 1 where an image is damaged.
+    """
+    with _stores(config) as stores:
+        rows = [(store, found) for store in stores for found in _chosen(store, jobs)]
+        usage = {str(store.path): store.usage() for store in stores}
+    damaged = [found for _, found in rows if isinstance(found, ImageDamaged)]
+    sound = [(store, found) for store, found in rows if isinstance(found, Image)]
+    if as_json:
+        print_json({
+            "images": [{"store": str(store.path), **summary(found.manifest)} for store, found in sound],
+            "damaged": [str(error) for error in damaged],
+            "stores": [
+                {"path": path, "used": one.used, "free": one.free, "quota": one.quota, "images": one.images,
+                 "by_user": one.by_user}
+                for path, one in usage.items()
+            ],
+        })  # fmt: skip
+        return 1 if damaged else 0
+    print_table(
+        ("job", "seq", "user", "from", "dumped", "GPUs", "GPU memory", "size", "store"),
+        (_row(store, found) for store, found in sound),
+        right=("seq", "GPUs", "GPU memory", "size"),
+    )
+    for path, one in usage.items():
+        limit = "" if one.quota is None else f" of {size(one.quota)}"
+        click.echo(f"{path}: {one.images} images, {size(one.used)}{limit} used, {size(one.free)} free")
+    for error in damaged:
+        warn(f"damaged: {error}")
+    return 1 if damaged else 0
+
+
+def _row(store: DirectoryStore, found: Image) -> tuple[object, ...]:
+    facts = found.manifest
+    dumped = datetime.fromtimestamp(facts.dumped_epoch, UTC)
+    held = sum(gpu.allocated for gpu in facts.gpus)
+    return (
+        facts.key.name, facts.seq, _user(facts.uid), facts.node, f"{dumped:%Y-%m-%dT%H:%M:%SZ}", held,
+        size(facts.gpu_bytes), size(facts.size), store.path,
+    )  # fmt: skip
+
+
+def _user(uid: int) -> str:
+    import pwd  # noqa: PLC0415 - a look-up that may reach over the network, only here
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+@images.command()
+@click.argument("jobs", nargs=-1)
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+@json_option
+@config_file
+def verify(*, config: Config, jobs: tuple[str, ...], quiet: bool, as_json: bool) -> int:
+    """Read images completely: signature, owners, modes, links, and the digest of every file.
+
+    JOBS are job ids; all images without. Exit status 1 where one is damaged, or none of a job is there.
+    """
+    results: list[dict[str, Any]] = []
+    with _stores(config) as stores:
+        chosen = [(store, found) for store in stores for found in _chosen(store, jobs)]
+        total = sum(found.manifest.size for _, found in chosen if isinstance(found, Image))
+        with progress("verify", total, quiet=quiet or as_json, of_bytes=True) as advance:
+            for store, found in chosen:
+                name = (
+                    None if isinstance(found, ImageDamaged) else f"{found.manifest.key.name}/{found.manifest.seq:04d}"
+                )
+                problem = str(found) if isinstance(found, ImageDamaged) else None
+                try:
+                    if isinstance(found, Image):
+                        store.verify(found, progress=advance)
+                except ImageDamaged as error:
+                    problem = str(error)
+                results.append({"store": str(store.path), "image": name, "problem": problem})
+    if as_json:
+        print_json({"images": results})
+    else:
+        for one in results:
+            click.echo(printable(f"{one['store']}: " + (one["problem"] or f"{one['image']}: ok")))
+        if not results:
+            click.echo("no images")
+    missing = jobs and not results
+    return 1 if missing or any(one["problem"] for one in results) else 0
+
+
+@images.command()
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option(
+    "--young", default="10m", show_default=True, metavar="SPAN", help="Leave what is younger: its job may be new."
+)
+@json_option
+@config_file
+def prune(*, config: Config, dry_run: bool, young: str, as_json: bool) -> int:
+    """Remove images whose job is over, and what broken writes have left. The agent does so by itself.
+
+    Slurm is asked for its jobs; where it does not answer, nothing is removed.
+    """
+    young_s = parse_span_s(young)
+    with open_client(config.slurm.backend) as slurm, _stores(config) as stores:  # type: ignore[arg-type]
+        cluster = slurm.config().get("ClusterName") or config.cluster.name
+        if not cluster:
+            raise AffinodeError("the name of the cluster is not known", hint="set cluster.name in the configuration")
+        live = [
+            LiveRun(JobKey(cluster, job.job_id, round(job.submit.timestamp())), job.uid or 0, job.restarts)
+            for job in slurm.jobs()
+            if not job.ended and job.submit is not None
+        ]
+        removed = [
+            {"store": str(store.path), "image": name}
+            for store in stores
+            for name in store.sweep(live, cluster=cluster, young_s=young_s, dry_run=dry_run)
+        ]
+    if as_json:
+        print_json({"removed": [] if dry_run else removed, "would_remove": removed if dry_run else []})
+        return 0
+    for one in removed:
+        click.echo(printable(f"{'would remove' if dry_run else 'removed'} {one['image']} from {one['store']}"))
+    if not removed:
+        click.echo("nothing to remove")
+    return 0
+
+
+@contextmanager
+def _stores(config: Config) -> Iterator[list[DirectoryStore]]:
+    """The stores of this node that are there."""
+    if os.geteuid() != 0 and not os.access(config.suspend.key_file, os.R_OK):
+        raise AffinodeError("only root can look into the image stores", hint="sudo slurm-affinode images ...")
+    key = load_key(config.suspend.key_file, owner=os.geteuid())
+    budget = config.suspend.budget
+    quota = None if budget is None else parse_size(budget)
+    paths: list[Path] = [config.suspend.local_store]
+    if config.suspend.shared_store is not None:
+        paths.append(config.suspend.shared_store)
+    stores = [DirectoryStore(path, key, quota=quota, create=False) for path in paths if path.exists()]
+    try:
+        yield stores
+    finally:
+        for store in stores:
+            store.close()
+
+
+def _chosen(store: DirectoryStore, jobs: Sequence[str]) -> list[Image | ImageDamaged]:
+    """Images of these jobs, all without; in order of job and sequence."""
+    wanted = set()
+    for job in jobs:
+        match = _NAME.fullmatch(job)
+        if match is None:
+            raise InputError(f"{job!r} is not a job id", hint="give the number that squeue %A shows, for example 123")
+        wanted.add(int(match[1]))
+    return [found for found in store.images() if not wanted or _job_of(found) in wanted]
+
+
+def _job_of(found: Image | ImageDamaged) -> int | None:
+    if isinstance(found, Image):
+        return found.manifest.key.job_id
+    match = re.match(r"[A-Za-z0-9_-]+\.(\d+)", str(found))
+    return int(match[1]) if match else None

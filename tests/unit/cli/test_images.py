@@ -1,0 +1,110 @@
+"""The command ``images``: what is in the stores, whether it is sound, and what goes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.cli.images import images
+from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
+
+KEY = bytes(64)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A node with a store of its own, in which is one image of job 123, and a shared one without any."""
+    key = tmp_path / "image.key"
+    key.write_bytes(KEY)
+    key.chmod(0o400)
+    for name in ("local", "shared"):
+        (tmp_path / name).mkdir(mode=0o700)
+    store = DirectoryStore(tmp_path / "local", KEY)
+    with store.begin(JobKey("alpha", 123, 5), uid=os.getuid(), estimate=0) as writer:
+        Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img").write_bytes(b"memory" * 1000)
+        writer.commit(
+            Manifest(
+                key=JobKey("alpha", 123, 5), seq=0, uid=os.getuid(), gid=0, node="c1", restarts=0, started_epoch=1.0,
+                dumped_epoch=2.0, option=SuspendOption(), versions=Versions("0", "6", "4.2"), root_pid=2, cuda_pids=(),
+                gpus=(), gpu_bytes=3 << 30, outputs=(), files=(),
+            )
+        )  # fmt: skip
+    store.close()
+    path = tmp_path / "config.toml"
+    path.write_text(
+        f'[suspend]\nkey_file = "{key}"\nlocal_store = "{tmp_path}/local"\nshared_store = "{tmp_path}/shared"\n'
+    )
+    return path
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    """The command's exit status and what it says."""
+    done = CliRunner().invoke(images, [str(one) for one in arguments], standalone_mode=False)
+    if done.exception is not None:
+        raise done.exception
+    return int(done.return_value or 0), done.output
+
+
+def test_images_are_listed(config: Path) -> None:
+    """With their job, size and store; those of other jobs are left out when jobs are named."""
+    status, text = run("list", "--config", config)
+    assert status == 0
+    assert "alpha.123" in text
+    assert "3 GiB" in text
+    assert "1 images" in text
+    found = json.loads(run("list", "--json", "--config", config)[1])
+    assert [image["key"]["job_id"] for image in found["images"]] == [123]
+    assert len(found["stores"]) == 2
+    assert "alpha.123" not in run("list", "124", "--config", config)[1]
+
+
+def test_a_damaged_image_is_told(config: Path) -> None:
+    """In the list only what the manifest shows, in the verification all."""
+    assert run("verify", "--config", config) == (0, f"{config.parent}/local: alpha.123/0001: ok\n")
+    pages = config.parent / "local" / "alpha.123" / "0001" / "criu" / "pages-1.img"
+    pages.write_bytes(b"Memory" + pages.read_bytes()[6:])
+    assert run("list", "--config", config)[0] == 0
+    status, text = run("verify", "--quiet", "123", "--config", config)
+    assert status == 1
+    assert "contents have changed" in text
+    (pages.parents[1] / "manifest.json").write_text("{}")
+    status, text = run("list", "--config", config)
+    assert status == 1
+    assert "damaged" in text
+
+
+def test_a_job_without_image_is_no_success(config: Path) -> None:
+    """Who asks for a job's image wants to know that there is one."""
+    assert run("verify", "77", "--config", config) == (1, "no images\n")
+
+
+def test_images_of_jobs_that_are_over_are_pruned(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Slurm has said which jobs there are; first one looks what would go."""
+
+    class Slurm:
+        """A controller without jobs."""
+
+        def __enter__(self) -> Slurm:
+            return self
+
+        def __exit__(self, *exc: object) -> None:
+            pass
+
+        def config(self) -> dict[str, str]:
+            return {"ClusterName": "alpha"}
+
+        def jobs(self) -> tuple[()]:
+            return ()
+
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
+    assert run("prune", "--config", config) == (0, "nothing to remove\n")
+    arguments = ("--young", "0s", "--config", config)
+    would = f"would remove alpha.123/0001 from {config.parent}/local\n"
+    assert run("prune", "--dry-run", *arguments) == (0, would)
+    assert run("prune", *arguments) == (0, would.replace("would remove", "removed"))
+    assert run("list", "--config", config)[1].count("0 images") == 2
