@@ -123,7 +123,10 @@ class CommandsClient:
         target = identifiers.target(job)
         if target.step in NAMED_STEPS:
             return self._signal(f"cancel {called(target)}", target, int(SIGKILL), "steps")
-        return self._act(f"cancel {called(target)}", target, "scancel", "--verbose", "--", str(target))
+        doing = f"cancel {called(target)}"
+        if target.step is not None:  # scancel says nothing of a step of a job that does not run
+            demand_running(doing, self._records(doing, target), self.steps(target.job), target)
+        return self._act(doing, target, "scancel", "--verbose", "--", str(target))
 
     def signal(self, job: int | str, signal: int | str, *, to: SignalTo = "steps") -> None:
         """See ``SlurmClient``."""
@@ -133,7 +136,7 @@ class CommandsClient:
     def _signal(self, doing: str, target: Target, number: int, to: SignalTo) -> None:
         # scancel waits without end for a pending job to start before it signals it, and says nothing of a step that
         # is not there: so look first.
-        found = live_json.jobs(self._json("jobs", doing, "show", "job", target.job))
+        found = self._records(doing, target)
         steps = self.steps(target.job) if target.step is not None else ()
         demand_running(doing, found, steps, target)
         if target.step in NAMED_STEPS:
@@ -188,6 +191,9 @@ class CommandsClient:
         self.close()
 
     # --- the programs
+
+    def _records(self, doing: str, target: Target) -> tuple[Job, ...]:
+        return live_json.jobs(self._json("jobs", doing, "show", "job", target.job))
 
     def _update(self, job: int | str, doing: str, change: str) -> None:
         target = identifiers.job(job)

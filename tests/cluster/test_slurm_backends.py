@@ -13,7 +13,7 @@ from slurm_affinode.slurm import faults
 from slurm_affinode.slurm.backends import examine, open_client
 from slurm_affinode.slurm.commands_client import CommandsClient
 from slurm_affinode.slurm.interface import SlurmClient
-from slurm_affinode.slurm.pyslurm_client import MODULE, PyslurmClient
+from slurm_affinode.slurm.pyslurm_client import PyslurmClient
 
 pytestmark = pytest.mark.cluster
 
@@ -30,12 +30,13 @@ def test_both_see_the_same(cluster: Cluster) -> None:
     """Every field of every job and node, but what pyslurm does not tell: the status of a job that failed."""
     commands, pyslurm = both(cluster)
     cluster.wait_for_state(cluster.submit(*GPU, "--array=1-3%1", wrap=HALF_HOUR) + "_1", "RUNNING")
-    cluster.submit(*CPU, "--hold", ":", *CPU, wrap=HALF_HOUR)
+    team = cluster.submit(*CPU, "--hold", ":", *CPU, wrap=HALF_HOUR)
     cluster.wait_for_state(cluster.submit(*CPU, wrap="exit 3"), "FAILED")
     with pyslurm:
         # Slurm plans anew every two seconds: until both have looked at the same plan.
         wait_until("both see the same", lambda: differences(commands, pyslurm), lambda found: not found, timeout_s=20)
         assert {node.name: node for node in commands.nodes()} == {node.name: node for node in pyslurm.nodes()}
+        commands.cancel(team)
 
 
 def differences(one: SlurmClient, other: SlurmClient) -> list[str]:
@@ -80,10 +81,11 @@ def test_pyslurm_process_that_is_killed_is_replaced(cluster: Cluster) -> None:
     _, client = both(cluster)
     with client:
         assert len(client.nodes()) == 3
-        cluster.shell("login", f"pkill -KILL -f '{MODULE}'")
+        worker = "[p]yslurm_worker"  # so that the pattern does not find the shell that has it in its own arguments
+        cluster.shell("login", f"pkill -KILL -f {worker}")
         assert len(client.nodes()) == 3
         began = time.monotonic()
-        cluster.shell("login", f"pkill -STOP -f '{MODULE}'; (sleep 1; pkill -KILL -f '{MODULE}') >/dev/null 2>&1 &")
+        cluster.shell("login", f"pkill -STOP -f {worker}; (sleep 1; pkill -KILL -f {worker}) >/dev/null 2>&1 &")
         assert len(client.nodes()) == 3
         assert time.monotonic() - began < 30
 

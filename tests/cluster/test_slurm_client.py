@@ -123,6 +123,8 @@ def test_array_tasks_and_components_are_found_by_the_names_that_people_use(clust
     for missing in (f"{array}_9", f"{team}+5", "4000000"):
         with pytest.raises(faults.UnknownJobError):
             root.job(missing)
+    root.cancel(team)  # by the first id: all of it
+    assert {root.job(f"{team}+{offset}").state for offset in (0, 1)} == {"CANCELLED"}
 
 
 def test_ended_job_says_how(cluster: Cluster, root: SlurmClient) -> None:
@@ -206,7 +208,9 @@ def test_cancel_ends_jobs_tasks_and_steps_alone(cluster: Cluster, root: SlurmCli
     wait_until("it has ended", lambda: root.job(number).state == "CANCELLED")
     with pytest.raises(faults.AlreadyDoneError):
         root.cancel(number)
-    for missing in ("4000000", f"{array}_77", f"{array}_3.0"):
+    with pytest.raises(faults.InvalidStateError):
+        root.cancel(f"{array}_3.0")
+    for missing in ("4000000", f"{array}_77"):
         with pytest.raises(faults.UnknownJobError):
             root.cancel(missing)
 

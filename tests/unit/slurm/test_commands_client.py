@@ -50,7 +50,7 @@ def test_each_action_is_one_command_whose_options_end_before_the_names():
     client.release("5_3")
     client.requeue("5")
     client.requeue("5", hold=True)
-    client.cancel("5.0")
+    client.cancel("5_3")
     client.set_comment(5, "-v Priority=0 'x'")
     client.set_admin_comment(5, "")
     client.set_begin(5, datetime(2026, 1, 2, tzinfo=UTC))
@@ -63,7 +63,7 @@ def test_each_action_is_one_command_whose_options_end_before_the_names():
         ["scontrol", "--", "release", "5_3"],
         ["scontrol", "--", "requeue", "5"],
         ["scontrol", "--", "requeuehold", "5"],
-        ["scancel", "--verbose", "--", "5.0"],
+        ["scancel", "--verbose", "--", "5_3"],
         ["scontrol", "--", "update", "JobId=5", "Comment=-v Priority=0 'x'"],
         ["scontrol", "--", "update", "JobId=5", "AdminComment="],
         ["scontrol", "--", "update", "JobId=5", "StartTime=uts1767312000"],
