@@ -1,0 +1,186 @@
+"""The product's way to the CUDA driver, against the emulated one: its helper, its errors, its deadlines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from emulator.node import Node, Program
+
+from slurm_affinode.checkpoint.cuda import Cuda, Deadlines
+from slurm_affinode.checkpoint.interface import CudaError, CudaState, CudaUnavailable, HelperLost, LockTimeout
+
+VERSION = "580.95.05"
+
+
+@pytest.fixture
+def cuda(node: Node) -> Iterator[Cuda]:
+    """The driver of the node."""
+    made = Cuda(driver_version=lambda: VERSION, env=node.env)
+    yield made
+    made.close()
+
+
+def suspend(cuda: Cuda, user: Program) -> None:
+    """Off its GPU."""
+    cuda.lock(user.pid, timeout_ms=5000)
+    cuda.checkpoint(user.pid)
+
+
+def test_a_process_goes_out_and_comes_back(cuda: Cuda, node: Node) -> None:
+    """Its memory as it was, its GPU free meanwhile."""
+    user = node.user()
+    user.do("a = alloc(30)")
+    written = user.get("fill(a, 30 * MIB, 1)")
+    assert cuda.state(user.pid) is CudaState.RUNNING
+    suspend(cuda, user)
+    assert cuda.state(user.pid) is CudaState.CHECKPOINTED
+    assert not any(gpu["processes"] for gpu in node.show()["gpus"])
+    cuda.restore(user.pid)
+    assert cuda.state(user.pid) is CudaState.LOCKED
+    cuda.unlock(user.pid)
+    assert user.get("digest(a, 30 * MIB)") == written
+
+
+def test_only_users_of_cuda_are_found(cuda: Cuda, node: Node) -> None:
+    """Not those that only watch, nor others, nor such as are not there."""
+    user, watcher = node.user(), node.agent()
+    assert cuda.users([user.pid, watcher.pid, os.getpid(), 2**22 - 1]) == {user.pid}
+    assert cuda.users([]) == frozenset()
+
+
+def test_a_busy_gpu_is_no_error_of_the_driver(cuda: Cuda, node: Node) -> None:
+    """The lock gives up in time, the process runs on."""
+    user = node.user()
+    user.do("busy(600_000)")
+    with pytest.raises(LockTimeout, match=r"within 0\.05 s"):
+        cuda.lock(user.pid, timeout_ms=50)
+    assert cuda.state(user.pid) is CudaState.RUNNING
+    with pytest.raises(ValueError, match="time-out"):
+        cuda.lock(user.pid, timeout_ms=0)
+
+
+def test_an_injected_time_out(cuda: Cuda, node: Node) -> None:
+    """As of a process that hangs in NCCL."""
+    user = node.user()
+    node.ctl("fault", "lock-timeout", "--count", "1")
+    with pytest.raises(LockTimeout):
+        cuda.lock(user.pid, timeout_ms=50)
+    cuda.lock(user.pid, timeout_ms=5000)
+    cuda.unlock(user.pid)
+
+
+def test_errors_have_the_drivers_names(cuda: Cuda, node: Node) -> None:
+    """And one line for people."""
+    user = node.user()
+    user.do("alloc(1)")
+    for code, action in (
+        ("CUDA_ERROR_ILLEGAL_STATE", lambda: cuda.checkpoint(user.pid)),
+        ("CUDA_ERROR_INVALID_VALUE", lambda: cuda.lock(2**22 - 1, timeout_ms=50)),
+    ):
+        with pytest.raises(CudaError, match=code) as caught:
+            action()
+        assert caught.value.code == code
+        assert "\n" not in str(caught.value)
+    cuda.lock(user.pid, timeout_ms=5000)
+    node.ctl("fault", "checkpoint-fails", "--count", "1")
+    with pytest.raises(CudaError, match="move the GPU memory of process"):
+        cuda.checkpoint(user.pid)
+    assert cuda.state(user.pid) is CudaState.LOCKED
+    cuda.checkpoint(user.pid)
+    node.ctl("fault", "restore-fails", "--count", "1")
+    with pytest.raises(CudaError):
+        cuda.restore(user.pid)
+    assert cuda.state(user.pid) is CudaState.CHECKPOINTED
+    cuda.restore(user.pid)
+    cuda.unlock(user.pid)
+
+
+def test_what_cannot_be_checkpointed_says_so(cuda: Cuda, node: Node) -> None:
+    """Managed memory; the process can be let go on."""
+    user = node.user()
+    user.do("ok(d.cuMemAllocManaged(MIB, 1))")
+    cuda.lock(user.pid, timeout_ms=5000)
+    with pytest.raises(CudaError, match="managed memory"):
+        cuda.checkpoint(user.pid)
+    cuda.unlock(user.pid)
+    user.do("alloc(1)")
+
+
+def test_pairs_move_it_to_another_gpu(cuda: Cuda, node: Node) -> None:
+    """All that the driver shows are named, by the UUIDs that it gives."""
+    first, second = cuda.devices()
+    assert [first, second] == [gpu["uuid"] for gpu in node.show()["gpus"]]
+    user = node.user()
+    suspend(cuda, user)
+    with pytest.raises(CudaError, match="GPUs do not fit"):
+        cuda.restore(user.pid, pairs={first: second})
+    cuda.restore(user.pid, pairs={first: second, second: first})
+    cuda.unlock(user.pid)
+    assert [len(gpu["processes"]) for gpu in node.show()["gpus"]] == [0, 1]
+
+
+def test_a_helper_that_was_killed_is_replaced(cuda: Cuda, node: Node) -> None:
+    """The call under way fails and says so; the process is where it was; the next call works."""
+    user = node.user()
+    suspend(cuda, user)
+    helper = cuda._child
+    assert helper is not None
+    os.kill(helper.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    with pytest.raises(HelperLost, match="was ended by signal 9"):
+        cuda.restore(user.pid)
+    assert cuda.state(user.pid) is CudaState.CHECKPOINTED
+    cuda.restore(user.pid)
+    cuda.unlock(user.pid)
+
+
+def test_a_driver_that_hangs_is_left(node: Node) -> None:
+    """A call past its deadline fails, and takes the helper with it."""
+    cuda = Cuda(driver_version=lambda: VERSION, env=node.env, deadlines=Deadlines(start=20, quick=0.2, move=0.2))
+    user = node.user()
+    assert cuda.users([user.pid]) == {user.pid}
+    cuda.lock(user.pid, timeout_ms=5000)
+    os.kill(user.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(HelperLost, match=r"no answer within 0\.2 s"):
+        cuda.checkpoint(user.pid)
+    assert time.monotonic() - began < 20
+    os.kill(user.pid, signal.SIGCONT)
+    assert cuda.users([user.pid]) == {user.pid}
+    cuda.close()
+
+
+def test_capabilities_are_told_by_the_version(cuda: Cuda, node: Node) -> None:
+    """Of the driver and of the bindings; and why not, where not."""
+    can = cuda.capabilities()
+    assert (can.driver, can.checkpoint, can.migration, can.why_not) == (VERSION, True, True, None)
+    for version, wanted in (
+        ("565.57.01", (False, False, False)),
+        ("570.124.06", (True, False, False)),
+        ("610.10", (True, True, True)),
+        (None, (False, False, False)),
+    ):
+        other = Cuda(driver_version=lambda v=version: v, env=node.env)
+        found = other.capabilities()
+        assert (found.checkpoint, found.migration, found.ipc) == wanted, version
+        assert (found.why_not is None) == found.checkpoint
+        if version == "570.124.06":
+            with pytest.raises(CudaUnavailable, match="580 can"):
+                other.restore(1, pairs={"GPU-1": "GPU-2"})
+        other.close()
+    mig = Cuda(driver_version=lambda: VERSION, mig=lambda: True, env=node.env)
+    assert mig.capabilities().why_not == "MIG is on, and MIG instances cannot be checkpointed"
+    mig.close()
+
+
+def test_without_a_driver_it_is_said(node: Node) -> None:
+    """Nothing is raised by asking what can be done; doing it fails with a reason."""
+    env = {key: value for key, value in node.env.items() if key != "LD_LIBRARY_PATH"}
+    cuda = Cuda(driver_version=lambda: None, env=env)
+    assert not cuda.capabilities().checkpoint
+    with pytest.raises(CudaUnavailable):
+        cuda.lock(os.getpid(), timeout_ms=10)
+    cuda.close()
