@@ -71,7 +71,8 @@ class Arrivals:
             self._registry.remove(who.job_id)
             self._left(who.job_id)
             known = None
-        if hello.image and hello.root == 0:
+        # A job that was requeued may have an image that its plugin was not told where to look for.
+        if hello.root == 0 and (hello.image or hello.restarts > 0):
             return self._restore(who, hello, link, fds)
         _close(fds)
         job = WatchedJob(
@@ -85,7 +86,10 @@ class Arrivals:
             log.info("job %d: starts (uid %d, process %d, %s)", who.job_id, who.uid, who.pid, hello.option)
             link.send(Start())
         else:
-            log.info("job %d: runs already (uid %d, process %d, %s)", who.job_id, who.uid, who.pid, hello.option)
+            log.info(
+                "job %d: runs already (uid %d, process %d, restarts %d, %s)",
+                who.job_id, who.uid, who.pid, hello.restarts, hello.option,
+            )  # fmt: skip
             self._later(lambda: self._orchestration.keeper.registered(job))
         return True
 
@@ -103,7 +107,7 @@ class Arrivals:
                 _close(fds)
                 return False
             self._restoring[who.job_id] = (who.pid, latest)
-        log.info("job %d: has an image; being restored (uid %d, process %d)", who.job_id, who.uid, who.pid)
+        log.info("job %d: starts again; looking for its image (uid %d, process %d)", who.job_id, who.uid, who.pid)
         return True
 
     def started(self, job_id: int, root: int, link: Link) -> None:

@@ -127,7 +127,7 @@ def build(context: AgentContext) -> Orchestration:
     aftermath = Aftermath(parts)
     keeper = JobKeeper(parts, aftermath)
     lease = Lease(None if root is None else root / "waker.json", context.node)
-    waker = JobWaker(parts, lease, tidy=keeper.sweep)
+    waker = JobWaker(parts, lease, tidy=keeper.sweep, over=keeper.over)
     return Orchestration(JobSuspender(parts, aftermath), JobRestorer(parts), waker, keeper)
 
 

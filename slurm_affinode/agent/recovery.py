@@ -20,7 +20,8 @@ from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Phase
 
 _RETRY_S = 2.0
-_SWEEP_S = 300.0
+_SWEEP_S = 60.0
+_YOUNG_S = 30.0
 
 
 class JobKeeper:
@@ -235,20 +236,23 @@ class JobKeeper:
             return
         for store in (parts.local, parts.shared):
             for image in [] if store is None else store.images():
-                if isinstance(image, Image) and image.manifest.key.job_id == job_id and image.manifest.uid == job.uid:
+                mine = isinstance(image, Image) and image.manifest.key.job_id == job_id
+                if isinstance(image, Image) and mine and image.manifest.uid == job.uid and store is not None:
                     try:
-                        store.remove(image)  # type: ignore[union-attr]
+                        store.remove(image)
                     except CheckpointError as error:
                         parts.log.warning("job %s: %s", job_id, error)
         if note is not None:
             parts.notes.remove(parts.cluster, job_id)
 
-    def sweep(self) -> None:
-        """Images, notes and claims of jobs that are over, at most once in five minutes. Must not raise."""
+    def sweep(self, holds_lease: bool) -> None:
+        """Images and claims of jobs that are over, at most once in a minute. Must not raise."""
         parts = self._parts
         if parts.now() - self._swept < _SWEEP_S:
             return
         self._swept = parts.now()
+        if not parts.local.images() and not holds_lease:
+            return  # nothing of this node's, and another one looks after what is shared
         try:
             live = [
                 LiveRun(JobKey(parts.cluster, job.job_id, round(job.submit.timestamp())), job.uid or 0, job.restarts)
@@ -257,17 +261,22 @@ class JobKeeper:
             ]
             ids = {run.key.job_id for run in live}
             for store in (parts.local, parts.shared):
-                for name in [] if store is None else store.sweep(live, cluster=parts.cluster):
+                for name in [] if store is None else store.sweep(live, cluster=parts.cluster, young_s=_YOUNG_S):
                     parts.log.info("removed %s: its job is over", name)
-            for note in parts.notes.all():
-                if note.cluster == parts.cluster and note.job_id not in ids:
-                    self._over(note.key, note.began_ms)
             parts.notes.unclaim((parts.cluster, job_id) for job_id in ids)
         except (AffinodeError, OSError) as error:
             parts.log.warning("sweep: %s", error)
 
-    def _over(self, key: JobKey, began_ms: int) -> None:
+    def over(self, key: JobKey, began_ms: int) -> None:
+        """A job that slept is over: its images go, and the ledger is told."""
         parts = self._parts
+        for store in (parts.local, parts.shared):
+            for image in [] if store is None else store.images():
+                if isinstance(image, Image) and image.manifest.key.name == key.name and store is not None:
+                    try:
+                        store.remove(image)
+                    except CheckpointError as error:
+                        parts.log.warning("job %s: %s", key.job_id, error)
         now_ms = round(parts.now() * 1000)
         parts.ledger.write(LedgerEntry(key.cluster, key.job_id, key.submit_epoch, began_ms, ended_ms=now_ms))
         parts.notes.remove(key.cluster, key.job_id)

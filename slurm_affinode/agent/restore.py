@@ -20,7 +20,7 @@ from slurm_affinode.agent.journal import JournalError, Record
 from slurm_affinode.agent.notes import Note
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.shepherds import Hold, Reply, Restored, Start
-from slurm_affinode.agent.streams import STREAMS
+from slurm_affinode.agent.streams import STREAMS, say
 from slurm_affinode.agent.watch import by_index
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CudaState, Image, ImageDamaged, RestoreFailed
@@ -127,6 +127,7 @@ class JobRestorer:
         if note is not None and note.uid == run.uid and note.restarts < run.restarts:
             # It sleeps, but its image is not here (yet): a fresh start would lose it.
             return self._hold(arrival, f"its image is still on {note.node}", note)
+        self._comment(arrival.job_id, None)
         return Start()
 
     # --- the sequence
@@ -229,9 +230,10 @@ class JobRestorer:
             return None
         manifest = placing.found.image.manifest
         note = self._note(manifest)
-        why = f" ({note.why})" if note is not None and note.why else ""
+        why = f": {note.why}" if note is not None and note.why else ""
         slept = words.span(placing.began - manifest.dumped_epoch)
-        return f"was suspended on {manifest.node}{why} and slept {slept}; being restored on {self._parts.node}"
+        # Before the tree runs, so that they stand in front of what it writes next.
+        return f"suspended on {manifest.node}{why}\nrestored on {self._parts.node} after {slept}"
 
     def _note(self, manifest: Manifest) -> Note | None:
         note = self._parts.notes.read(manifest.key.cluster, manifest.key.job_id)
@@ -261,6 +263,8 @@ class JobRestorer:
         parts = self._parts
         parts.log.error("job %s: not restored: %s", arrival.job_id, why)
         note = parts.notes.read(parts.cluster, arrival.job_id)
+        if parts.settings.notices:
+            say(dict(zip(STREAMS, arrival.fds, strict=False)), f"not restored: {words.one(why)}")
         if placing is not None:
             entry = _entry(placing.found.image.manifest)
             if parts.settings.fresh:

@@ -195,11 +195,11 @@ def inherited(outputs: Sequence[SavedOutput], fds: Mapping[int, int | None]) -> 
 
 
 def say(fds: Mapping[int, int | None], text: str) -> None:
-    """One line to the run's standard error, or output where that is closed. A full disk is none of our business."""
+    """Lines to the run's standard error, or output where that is closed. A full disk is none of our business."""
     fd = fds.get(2) if fds.get(2) is not None else fds.get(1)
     if fd is not None:
         with contextlib.suppress(OSError):
-            os.write(fd, f"slurm-affinode: {text}\n".encode())
+            os.write(fd, "".join(f"slurm-affinode: {line}\n" for line in text.splitlines()).encode())
 
 
 class ProcessStreams:

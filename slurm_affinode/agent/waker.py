@@ -60,11 +60,19 @@ class Lease:
 class JobWaker:
     """``Waker`` for the agent."""
 
-    def __init__(self, parts: Parts, lease: Lease, *, tidy: Callable[[], None] = lambda: None) -> None:
-        """``tidy`` is called with each tick that does something."""
+    def __init__(
+        self,
+        parts: Parts,
+        lease: Lease,
+        *,
+        tidy: Callable[[bool], None] = lambda holds_lease: None,
+        over: Callable[[JobKey, int], None] = lambda key, began_ms: None,
+    ) -> None:
+        """``tidy`` is called with each tick (with whether the lease is ours), ``over`` for a job that will not wake."""
         self._parts = parts
         self._lease = lease
         self._tidy = tidy
+        self._over = over
         self._next = 0.0
         self._lock = threading.Lock()
 
@@ -101,9 +109,10 @@ class JobWaker:
                 return
             self._next = now + parts.settings.wake_every_s
         try:
-            self._tidy()
-            if self._lease.held(parts.now(), _LEASE_FACTOR * parts.settings.wake_every_s):
+            mine = self._lease.held(parts.now(), _LEASE_FACTOR * parts.settings.wake_every_s)
+            if mine:
                 self._look()
+            self._tidy(mine)
         except AffinodeError as error:
             parts.log.warning("waking: %s", error)
         except Exception:
@@ -116,6 +125,9 @@ class JobWaker:
             return
         jobs = parts.slurm.jobs()
         by_id = {job.job_id: job for job in jobs}
+        for note in notes:
+            if note.job_id not in by_id or by_id[note.job_id].ended:
+                self._over(note.key, note.began_ms)
         asleep = [
             (note, by_id[note.job_id])
             for note in sorted(notes, key=lambda note: note.since_epoch)
