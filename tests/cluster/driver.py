@@ -197,7 +197,7 @@ class Cluster:
 
     def clear(self) -> None:
         """Cancels every job, ends what users left behind, waits until every node is idle, and takes old output away."""
-        self.shell("login", 'jobs=$(squeue --noheader --format=%A); [ -z "$jobs" ] || scancel $jobs')
+        self.shell("login", 'jobs=$(squeue --noheader --format=%A | sort -u); [ -z "$jobs" ] || scancel $jobs || true')
         for node in GPU_NODES:
             self.shell(node, "for user in alice bob carol; do pkill -KILL -u $user || true; done")
         self.wait_idle()
