@@ -6,7 +6,7 @@
 
 #define TEXT_LONGEST 256
 #define SHOWN_BYTES 72
-#define LONGEST_SPAN_S (366U * 86400U)
+#define LONGEST_SPAN_S 31622400U /* 366 days */
 #define LONGEST_NOTICE_S 65535U
 
 const struct suspend_option option_builtin = {

@@ -152,13 +152,30 @@ int slurm_spank_init_post_opt(spank_t spank, int argc, char **argv)
     return ESPANK_SUCCESS;
 }
 
-/* Whether a store that this node sees has an image of the job. What it is worth, the agent knows. */
-static bool find_image(spank_t spank, uint32_t job_id, uint32_t restarts)
+/* SPANK's item is 0 for batch steps of some releases; Slurm tells the script by its environment. */
+static uint32_t count_restarts(spank_t spank)
+{
+    uint32_t restarts = 0;
+    char text[16];
+    char *end;
+    unsigned long found;
+
+    if (spank_get_item(spank, S_SLURM_RESTART_COUNT, &restarts) == ESPANK_SUCCESS && restarts > 0)
+        return restarts;
+    if (spank_getenv(spank, "SLURM_RESTART_COUNT", text, sizeof(text)) != ESPANK_SUCCESS)
+        return 0;
+    found = strtoul(text, &end, 10);
+    return *end == '\0' && found <= UINT32_MAX ? (uint32_t)found : 0;
+}
+
+/* Whether a store that this node sees has an image of the job: root sees it, and while this is root the count of restarts
+ * is not known yet. What the image is worth, the agent knows. */
+static bool find_image(spank_t spank, uint32_t job_id)
 {
     char cluster[65];
     char path[4096];
 
-    if (restarts == 0 || spank_getenv(spank, "SLURM_CLUSTER_NAME", cluster, sizeof(cluster)) != ESPANK_SUCCESS ||
+    if (spank_getenv(spank, "SLURM_CLUSTER_NAME", cluster, sizeof(cluster)) != ESPANK_SUCCESS ||
         strchr(cluster, '/') != NULL)
         return false;
     for (int i = 0; i < settings.store_count; i++) {
@@ -190,7 +207,6 @@ int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
 {
     struct keeper_job job = {.shepherd = settings.shepherd, .scontrol = settings.scontrol, .stepd_fd = stepd_fds[1], .log = log_line};
     char error[OPTION_ERROR_BYTES] = "the job could not be read";
-    uint32_t restarts = 0;
 
     (void)argc;
     (void)argv;
@@ -198,9 +214,8 @@ int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
         return ESPANK_SUCCESS;
     close(stepd_fds[0]);
     stepd_fds[0] = -1;
-    spank_get_item(spank, S_SLURM_RESTART_COUNT, &restarts);
     if (read_job(spank, &job)) {
-        has_image = find_image(spank, job.job_id, restarts);
+        has_image = find_image(spank, job.job_id);
         if (keeper_divide(&job, &shepherd_channel, error, sizeof(error)))
             return ESPANK_SUCCESS;
     } else {
@@ -233,15 +248,14 @@ static int prepend_shepherd(spank_t spank)
     char text[OPTION_TEXT_BYTES];
     const char *arguments[SHEPHERD_ARGUMENTS] = {settings.shepherd, numbers[0],      numbers[1], numbers[2], numbers[3],
                                                  numbers[4],        settings.socket, text,       "--"};
+    uint32_t restarts = count_restarts(spank);
     uint32_t job_id = 0;
-    uint32_t restarts = 0;
 
     spank_get_item(spank, S_JOB_ID, &job_id);
-    spank_get_item(spank, S_SLURM_RESTART_COUNT, &restarts);
     snprintf(numbers[0], NUMBER_BYTES, "%d", shepherd_channel);
     snprintf(numbers[1], NUMBER_BYTES, "%u", job_id);
     snprintf(numbers[2], NUMBER_BYTES, "%u", restarts);
-    snprintf(numbers[3], NUMBER_BYTES, "%d", has_image ? 1 : 0);
+    snprintf(numbers[3], NUMBER_BYTES, "%d", has_image && restarts > 0 ? 1 : 0); /* an id may have been used before */
     snprintf(numbers[4], NUMBER_BYTES, "%u", settings.agent_wait_s);
     option_format(&option, text, sizeof(text));
     return (int)spank_prepend_task_argv(spank, SHEPHERD_ARGUMENTS, arguments);

@@ -69,17 +69,18 @@ static bool set_modes(struct settings *settings, const char *value, char *error,
 
 static bool set_partitions(struct settings *settings, const char *value, char *error, size_t size)
 {
-    char *rest = strdup(value); /* kept as long as the plugin is loaded */
-    char *name;
+    while (*value != '\0') {
+        size_t length = strcspn(value, ",");
 
-    while (rest != NULL && (name = strsep(&rest, ",")) != NULL) {
-        if (*name == '\0')
-            continue;
         if (settings->partition_count == SETTINGS_PARTITIONS) {
             snprintf(error, size, "more than %d partitions", SETTINGS_PARTITIONS);
             return false;
         }
-        settings->partitions[settings->partition_count++] = name;
+        /* Kept as long as the plugin is loaded. */
+        if (length > 0 && (settings->partitions[settings->partition_count] = strndup(value, length)) != NULL)
+            settings->partition_count++;
+        value += length;
+        value += *value == ',';
     }
     return true;
 }
@@ -119,8 +120,10 @@ static bool set_one(struct settings *settings, const char *key, const char *valu
             snprintf(error, size, "more than %d stores", SETTINGS_STORES);
             return false;
         }
-        return set_path(&settings->stores[settings->store_count], value, 4000, error, size) &&
-               ++settings->store_count > 0;
+        if (!set_path(&settings->stores[settings->store_count], value, 4000, error, size))
+            return false;
+        settings->store_count++;
+        return true;
     }
     snprintf(error, size, "unknown; known are default, min_window, max_window, modes, partitions, store, shepherd, socket, "
                           "scontrol, agent_wait");

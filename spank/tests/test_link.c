@@ -27,10 +27,13 @@ static int descriptors_with_hello(int agent)
     char control[256];
     struct iovec part = {.iov_base = text, .iov_len = sizeof(text) - 1};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
-    ssize_t got = recvmsg(agent, &message, 0);
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    struct cmsghdr *header;
+    ssize_t got;
     int count;
 
+    CHECK(agent >= 0);
+    got = recvmsg(agent, &message, 0);
+    header = CMSG_FIRSTHDR(&message);
     CHECK(got > 0);
     text[got] = '\0';
     CHECK_TEXT(text, "hello\nversion=1\njob=7\nrestarts=0\nimage=0\nroot=0\noption=window=900");

@@ -3,8 +3,8 @@
 #include "settings.h"
 
 /* The plugin keeps its words as long as it is loaded. */
-const char *__asan_default_options(void) __attribute__((visibility("default")));
-const char *__asan_default_options(void)
+const char *__asan_default_options(void) __attribute__((visibility("default"))); // NOLINT: the sanitizer's name
+const char *__asan_default_options(void) // NOLINT
 {
     return "detect_leaks=0";
 }

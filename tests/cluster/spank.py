@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from cluster.driver import Cluster, wait_until
 
@@ -70,3 +72,49 @@ def normal(text: str) -> str:
     text = re.sub(r"^slurmstepd\S*: error: _handle_signal_container: failed signal.*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"JOB \d+ ON \w+ CANCELLED AT \S+", "JOB N ON NODE CANCELLED AT TIME", text)
     return re.sub(r"job\d{5,}", "jobN", text)
+
+
+AGENT = Path(__file__).resolve().parents[1] / "spank" / "fake_agent.py"
+AGENT_PATH = "/run/fake_agent.py"
+
+
+@dataclass(slots=True)
+class FakeAgent:
+    """tests/spank/fake_agent.py on a node."""
+
+    cluster: Cluster
+    node: str
+
+    def start(self, behaviour: str) -> None:
+        """Starts it, in place of one that runs."""
+        self.stop()
+        self.cluster.exec(self.node, "tee", AGENT_PATH, stdin=AGENT.read_text())
+        self.cluster.shell(
+            self.node,
+            f'setsid -f python3 {AGENT_PATH} serve "$1" >/run/fake-agent.err 2>&1 </dev/null',
+            behaviour,
+        )
+        wait_until("the fake agent serves", self.log, bool)
+
+    def stop(self) -> None:
+        """Ends it, as a crash would."""
+        self.cluster.shell(self.node, f"pkill -KILL -f '^python3 {AGENT_PATH} serve' || true; rm -f /run/fake-agent.log")
+
+    def remove(self) -> None:
+        """Ends it and takes away what it left."""
+        self.stop()
+        self.cluster.shell(self.node, "rm -rf /run/slurm-affinode/shepherd.sock /shared/slurm-affinode/images/affinode.*")
+
+    def log(self) -> list[dict[str, str]]:
+        """What it has noted."""
+        text = self.cluster.run(self.node, "cat", "/run/fake-agent.log").stdout
+        return [json.loads(line) for line in text.splitlines()]
+
+    def heard(self, verb: str) -> list[dict[str, str]]:
+        """The messages of one verb."""
+        return [line for line in self.log() if line.get("verb") == verb]
+
+    def suspend(self, job: str) -> None:
+        """Images a job and puts it back into the queue, held."""
+        done = self.cluster.run(self.node, "python3", AGENT_PATH, "suspend", job)
+        assert done.returncode == 0, done.stderr + str(self.log()[-3:])

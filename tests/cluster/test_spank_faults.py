@@ -1,0 +1,101 @@
+"""A broken plugin does not stop a job: it is logged, and the job starts as if it had not asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster.driver import Cluster
+from cluster.spank import OPTION, outcome
+
+pytestmark = pytest.mark.cluster
+
+PLUGSTACK = "/etc/slurm/plugstack.conf.d/slurm-affinode.conf"
+PLUGIN = "optional /usr/local/lib/slurm/slurm_affinode.so"
+ON_C1 = ("--partition=gpu", "--nodelist=c1", OPTION)
+SCRIPT = "#!/bin/bash\n[ $$ -gt 2 ] && echo plain; [ $$ = $SLURM_TASK_PID ] && exit 6\n"
+
+
+@pytest.fixture
+def plugstack(cluster: Cluster) -> Iterator[str]:
+    """The file on c1; it is put back after the test."""
+    saved = cluster.exec("c1", "cat", PLUGSTACK)
+    yield PLUGSTACK
+    cluster.exec("c1", "tee", PLUGSTACK, stdin=saved)
+
+
+def starts_plainly(cluster: Cluster, why: str) -> None:
+    """The job runs outside of a namespace and ends with its own status; its standard error has one line with the reason."""
+    job = cluster.submit(*ON_C1, script=SCRIPT)
+    found = outcome(cluster, job)
+    assert (found.state, found.exit_code) == ("FAILED", "6:0")
+    *said, last = cluster.output(job).splitlines()
+    assert last == "plain"
+    assert len(said) == 1
+    assert "--gpu-suspend-idle has no effect" in said[0]
+    assert why in said[0]
+
+
+def test_shepherd_is_missing(cluster: Cluster, plugstack: str) -> None:
+    """The file that plugstack.conf names is not there."""
+    cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} shepherd=/no/such/shepherd\n")
+    starts_plainly(cluster, "/no/such/shepherd cannot be run, or is of another version")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "cp /etc/hostname $1; chmod 755 $1",
+        "cp /usr/local/libexec/slurm-affinode-shepherd $1; chmod 700 $1",
+        "printf '#!/bin/sh\\nexit 1\\n' >$1; chmod 755 $1",
+        "printf '#!/bin/sh\\nsleep 600\\n' >$1; chmod 755 $1",
+    ],
+    ids=["no program", "not for users", "another version", "hangs"],
+)
+def test_shepherd_is_broken(cluster: Cluster, plugstack: str, make: str) -> None:
+    """It is there, and cannot be used."""
+    cluster.shell("c1", make, "/opt/shepherd")
+    cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} shepherd=/opt/shepherd\n")
+    starts_plainly(cluster, "/opt/shepherd cannot be run, or is of another version")
+
+
+def test_namespace_cannot_be_made(cluster: Cluster) -> None:
+    """The kernel gives no PID namespace."""
+    limit = "/proc/sys/user/max_pid_namespaces"
+    if cluster.run("c1", "sh", "-c", f"echo 0 >{limit}").returncode != 0:
+        pytest.skip(f"{limit} is read-only in the containers")
+    try:
+        starts_plainly(cluster, "no PID namespace can be made")
+    finally:
+        cluster.shell("c1", f"echo 10000 >{limit}")
+
+
+def test_plugin_is_missing(cluster: Cluster) -> None:
+    """plugstack.conf has it as optional: without the file on the node the job runs."""
+    path = "/usr/local/lib/slurm/slurm_affinode.so"
+    cluster.exec("c1", "mv", path, f"{path}.away")
+    try:
+        job = cluster.submit(*ON_C1, script=SCRIPT)
+        assert outcome(cluster, job).exit_code == "6:0"
+        assert cluster.output(job).endswith("plain\n")
+    finally:
+        cluster.exec("c1", "mv", f"{path}.away", path)
+
+
+def test_wrong_words_on_the_node(cluster: Cluster, plugstack: str) -> None:
+    """A mistake in the node's plugstack.conf leaves the job under its shepherd, with what is right."""
+    cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} colour=red min_window=1s\n")
+    job = cluster.submit(*ON_C1, wrap="echo $$")
+    assert outcome(cluster, job).state == "COMPLETED"
+    assert cluster.output(job).endswith("2\n")
+
+
+def test_no_process_left_for_the_user(cluster: Cluster) -> None:
+    """A user at the limit of processes still has the script started, in the shepherd's place."""
+    job = cluster.submit(*ON_C1, "--propagate=NPROC", wrap="echo started")
+    assert outcome(cluster, job).state == "COMPLETED"
+    script = "ulimit -u 1; sbatch --parsable --partition=gpu --nodelist=c1 --propagate=NPROC " + OPTION + " <<'S'\n#!/bin/bash\necho started\nexit 4\nS\n"
+    job = cluster.exec("login", "bash", "-c", script, user="alice").strip()
+    found = outcome(cluster, job)
+    assert (found.state, found.exit_code) == ("FAILED", "4:0")
+    assert cluster.output(job) == "started\n"

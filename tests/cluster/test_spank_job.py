@@ -1,0 +1,173 @@
+"""What a job sees and writes with the option is what it sees and writes without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster.driver import Cluster
+from cluster.spank import OPTION, outcome, outcomes, outputs, submit_pair
+
+pytestmark = pytest.mark.cluster
+
+PARTITION = ("--partition=gpu", "--nodelist=c1")
+
+# What names the run itself: its id, its times, its processes.
+OWN = (
+    "SLURM_JOB_ID|SLURM_JOBID|SLURM_JOB_START_TIME|SLURM_JOB_END_TIME|SLURM_TASK_PID|SLURM_TRES_PER_TASK|TMPDIR|_|SLURMD_DEBUG"
+    "|SLURM_TOPOLOGY_ADDR|SLURM_JOB_SLUID|SLURM_SLUID"
+)
+
+
+@pytest.fixture
+def small_disk(cluster: Cluster) -> Iterator[str]:
+    """A file system of 64 KiB on c1, writable by users."""
+    path = "/run/small-disk"
+    cluster.shell("c1", "mkdir -p $1 && mount -t tmpfs -o size=64k,mode=1777 tmpfs $1", path)
+    yield path
+    cluster.shell("c1", "umount -l $1", path)
+
+
+def test_environment(cluster: Cluster) -> None:
+    """The same variables with the same values, but for those that name the run; shell functions as modules export them."""
+    script = (
+        "#!/bin/bash\nmodule() { echo loaded $1; }\nexport -f module\nexport ODD=$'a\\nb=c'\n"
+        f"bash -c 'module gcc'\nenv -0 | sort -z | grep -zvE '^({OWN})=' | tr '\\0' '\\n'\n"
+    )
+    pair = submit_pair(cluster, script, *PARTITION, "--job-name=same")
+    outcomes(cluster, pair)
+    without, with_option = outputs(cluster, pair)
+    assert "loaded gcc" in with_option
+    assert "SLURM_JOB_NAME=same" in with_option
+    assert with_option == without
+
+
+def test_no_variable_of_ours(cluster: Cluster) -> None:
+    """Names of variables are the same too, also those that are left out above."""
+    pair = submit_pair(cluster, "#!/bin/bash\nenv -0 | sed -z 's/=.*//' | sort -z | tr '\\0' '\\n'\n", *PARTITION)
+    outcomes(cluster, pair)
+    without, with_option = outputs(cluster, pair)
+    assert with_option == without
+
+
+def test_limits_descriptors_signals_identity(cluster: Cluster) -> None:
+    """ulimit, open descriptors, signal masks and dispositions, ids, umask, nice, working directory, CPUs, OOM score."""
+    script = """#!/bin/bash
+ulimit -a; ls /proc/self/fd | wc -l; readlink /proc/self/fd/0; grep -E '^(Sig(Blk|Ign|Cgt)|NoNewPrivs|Seccomp|Cpus|Cap|Uid|Gid|Groups)' \
+/proc/self/status; id; umask; nice; pwd; cat /proc/self/oom_score_adj; cat /proc/self/cgroup; cat /proc/self/timerslack_ns
+[ "$(ps -o pgid= -p $$)" -eq $$ ] && echo leads its group; tty; echo $0 | sed 's/[0-9]//g'; echo $#
+"""
+    pair = submit_pair(cluster, script, *PARTITION)
+    outcomes(cluster, pair)
+    without, with_option = outputs(cluster, pair)
+    assert with_option == without
+
+
+def test_arguments_of_the_script(cluster: Cluster) -> None:
+    """As they were given, with blanks, empty ones and what looks like an option."""
+    cluster.shell("login", "printf '#!/bin/bash\\nprintf \"<%s>\" \"$@\"\\n' >/home/alice/arguments.sh", user="alice")
+    argv = ("sbatch", "--parsable", OPTION, "arguments.sh", "a b", "", "--", "-x", "$HOME")
+    job = cluster.exec("login", *argv, user="alice").strip()
+    assert outcome(cluster, job).state == "COMPLETED"
+    assert cluster.output(job) == "<a b><><--><-x><$HOME>"
+
+
+def test_namespace_facts(cluster: Cluster) -> None:
+    """As documented: the script is PID 2, its parent PID 1; it sees its own processes and no others; leads its session."""
+    script = "#!/bin/bash\necho $$ $PPID $SLURM_TASK_PID $(ps -o sid= -p $$) $(ls -d /proc/[0-9]* | wc -l)\n"
+    job = cluster.submit(*PARTITION, OPTION, script=script)
+    assert outcome(cluster, job).state == "COMPLETED"
+    pid, parent, task, session, _processes = cluster.output(job).split()
+    assert (pid, parent, task, session) == ("2", "1", "2", "2")
+    assert "PID 1" not in cluster.output(job)
+
+
+def test_slurm_sees_the_processes(cluster: Cluster) -> None:
+    """sstat and scontrol listpids know the processes of a job with the option, and accounting its memory and CPU time."""
+    body = "python3 -c 'import time; x = bytearray(200 << 20); t = time.time()\nwhile time.time() < t + 4: pass'\n"
+    pair = submit_pair(cluster, "#!/bin/bash\necho ready\n" + body, *PARTITION)
+    cluster.wait_for_output(pair.with_option, "ready")
+    listed = cluster.exec("c1", "scontrol", "listpids", pair.with_option)
+    assert len(listed.splitlines()) > 3
+    outcomes(cluster, pair)
+    argv = ("sacct", "--noheader", "--parsable2", "--units=M", "--format=MaxRSS,TotalCPU")
+    for job in pair.both:
+        rss, cpu = cluster.exec("login", *argv, f"--jobs={job}.batch").strip().split("|")
+        assert 190 < float(rss.rstrip("M")) < 300
+        assert 2 < float(cpu.split(":")[1]) < 6
+
+
+@pytest.mark.parametrize("mode", ["truncate", "append"])
+def test_open_mode(cluster: Cluster, mode: str) -> None:
+    """What was in the file before stays or goes as Slurm says."""
+    texts = []
+    for option in ((), (OPTION,)):
+        cluster.shell("login", "echo before >/home/alice/slurm-mode.out", user="alice")
+        arguments = ("--output=slurm-mode.out", f"--open-mode={mode}", *option)
+        job = cluster.submit(*PARTITION, *arguments, wrap="echo out; echo err >&2; echo out again")
+        outcome(cluster, job)
+        texts.append(cluster.exec("login", "cat", "/home/alice/slurm-mode.out"))
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("before\n") == (mode == "append")
+
+
+def test_patterns_of_file_names(cluster: Cluster) -> None:
+    """%j, %x, %a and separate error files."""
+    options = (OPTION, "--job-name=name", "--output=slurm-%x-%j.out", "--error=slurm-%x-%j-err.out")
+    job = cluster.submit(*PARTITION, *options, wrap="echo to out; echo to err >&2")
+    assert outcome(cluster, job).state == "COMPLETED"
+    assert cluster.exec("login", "cat", f"/home/alice/slurm-name-{job}.out") == "to out\n"
+    assert cluster.exec("login", "cat", f"/home/alice/slurm-name-{job}-err.out") == "to err\n"
+
+
+def test_output_to_null(cluster: Cluster) -> None:
+    """--output=/dev/null: the job's descriptors are that device."""
+    wrap = "readlink /proc/self/fd/1 >/home/alice/slurm-null.out"
+    job = cluster.submit(*PARTITION, OPTION, "--output=/dev/null", wrap=wrap)
+    assert outcome(cluster, job).state == "COMPLETED"
+    assert cluster.exec("login", "cat", "/home/alice/slurm-null.out") == "/dev/null\n"
+
+
+def test_many_bytes_in_order(cluster: Cluster) -> None:
+    """Both streams, many writes, from children at once: byte for byte."""
+    script = "#!/bin/bash\nfor i in $(seq 20000); do echo line $i; [ $((i % 100)) -ne 0 ] || echo err $i >&2; done\nhead -c 3000000 /dev/zero | tr '\\0' x\n"
+    pair = submit_pair(cluster, script, *PARTITION)
+    outcomes(cluster, pair)
+    without, with_option = outputs(cluster, pair)
+    assert len(with_option) > 3_000_000
+    assert with_option == without
+
+
+def test_bytes_before_a_kill_are_kept(cluster: Cluster) -> None:
+    """What was written when SIGKILL comes is in the file."""
+    pair = submit_pair(cluster, "#!/bin/bash\nseq 1000\necho ready\nsleep 100\n", *PARTITION)
+    for job in pair.both:
+        cluster.wait_for_output(job, "ready")
+        cluster.exec("login", "scancel", "--signal=KILL", "--full", job)
+    expected, found = outcomes(cluster, pair)
+    assert found == expected
+    without, with_option = outputs(cluster, pair)
+    assert with_option == without
+
+
+def test_full_disk(cluster: Cluster, small_disk: str) -> None:
+    """The script itself gets the error, after the same number of bytes."""
+    script = "#!/bin/bash\nfor i in $(seq 100); do head -c 1000 /dev/zero || { echo failed $? >/home/alice/slurm-full-$SLURM_JOB_ID.out; exit 28; }; done\n"
+    results = []
+    for option in ((), (OPTION,)):
+        job = cluster.submit(*PARTITION, *option, f"--output={small_disk}/out", script=script)
+        found = outcome(cluster, job)
+        size = cluster.exec("c1", "stat", "--format=%s", f"{small_disk}/out").strip()
+        results.append((found, size, cluster.exec("login", "cat", f"/home/alice/slurm-full-{job}.out")))
+        cluster.exec("c1", "rm", f"{small_disk}/out")
+    assert results[0] == results[1]
+    assert results[0][0].exit_code == "28:0"
+
+
+def test_output_to_a_pipe(cluster: Cluster) -> None:
+    """Who reads a named pipe sees its end when the job ends."""
+    cluster.shell("c1", "rm -f /tmp/pipe; mkfifo -m 666 /tmp/pipe")
+    cluster.shell("c1", "setsid -f sh -c 'cat /tmp/pipe >/tmp/pipe.out; echo end >>/tmp/pipe.out' >/dev/null 2>&1 </dev/null")
+    job = cluster.submit(*PARTITION, OPTION, "--output=/tmp/pipe", wrap="echo through the pipe")
+    assert outcome(cluster, job).state == "COMPLETED"
+    assert cluster.exec("c1", "cat", "/tmp/pipe.out") == "through the pipe\nend\n"

@@ -1,0 +1,167 @@
+"""The option at submission: what is refused and how it is said, help, #SBATCH lines, limits of the site, other commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster.driver import Cluster, wait_until
+from cluster.spank import outcome
+
+pytestmark = pytest.mark.cluster
+
+PLUGSTACK = "/etc/slurm/plugstack.conf.d/slurm-affinode.conf"
+PLUGIN = "optional /usr/local/lib/slurm/slurm_affinode.so"
+
+WRONG = {
+    "abc": "window 'abc': allowed 90s, 15m, 2h, or Slurm's MINUTES, MM:SS, HH:MM:SS, DAYS-HH[:MM[:SS]]",
+    "0": "window '0': allowed 90s",
+    "-5m": "window '-5m': allowed 90s",
+    "9d": "window '9d': this site allows 1s to 7d",
+    "util=5": "no WINDOW before 'util=5': allowed is WINDOW[,key=value...]",
+    "15m,": "unknown key '': allowed are util=, mode=, wake=, when=, signal=",
+    "15m,colour=red": "unknown key 'colour': allowed are util=, mode=, wake=, when=, signal=",
+    "15m,util=120": "util '120': allowed is a percentage from 0 to 100",
+    "15m,util": "util has no value: write util=VALUE",
+    "15m,mode=kill": "mode 'kill': allowed are requeue, inplace",
+    "15m,when=later": "when 'later': allowed are pressure, always",
+    "15m,wake=someday": "wake 'someday': allowed are auto, hold, or a time: now+2hours",
+    "15m,signal=USR1": "signal 'USR1': allowed is NAME@SECONDS, such as USR1@60",
+    "15m,signal=KILL@5": "signal 'KILL@5': allowed is NAME@SECONDS",
+    "15m,mode=requeue,mode=requeue": "mode is given twice",
+    "15m\nmode=inplace": "window '15m?mode=inplace'",
+}
+
+
+@pytest.fixture
+def site(cluster: Cluster) -> Iterator[str]:
+    """Where the login node's line of plugstack.conf is written; it is put back after the test."""
+    saved = cluster.exec("login", "cat", PLUGSTACK)
+    yield PLUGSTACK
+    cluster.exec("login", "tee", PLUGSTACK, stdin=saved)
+
+
+def refused(cluster: Cluster, *argv: str) -> str:
+    """What a submission that must fail says."""
+    done = cluster.run("login", *argv, user="alice")
+    assert done.returncode != 0, done.stdout
+    assert "Submitted" not in done.stdout
+    return done.stderr
+
+
+@pytest.mark.parametrize("value", WRONG, ids=repr)
+def test_wrong_value_is_refused_with_what_is_allowed(cluster: Cluster, value: str) -> None:
+    """Nothing is submitted; one line names the value and what may stand there."""
+    said = refused(cluster, "sbatch", f"--gpu-suspend-idle={value}", "--wrap=true")
+    assert said.splitlines()[0].startswith(f"sbatch: error: --gpu-suspend-idle: {WRONG[value]}")
+    assert cluster.exec("login", "squeue", "--noheader", "--user=alice") == ""
+
+
+@pytest.mark.parametrize("command", ["sbatch", "salloc", "srun"])
+def test_help_explains_the_option(cluster: Cluster, command: str) -> None:
+    """Each command's help has it, with every key."""
+    said = " ".join(cluster.exec("login", command, "--help").split())
+    assert "--gpu-suspend-idle=WINDOW[,key=value...] checkpoint the job when its GPUs have been idle for WINDOW" in said
+    for key in ("util=PCT", "mode=requeue|inplace", "wake=auto|hold|TIME", "when=pressure|always", "signal=NAME@SECONDS"):
+        assert key in said
+
+
+def test_line_of_the_script(cluster: Cluster) -> None:
+    """`#SBATCH --gpu-suspend-idle=...` works, and a wrong one is refused."""
+    line = "#!/bin/bash\n#SBATCH --gpu-suspend-idle={}\n#SBATCH --partition=gpu\necho $$\n"
+    job = cluster.submit(script=line.format("90s,util=5"))
+    assert outcome(cluster, job).state == "COMPLETED"
+    assert cluster.output(job) == "2\n"
+    done = cluster.run("login", "sbatch", user="alice", stdin=line.format("90s,util=x"))
+    assert done.returncode != 0
+    assert "--gpu-suspend-idle: util 'x'" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["", "=90s", "=20", "=1:30", "=01:00:00", "=1-0", "=2h,util=2.5,wake=now+1hour,when=always"])
+def test_right_values_are_taken(cluster: Cluster, value: str) -> None:
+    """Without a value too; the job runs under a shepherd."""
+    job = cluster.submit(f"--gpu-suspend-idle{value}", wrap="echo $$")
+    assert outcome(cluster, job).state == "COMPLETED"
+    assert cluster.output(job) == "2\n"
+
+
+def test_option_from_the_environment_of_nothing(cluster: Cluster) -> None:
+    """With --export=NONE the option still reaches the node."""
+    job = cluster.submit("--export=NONE", "--gpu-suspend-idle=15m", wrap="echo $$")
+    assert outcome(cluster, job).state == "COMPLETED"
+    assert cluster.output(job) == "2\n"
+
+
+def test_limits_of_the_site(cluster: Cluster, site: str) -> None:
+    """Window and modes outside of what plugstack.conf allows are refused; the default of the site keeps them."""
+    cluster.exec("login", "tee", site, stdin=f"{PLUGIN} default=20m,util=3 min_window=10m max_window=2h modes=requeue\n")
+    sbatch = ("sbatch", "--wrap=true", "--test-only")
+    assert "window '9m': this site allows 10m to 2h" in refused(cluster, *sbatch, "--gpu-suspend-idle=9m")
+    assert "window '3h': this site allows 10m to 2h" in refused(cluster, *sbatch, "--gpu-suspend-idle=3h")
+    assert "mode 'inplace': this site allows requeue" in refused(cluster, *sbatch, "--gpu-suspend-idle=10m,mode=inplace")
+    cluster.exec("login", *sbatch, "--gpu-suspend-idle", user="alice")
+    cluster.exec("login", *sbatch, "--gpu-suspend-idle=10m", user="alice")
+
+
+def test_partitions_of_the_site(cluster: Cluster, site: str) -> None:
+    """Named on the command line, in the script or in the environment: a partition that is not allowed is refused."""
+    cluster.exec("login", "tee", site, stdin=f"{PLUGIN} min_window=1s partitions=gpu,gpu-preempt\n")
+    sbatch = ("sbatch", "--gpu-suspend-idle=15m", "--test-only")
+    message = "--gpu-suspend-idle: partition 'cpu': this site allows gpu, gpu-preempt"
+    assert message in refused(cluster, *sbatch, "--wrap=true", "--partition=cpu")
+    assert message in refused(cluster, *sbatch, "--wrap=true", "-p", "gpu,cpu")
+    assert message in refused(cluster, "env", "SBATCH_PARTITION=cpu", *sbatch, "--wrap=true")
+    done = cluster.run("login", *sbatch, user="alice", stdin="#!/bin/bash\n#SBATCH -p cpu\ntrue\n")
+    assert message in done.stderr
+    cluster.exec("login", *sbatch, "--wrap=true", "--partition=gpu", user="alice")
+    cluster.exec("login", "sbatch", "--test-only", "--wrap=true", "--partition=cpu", user="alice")
+
+
+def test_partition_that_only_the_node_knows(cluster: Cluster) -> None:
+    """The default partition is known when the job starts: it runs without the option, and its output says why."""
+    saved = cluster.exec("cpu1", "cat", PLUGSTACK)
+    cluster.exec("cpu1", "tee", PLUGSTACK, stdin=f"{PLUGIN} partitions=gpu\n")
+    try:
+        job = cluster.submit("--gpu-suspend-idle=15m", wrap="echo ran; [ $$ -gt 2 ]")
+        assert outcome(cluster, job).state == "COMPLETED"
+        said = cluster.output(job)
+    finally:
+        cluster.exec("cpu1", "tee", PLUGSTACK, stdin=saved)
+    assert said.endswith("--gpu-suspend-idle has no effect: partition 'cpu': this site allows gpu\nran\n")
+
+
+def test_wrong_word_of_the_site_is_named_and_the_rest_holds(cluster: Cluster, site: str) -> None:
+    """A mistake in plugstack.conf is said, and does not stop a submission."""
+    cluster.exec("login", "tee", site, stdin=f"{PLUGIN} colour=red min_window=10m\n")
+    done = cluster.run("login", "sbatch", "--test-only", "--wrap=true", "--gpu-suspend-idle=10m", user="alice")
+    assert done.returncode == 0
+    assert "slurm-affinode: plugstack.conf: 'colour=red' is left out: unknown; known are default" in done.stderr
+    assert "this site allows 10m" in refused(cluster, "sbatch", "--wrap=true", "--gpu-suspend-idle=5m")
+
+
+@pytest.mark.parametrize("command", ["srun", "salloc"])
+def test_interactive_jobs_are_told(cluster: Cluster, command: str) -> None:
+    """The option is taken and has no effect; a line says so, and the steps run as ever."""
+    argv = (command, "--gpu-suspend-idle=15m", "--partition=cpu")
+    run = ("sh", "-c", "echo $$") if command == "srun" else ("srun", "sh", "-c", "echo $$")
+    done = cluster.run("login", *argv, *run, user="alice")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 2
+    assert "--gpu-suspend-idle has no effect here: only batch jobs (sbatch) can be suspended" in done.stderr
+    assert done.stderr.count("has no effect") == 1
+
+
+def test_without_the_option_nothing_changes(cluster: Cluster) -> None:
+    """The process tree of a job is slurmstepd, script, command: no shepherd, no namespace."""
+    job = cluster.submit("--partition=gpu", "--nodelist=c1", wrap="echo ready; sleep 1234")
+    cluster.wait_for_output(job, "ready")
+    step = cluster.shell("c1", 'pgrep -f "slurmstepd: \\[$1.batch\\]"', job).split()
+    assert len(step) == 1
+    tree = wait_until(
+        "the command runs",
+        lambda: cluster.shell("c1", 'ps -o comm= --ppid "$1"; ps -o comm= --ppid "$(pgrep --parent "$1")"', step[0]).split(),
+        lambda names: len(names) == 2,
+    )
+    assert tree == ["slurm_script", "sleep"]
+    same = cluster.shell("c1", 'readlink /proc/1/ns/pid "/proc/$(pgrep --parent "$1")/ns/pid"', step[0]).split()
+    assert same[0] == same[1]
