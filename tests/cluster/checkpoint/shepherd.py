@@ -1,0 +1,46 @@
+"""PID 1 of a namespace, in the shepherd's place: starts what it is told as a user, or nothing, and reaps.
+
+``shepherd.py STATUS UID [COMMAND...]``: run under ``unshare --pid --mount --fork``. The root's wait status goes to
+STATUS.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    """Start, reap for ever."""
+    status, uid, command = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    root = 0
+    if command:
+        root = os.fork()
+        if root == 0:
+            os.closerange(3, 1000)
+            os.setsid()
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            os.execvp(command[0], command)  # noqa: S606
+    status.with_suffix(".ready").touch()
+    while True:
+        try:
+            pid, ended = os.waitpid(-1, 0)
+        except ChildProcessError:
+            time.sleep(0.01)
+            continue
+        if not command or pid == root:
+            with status.open("a") as file:
+                file.write(f"{pid} {ended}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,338 @@
+"""What is dumped and restored in test_checkpoint.py: a job with a bit of everything, which checks itself afterwards.
+
+``workload.py DIRECTORY FEATURE...``: makes ``ready`` when all of it is set up; when ``go`` is there it looks whether
+everything is as it was, writes what it found into ``done`` (JSON: feature -> "ok" or what is wrong), and ends with 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+Check = Callable[[], str]
+MIB = 1 << 20
+
+
+def wrong(what: object) -> str:
+    """An answer that is not "ok"."""
+    return f"wrong: {what}"
+
+
+def memory(_: Path) -> Iterator[Check | str]:
+    """Host memory with contents that cannot be guessed."""
+    data = random.Random(1).randbytes(30 * MIB)  # noqa: S311
+    digest = hashlib.sha256(data).hexdigest()
+    yield lambda: "ok" if hashlib.sha256(data).hexdigest() == digest else wrong("contents")
+
+
+def threads(_: Path) -> Iterator[Check | str]:
+    """Threads that count, wait for each other, and go on."""
+    counts = [0, 0, 0]
+    stop = threading.Event()
+
+    def count(index: int) -> None:
+        while not stop.wait(0.005):
+            counts[index] += 1
+
+    made = [threading.Thread(target=count, args=(index,), daemon=True) for index in range(3)]
+    for thread in made:
+        thread.start()
+
+    def check() -> str:
+        before = list(counts)
+        deadline = time.monotonic() + 10
+        while any(now <= then for now, then in zip(counts, before, strict=True)):
+            if time.monotonic() > deadline:
+                return wrong(f"{before} {counts}")
+            time.sleep(0.01)
+        stop.set()
+        for thread in made:
+            thread.join(5)
+        return "ok"
+
+    yield check
+
+
+def files(directory: Path) -> Iterator[Check | str]:
+    """Open files: appended to, read half, written and deleted, a directory."""
+    (directory / "read").write_text("0123456789")
+    reading = (directory / "read").open()
+    reading.read(4)
+    appending = (directory / "append").open("a")
+    appending.write("before\n")
+    appending.flush()
+    deleted = (directory / "deleted").open("w+b")
+    deleted.write(b"x" * (3 * MIB))
+    deleted.flush()
+    (directory / "deleted").unlink()
+    opened = os.open(directory, os.O_RDONLY)
+
+    def check() -> str:
+        appending.write("after\n")
+        appending.flush()
+        deleted.seek(0)
+        found = (
+            reading.read(), (directory / "append").read_text(), hashlib.sha256(deleted.read()).hexdigest(),
+            min(entry.name for entry in os.scandir(opened)),
+        )  # fmt: skip
+        wanted = ("456789", "before\nafter\n", hashlib.sha256(b"x" * (3 * MIB)).hexdigest(), "append")
+        return "ok" if found == wanted else wrong(found)
+
+    yield check
+
+
+def shm(_: Path) -> Iterator[Check | str]:
+    """Memory that processes share: anonymous, and an unlinked file in /dev/shm, as PyTorch's loaders use."""
+    anonymous = mmap.mmap(-1, MIB)
+    path = Path(f"/dev/shm/workload-{os.getpid()}")  # noqa: S108
+    with path.open("w+b") as file:
+        file.truncate(MIB)
+        unlinked = mmap.mmap(file.fileno(), MIB)
+    path.unlink()
+    anonymous[:6] = unlinked[:6] = b"shared"
+    asked, answer = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(asked[0], 1)
+        anonymous[10:15] = unlinked[10:15] = b"child"
+        os.write(answer[1], b"1")
+        os._exit(0)
+
+    def check() -> str:
+        os.write(asked[1], b"1")
+        os.read(answer[0], 1)
+        os.waitpid(child, 0)
+        found = [anonymous[:15], unlinked[:15]]
+        return "ok" if found == [b"shared\0\0\0\0child"] * 2 else wrong(found)
+
+    yield check
+
+
+def pipes(_: Path) -> Iterator[Check | str]:
+    """A pipe with bytes in it, an epoll and an eventfd."""
+    reading, writing = os.pipe()
+    os.write(writing, b"in the pipe")
+    event = os.eventfd(3)
+    poll = select.epoll()
+    poll.register(reading, select.EPOLLIN)
+
+    def check() -> str:
+        found = (os.read(reading, 100), os.eventfd_read(event), [])
+        os.write(writing, b"more")
+        found = (*found[:2], [fd == reading for fd, _ in poll.poll(5)])
+        return "ok" if found == (b"in the pipe", 3, [True]) else wrong(found)
+
+    yield check
+
+
+def sockets(_: Path) -> Iterator[Check | str]:
+    """A listening socket goes on to listen; a connection is closed, which the program is told; socket pairs live on."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    client = socket.create_connection(("127.0.0.1", port))
+    server, _address = listening.accept()
+    one, other = socket.socketpair()
+    one.send(b"in the pair")
+    datagram = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagram.bind(("127.0.0.1", 0))
+
+    def check() -> str:
+        ends = []
+        for connection in (client, server):
+            connection.settimeout(5)
+            try:
+                ends.append(connection.recv(10) == b"")
+            except OSError as error:
+                ends.append(not isinstance(error, TimeoutError))
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as again:
+            accepted, _ = listening.accept()
+            accepted.send(b"hello")
+            hello = again.recv(10)
+        found = (ends, hello, other.recv(20))
+        return "ok" if found == ([True, True], b"hello", b"in the pair") else wrong(found)
+
+    yield check
+
+
+def timers(_: Path) -> Iterator[Check | str]:
+    """An interval timer and a sleeper."""
+    ticks = [0]
+    signal.signal(signal.SIGALRM, lambda *_: ticks.__setitem__(0, ticks[0] + 1))
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+    slept = threading.Event()
+    threading.Thread(target=lambda: (time.sleep(2), slept.set()), daemon=True).start()
+
+    def check() -> str:
+        before, deadline = ticks[0], time.monotonic() + 10
+        while ticks[0] < before + 5 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return "ok" if ticks[0] >= before + 5 and slept.wait(10) else wrong(ticks)
+
+    yield check
+
+
+def children(directory: Path) -> Iterator[Check | str]:
+    """A child in a session of its own, a child of a child, one that was stopped, one that ended and was not reaped."""
+    script = "import os,sys,time\nwhile not os.path.exists(sys.argv[1]): time.sleep(.02)\nprint('went on', flush=True)"
+    own = subprocess.Popen(
+        [sys.executable, "-c", script, str(directory / "go")], start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+    shell = subprocess.Popen(
+        ["sh", "-c", f'while [ ! -e "{directory}/go" ]; do sleep 0.05; done & wait; echo shell'],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    stopped = subprocess.Popen(["sleep", "1000"])
+    stopped.send_signal(signal.SIGSTOP)
+    zombie = os.fork()
+    if zombie == 0:
+        os._exit(7)
+
+    def check() -> str:
+        state = Path(f"/proc/{stopped.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        stopped.kill()
+        found = (
+            own.communicate(timeout=10)[0], shell.communicate(timeout=10)[0], state, stopped.wait(),
+            os.waitstatus_to_exitcode(os.waitpid(zombie, 0)[1]), os.getsid(0) == os.getpid(),
+        )  # fmt: skip
+        return "ok" if found == ("went on\n", "shell\n", "T", -9, 7, True) else wrong(found)
+
+    yield check
+
+
+def output(_: Path) -> Iterator[Check | str]:
+    """Standard output and error."""
+    os.write(1, b"out before\n")
+    os.write(2, b"err before\n")
+
+    def check() -> str:
+        os.write(1, b"out after\n")
+        os.write(2, b"err after\n")
+        return "ok"
+
+    yield check
+
+
+def _cuda() -> tuple[object, Callable[..., object]]:
+    from cuda.bindings import driver
+
+    def ok(answer: tuple[object, ...]) -> object:
+        if answer[0] != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(str(answer[0]))
+        return answer[1] if len(answer) == 2 else None
+
+    return driver, ok
+
+
+def _fill(ordinal: int, mib: int) -> Callable[[], bool]:
+    d, ok = _cuda()
+    ok(d.cuInit(0))
+    context = ok(d.cuDevicePrimaryCtxRetain(ok(d.cuDeviceGet(ordinal))))
+    ok(d.cuCtxSetCurrent(context))
+    at = ok(d.cuMemAlloc(mib * MIB))
+    data = random.Random(ordinal + os.getpid()).randbytes(mib * MIB)  # noqa: S311
+    ok(d.cuMemcpyHtoD(at, data, len(data)))
+    digest = hashlib.sha256(data).hexdigest()
+
+    def equal() -> bool:
+        ok(d.cuCtxSetCurrent(context))
+        back = ctypes.create_string_buffer(len(data))
+        ok(d.cuMemcpyDtoH(ctypes.addressof(back), at, len(data)))
+        return hashlib.sha256(back.raw).hexdigest() == digest
+
+    return equal
+
+
+def gpu(_: Path) -> Iterator[Check | str]:
+    """Memory of the first GPU; a thread that waits in a call."""
+    d, ok = _cuda()
+    equal = _fill(0, 20)
+    called = [0]
+    stop = threading.Event()
+
+    def call() -> None:
+        ok(d.cuCtxSetCurrent(ok(d.cuDevicePrimaryCtxRetain(0))))
+        while not stop.is_set():
+            ok(d.cuCtxSynchronize())
+            called[0] += 1
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+
+    def check() -> str:
+        before, deadline = called[0], time.monotonic() + 10
+        while called[0] < before + 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        stop.set()
+        thread.join(5)
+        return "ok" if equal() and called[0] >= before + 3 else wrong(called)
+
+    yield check
+
+
+def gpus(_: Path) -> Iterator[Check | str]:
+    """Two further processes, one on each GPU, made by fork and exec as launchers do."""
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import workload as w\n" + (
+        "e = w._fill(int(sys.argv[1]), 10); print('filled', flush=True); sys.stdin.readline(); print(e(), flush=True)"
+    )
+    made = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(ordinal)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for ordinal in (0, 1)
+    ]
+    for one in made:
+        if one.stdout is None or one.stdout.readline() != "filled\n":
+            yield wrong("not filled")
+
+    def check() -> str:
+        found = [one.communicate("\n", timeout=30)[0] for one in made]
+        return "ok" if found == ["True\n"] * 2 else wrong(found)
+
+    yield check
+
+
+FEATURES = {
+    f.__name__: f
+    for f in (memory, threads, files, shm, pipes, sockets, timers, children, output, gpu, gpus)
+}  # fmt: skip
+
+
+def main() -> None:
+    """Set up, wait, look."""
+    directory, names = Path(sys.argv[1]), sys.argv[2:] or list(FEATURES)
+    checks = {name: next(FEATURES[name](directory)) for name in names}
+    (directory / "ready").touch()
+    while not (directory / "go").exists():
+        time.sleep(0.02)
+    found = {}
+    for name, check in checks.items():
+        try:
+            found[name] = check if isinstance(check, str) else check()
+        except Exception as error:
+            found[name] = wrong(f"{type(error).__name__}: {error}")
+    (directory / "done.new").write_text(json.dumps(found))
+    (directory / "done.new").rename(directory / "done")
+    with contextlib.suppress(OSError):
+        os.closerange(3, 100)
+    os._exit(0 if set(found.values()) == {"ok"} else 1)
+
+
+if __name__ == "__main__":
+    main()
