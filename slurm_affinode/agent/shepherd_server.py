@@ -177,7 +177,8 @@ class ShepherdServer:
                 self._drop(connection)
                 return
             self._take(connection, packet, fds, whole=not flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC))
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionResetError):
+            # Reset: it ended before it had read all that it was sent. What it sent itself can still be read.
             return
         except OSError as error:
             self._drop(connection, str(error))

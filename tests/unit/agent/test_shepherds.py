@@ -1,0 +1,237 @@
+"""The messages of shepherds, and the socket that they come by."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_stand_ins import Node1, Shepherd, agent, config_of, wait_until
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slurm_affinode.agent import shepherd_server
+from slurm_affinode.agent.shepherds import (
+    MAX_TEXT_BYTES,
+    BadMessage,
+    Exited,
+    Hello,
+    Hold,
+    Restored,
+    Say,
+    Signal,
+    Start,
+    Started,
+    Wait,
+    decode,
+    encode,
+    one_line,
+)
+from slurm_affinode.config import Config
+from slurm_affinode.model.suspension import Notice, SuspendOption
+
+HELLO = b"hello\nversion=1\njob=123\nrestarts=1\nimage=1\nroot=0\noption=window=900,util=5,signal=USR1@10"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return config_of(tmp_path)
+
+
+@pytest.fixture
+def node(config: Config) -> Iterator[Node1]:
+    with agent(config) as running:
+        yield running
+
+
+def test_messages_of_shepherds_are_read() -> None:
+    """Each verb with its fields."""
+    option = SuspendOption(900, 5.0, signal=Notice("USR1", 10))
+    assert decode(HELLO) == Hello(123, 1, True, 0, option)
+    assert decode(b"started\nroot=2") == Started(2)
+    assert decode(b"exit\nstatus=256\n") == Exited(256)
+
+
+def test_messages_to_shepherds_are_written() -> None:
+    """As the C side reads them."""
+    assert encode(Start()) == b"start"
+    assert encode(Start(restore_failed=True)) == b"start\nrestore_failed=1"
+    assert encode(Restored(17)) == b"restored\npid=17"
+    assert encode(Wait()) == b"wait"
+    assert encode(Hold("why")) == b"hold\nreason=why"
+    assert encode(Say("a line")) == b"say\ntext=a line"
+    assert encode(Signal(10)) == b"signal\nnumber=10"
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"", b"\n", b"hello", HELLO.replace(b"job=123", b"job=0"), HELLO.replace(b"job=123", b"job=x"),
+        HELLO.replace(b"job=123", b"job=99999999999"), HELLO.replace(b"image=1", b"image=2"),
+        HELLO.replace(b"root=0", b"root=-1"), HELLO.replace(b"version=1", b"version=2"), HELLO + b"\njob=123",
+        HELLO.replace(b"window=900", b"window=0"), HELLO.replace(b"util=5", b"util=\x1b[2J"), HELLO + b"\nnonsense",
+        b"\xff\xfe", b"exit\nstatus=99999999", b"exit", b"run\ncommand=reboot", b"started\nroot=0", b"x" * 5000,
+        "hello\njob=\N{ARABIC-INDIC DIGIT ONE}".encode(),
+    ],
+)  # fmt: skip
+def test_what_is_no_message_is_refused(packet: bytes) -> None:
+    """Whoever sent it."""
+    with pytest.raises(BadMessage):
+        decode(packet)
+
+
+@given(st.binary(max_size=5000))
+def test_any_bytes_are_a_message_or_refused(packet: bytes) -> None:
+    """Nothing else comes of them."""
+    try:
+        decode(packet)
+    except BadMessage:
+        return
+
+
+@given(st.text())
+def test_text_for_a_job_is_one_line(text: str) -> None:
+    """Bounded, printable, and whatever characters it had."""
+    line = one_line(text)
+    assert len(line.encode()) <= MAX_TEXT_BYTES
+    assert line.isprintable()
+    packet = encode(Say(text))
+    assert packet.count(b"\n") == 1
+
+
+def test_shepherd_is_answered_and_its_job_is_watched(node: Node1) -> None:
+    """A job without an image starts at once; what slurmctld says comes later."""
+    shepherd = Shepherd(node.run_dir).hello()
+    assert shepherd.hear() == "start"
+    shepherd.send("started\nroot=2")
+    job = wait_until("its root is known", node.watched, lambda one: one.root == 2)
+    assert (job.job_id, job.uid, job.init_pid) == (7, os.getuid(), os.getpid())
+    shepherd.send("exit\nstatus=0")
+    shepherd.close()
+    wait_until("it is forgotten", node.daemon.registry.jobs, lambda jobs: not jobs)
+
+
+def test_shepherd_that_comes_again_is_not_answered(node: Node1) -> None:
+    """The agent was restarted, or the connection lost: the job runs, and the orchestration is told."""
+    Shepherd(node.run_dir, root=2).hello()
+    wait_until("it is told", lambda: node.acts.registered_jobs, lambda jobs: jobs == [7])
+    assert node.watched().root == 2
+
+
+def test_connection_that_is_lost_keeps_the_job(node: Node1) -> None:
+    """Its process lives, so it comes back, and the newest connection counts."""
+    first = Shepherd(node.run_dir, root=2).hello()
+    job = node.watched()
+    first.close()
+    wait_until("the link is closed", lambda: job.link.open, lambda open_: not open_)
+    assert node.daemon.registry.get(7) is not None
+    second = Shepherd(node.run_dir, root=2).hello()
+    wait_until("it has a new link", lambda: node.watched().link.open)
+    assert node.watched().say("hello")
+    assert second.hear() == "say\ntext=hello"
+
+
+def test_shepherd_with_an_image_waits_for_its_restore(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told to wait meanwhile, gets the root's PID, and the streams were there for CRIU."""
+    monkeypatch.setattr("slurm_affinode.agent.work.KEEP_WAITING_S", 0.05)
+    shepherd = Shepherd(node.run_dir, image=1, restarts=1).hello()
+    assert shepherd.hear() == "wait"
+    node.acts.go.set()
+    message = wait_until("the reply is there", shepherd.hear, lambda text: text != "wait")
+    assert message == "restored\npid=17"
+    assert len(node.acts.restored[0].fds) == 3
+    assert node.watched().root == 17
+
+
+def test_reply_goes_to_the_new_connection(node: Node1) -> None:
+    """The shepherd lost the connection in the middle of its restore: one restore, and the reply finds it."""
+    Shepherd(node.run_dir, image=1, restarts=1).hello().close()
+    again = Shepherd(node.run_dir, image=1, restarts=1).hello()
+    assert again.hear() == "wait"
+    node.acts.go.set()
+    assert again.hear() == "restored\npid=17"
+    assert len(node.acts.restored) == 1
+
+
+def test_restore_that_fails_holds_the_job(node: Node1) -> None:
+    """The shepherd ends without starting anything, and nothing is watched."""
+    node.acts.reply = Hold("the image is damaged")
+    node.acts.go.set()
+    shepherd = Shepherd(node.run_dir, image=1, restarts=1).hello()
+    assert shepherd.hear() == "hold\nreason=the image is damaged"
+    assert node.daemon.registry.jobs() == ()
+
+
+@pytest.mark.parametrize("said", ["0", "8"])
+def test_process_that_is_not_the_shepherd_is_refused(node: Node1, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    """One that is of no job, or says that it is another job than the kernel says."""
+    monkeypatch.setenv("SHEPHERD_OF", said)
+    assert Shepherd(node.run_dir).hello().hear() == ""
+    assert node.daemon.registry.jobs() == ()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(packets=st.lists(st.binary(min_size=1, max_size=6000), min_size=1, max_size=4))
+def test_garbage_harms_nobody(node: Node1, packets: list[bytes]) -> None:
+    """Whatever is sent, the connection is closed and the next shepherd is served."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(5)
+        sock.connect(str(node.run_dir / "shepherd.sock"))
+        try:
+            for packet in packets:
+                sock.send(packet)
+            assert sock.recv(100) == b""
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    assert node.daemon.shepherds._thread.is_alive()
+
+
+def test_descriptors_that_are_not_asked_for_are_closed(node: Node1) -> None:
+    """A hundred of them, again and again, leave none behind."""
+    count = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(5)
+            sock.connect(str(node.run_dir / "shepherd.sock"))
+            socket.send_fds(sock, [b"hello"], [0] * 100)
+            assert sock.recv(100) == b""
+    wait_until("they are closed", lambda: len(list(Path("/proc/self/fd").iterdir())), lambda now: now <= count + 2)
+
+
+def test_silent_connections_are_closed_and_limited(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who says nothing is shown out; who takes too many seats gets no more. Root has its own."""
+    monkeypatch.setattr(shepherd_server, "HELLO_S", 0.3)
+    monkeypatch.setattr(shepherd_server, "MAX_PER_USER", 3)
+    monkeypatch.setattr(shepherd_server, "peer_of", lambda sock: shepherd_server.Peer(os.getpid(), 4711, 4711))
+    with agent(config) as node:
+        silent = [Shepherd(node.run_dir) for _ in range(5)]
+        assert [one.hear() for one in silent] == [""] * 5
+        assert Shepherd(node.run_dir).hello().hear() == "start"
+
+
+def test_second_agent_does_not_take_the_sockets_of_the_first(node: Node1, config: Config) -> None:
+    """It says that another one runs; a socket that nobody listens at is replaced."""
+    with pytest.raises(Exception, match="another agent is running"), agent(config):
+        pass
+    assert Shepherd(node.run_dir).hello().hear() == "start"
+
+
+def test_directory_that_others_may_write_to_is_refused(config: Config) -> None:
+    """Somebody else could put his socket in place of the agent's."""
+    config.agent.run_dir.mkdir()
+    config.agent.run_dir.chmod(0o777)
+    with pytest.raises(Exception, match="others than user"), agent(config):
+        pass
+
+
+def test_agent_that_is_restarted_finds_its_jobs_again(config: Config) -> None:
+    """The shepherd connects to the next agent by itself."""
+    with agent(config) as first:
+        shepherd = Shepherd(first.run_dir).hello()
+        assert shepherd.hear() == "start"
+    with agent(config) as second:
+        assert second.acts.recovered == 1
+        Shepherd(second.run_dir, root=2).hello()
+        assert second.watched().root == 2
