@@ -26,12 +26,17 @@ SPANK_PLUGIN(slurm_affinode, 1)
 
 #define NUMBER_BYTES 12
 
+/* Slurm leaves the option in the environment of the job, where what the job submits would find it. */
+#define OPTION_VARIABLE "SLURM_SPANK__SLURM_SPANK_OPTION_slurm_affinode_gpu_suspend_idle"
+
 static struct settings settings;
 static struct suspend_option option;
+static bool was_given;
 static bool is_on;
 static int stepd_fds[2] = {-1, -1}; /* slurmstepd's end, the task's end */
 static int shepherd_channel = -1;   /* in the shepherd-to-be */
 static bool has_image;
+static char reason_off[OPTION_ERROR_BYTES]; /* is said when the job's standard error is open */
 
 static int take_option(int value, const char *text, int remote);
 
@@ -60,6 +65,12 @@ static void log_line(const char *line)
     slurm_error("%s", line);
 }
 
+static void turn_off(const char *why)
+{
+    is_on = false;
+    snprintf(reason_off, sizeof(reason_off), "%s", why);
+}
+
 static int take_option(int value, const char *text, int remote)
 {
     char error[OPTION_ERROR_BYTES];
@@ -67,12 +78,17 @@ static int take_option(int value, const char *text, int remote)
     (void)value;
     if (text != NULL && strcmp(text, "(null)") == 0) /* how Slurm hands on an option without a value */
         text = NULL;
+    was_given = true;
     is_on = option_parse(text, &settings.defaults, &option, error, sizeof(error)) &&
             option_check(&option, &settings.limits, error, sizeof(error));
     if (is_on)
         return ESPANK_SUCCESS;
+    if (remote) {
+        turn_off(error); /* it is too late to refuse */
+        return ESPANK_SUCCESS;
+    }
     slurm_error("--" OPTION_NAME ": %s", error);
-    return remote ? ESPANK_SUCCESS : ESPANK_BAD_ARG; /* on the node it is too late to refuse */
+    return ESPANK_BAD_ARG;
 }
 
 int slurm_spank_init(spank_t spank, int argc, char **argv)
@@ -84,7 +100,7 @@ int slurm_spank_init(spank_t spank, int argc, char **argv)
 }
 
 /* sbatch, salloc, srun: what can be known of the job before it is submitted. */
-static int check_submission(void)
+static void check_submission(void)
 {
     char allowed[512];
     char refused[80];
@@ -93,13 +109,13 @@ static int check_submission(void)
         /* Steps of a job inherit the option without having been asked. */
         if (getenv("SLURM_JOB_ID") == NULL)
             slurm_info("--" OPTION_NAME " has no effect here: only batch jobs (sbatch) can be suspended");
-        return ESPANK_SUCCESS;
+        return;
     }
     if (submission_partition_allowed(&settings, refused, sizeof(refused)))
-        return ESPANK_SUCCESS;
+        return;
     settings_list_partitions(&settings, allowed, sizeof(allowed));
     slurm_error("--" OPTION_NAME ": partition '%s': this site allows %s", refused, allowed);
-    return ESPANK_BAD_ARG;
+    exit(EXIT_FAILURE); /* what an optional plugin returns here is ignored */
 }
 
 static bool is_batch_step(spank_t spank)
@@ -109,46 +125,42 @@ static bool is_batch_step(spank_t spank)
     return spank_get_item(spank, S_JOB_STEPID, &step) == ESPANK_SUCCESS && step == SLURM_BATCH_SCRIPT;
 }
 
-/* Why the option has no effect for this job on this node; NULL: it has. */
-static const char *why_off(spank_t spank, char *text, size_t size)
+/* Whether the option has no effect for this job on this node. */
+static void look_why_off(spank_t spank)
 {
+    char text[OPTION_ERROR_BYTES];
     char value[256];
     char allowed[512];
 
     if (spank_getenv(spank, "SLURM_CONTAINER", value, sizeof(value)) == ESPANK_SUCCESS)
-        return "the job runs in an OCI container";
+        turn_off("the job runs in an OCI container");
     if (settings.partition_count > 0 &&
         spank_getenv(spank, "SLURM_JOB_PARTITION", value, sizeof(value)) == ESPANK_SUCCESS &&
         !settings_allow_partition(&settings, value)) {
         settings_list_partitions(&settings, allowed, sizeof(allowed));
-        snprintf(text, size, "partition '%s': this site allows %s", value, allowed);
-        return text;
+        snprintf(text, sizeof(text), "partition '%s': this site allows %s", value, allowed);
+        turn_off(text);
     }
-    return NULL;
 }
 
 int slurm_spank_init_post_opt(spank_t spank, int argc, char **argv)
 {
-    char text[OPTION_ERROR_BYTES];
-    const char *why;
-
     (void)argc;
     (void)argv;
-    if (!is_on)
+    if (!spank_remote(spank)) {
+        if (is_on)
+            check_submission();
         return ESPANK_SUCCESS;
-    if (!spank_remote(spank))
-        return check_submission();
+    }
     if (!is_batch_step(spank)) {
         is_on = false;
+        reason_off[0] = '\0';
         return ESPANK_SUCCESS;
     }
-    why = why_off(spank, text, sizeof(text));
-    if (why == NULL && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, stepd_fds) != 0)
-        why = "no socket could be made";
-    if (why != NULL) {
-        is_on = false;
-        slurm_error("--" OPTION_NAME " has no effect: %s", why);
-    }
+    if (is_on)
+        look_why_off(spank);
+    if (is_on && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, stepd_fds) != 0)
+        turn_off("no socket could be made");
     return ESPANK_SUCCESS;
 }
 
@@ -210,6 +222,8 @@ int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
 
     (void)argc;
     (void)argv;
+    if (reason_off[0] != '\0')
+        slurm_error("--" OPTION_NAME " has no effect: %s", reason_off);
     if (!is_on)
         return ESPANK_SUCCESS;
     close(stepd_fds[0]);
@@ -261,13 +275,15 @@ static int prepend_shepherd(spank_t spank)
     return (int)spank_prepend_task_argv(spank, SHEPHERD_ARGUMENTS, arguments);
 }
 
-/* In the shepherd-to-be, which has become the user by now. */
+/* In the shepherd-to-be, which has become the user by now; in the task, where there is none. */
 int slurm_spank_task_init(spank_t spank, int argc, char **argv)
 {
     struct packet packet;
 
     (void)argc;
     (void)argv;
+    if (was_given)
+        spank_unsetenv(spank, OPTION_VARIABLE);
     if (!is_on || shepherd_channel < 0)
         return ESPANK_SUCCESS;
     if (channel_receive(shepherd_channel, &packet, -1) <= 0 || packet.kind != PACKET_GO)

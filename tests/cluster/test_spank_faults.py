@@ -92,10 +92,9 @@ def test_wrong_words_on_the_node(cluster: Cluster, plugstack: str) -> None:
 
 def test_no_process_left_for_the_user(cluster: Cluster) -> None:
     """A user at the limit of processes still has the script started, in the shepherd's place."""
-    job = cluster.submit(*ON_C1, "--propagate=NPROC", wrap="echo started")
-    assert outcome(cluster, job).state == "COMPLETED"
-    script = "ulimit -u 1; sbatch --parsable --partition=gpu --nodelist=c1 --propagate=NPROC " + OPTION + " <<'S'\n#!/bin/bash\necho started\nexit 4\nS\n"
-    job = cluster.exec("login", "bash", "-c", script, user="alice").strip()
+    script = "#!/bin/bash\necho started\nexit 4\n"
+    argv = ("prlimit", "--nproc=1:1", "sbatch", "--parsable", "--propagate=NPROC", *ON_C1)
+    job = cluster.exec("login", *argv, user="alice", stdin=script).strip()
     found = outcome(cluster, job)
     assert (found.state, found.exit_code) == ("FAILED", "4:0")
     assert cluster.output(job) == "started\n"

@@ -29,7 +29,7 @@ WRONG = {
     "15m,signal=USR1": "signal 'USR1': allowed is NAME@SECONDS, such as USR1@60",
     "15m,signal=KILL@5": "signal 'KILL@5': allowed is NAME@SECONDS",
     "15m,mode=requeue,mode=requeue": "mode is given twice",
-    "15m\nmode=inplace": "window '15m?mode=inplace'",
+    "15m\nmode=inplace": "no WINDOW before '15m?mode=inplace'",
 }
 
 
