@@ -1,0 +1,202 @@
+"""CRIU: its files are looked at and not believed, its log becomes one line, its answers are checked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.checkpoint.criu import Criu, cgroup_files
+from slurm_affinode.checkpoint.criu_images import PAGE, BadImage, failure, inspect, message, records
+from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, RestoreFailed, Tree
+from slurm_affinode.errors import UnreachableError
+from slurm_affinode.process import Completed
+
+
+def varint(value: int) -> bytes:
+    """As protobuf writes numbers."""
+    made = bytearray()
+    while value > 0x7F:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*made, value])
+
+
+def record(*fields: tuple[int, int]) -> bytes:
+    """A message of numbers, with its length."""
+    body = b"".join(varint(number << 3) + varint(value) for number, value in fields)
+    return len(body).to_bytes(4, "little") + body
+
+
+HEADER = b"\0" * 8
+
+
+def make_image(directory: Path) -> None:
+    """What CRIU writes of a root and its child."""
+    tree = record((1, 7), (2, 0), (3, 7), (4, 7), (5, 7), (5, 9)) + record((1, 8), (2, 7), (3, 8), (4, 300), (5, 8))
+    (directory / "inventory.img").write_bytes(HEADER)
+    (directory / "pstree.img").write_bytes(HEADER + tree)
+    for pid in (7, 8):
+        (directory / f"core-{pid}.img").write_bytes(HEADER + record((1, 1)))
+        (directory / f"mm-{pid}.img").write_bytes(HEADER + record((1, 1)))
+        rows = record((1, pid)) + record((1, 4096), (2, 3), (4, 4)) + record((1, 99999), (2, 5), (4, 2))
+        (directory / f"pagemap-{pid}.img").write_bytes(HEADER + rows)
+        (directory / f"pages-{pid}.img").write_bytes(bytes(3 * PAGE))
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    """An image's directory and a descriptor of it."""
+    make_image(tmp_path)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    yield tmp_path, fd
+    os.close(fd)
+
+
+def test_an_image_is_understood(image: tuple[Path, int]) -> None:
+    """Processes root first, every number that a restore needs, bytes of pages."""
+    found = inspect(image[1])
+    assert found.pids == (7, 8)
+    assert found.numbers == {7, 8, 9, 300}
+    assert found.page_bytes == 6 * PAGE
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "why"),
+    [
+        ("inventory.img", None, "inventory.img"),
+        ("pstree.img", None, "pstree.img"),
+        ("pstree.img", HEADER, "no process"),
+        ("pstree.img", b"no", "no header"),
+        ("pstree.img", HEADER + record((1, 7), (2, 0))[:-1], "cut short"),
+        ("pstree.img", HEADER + record((1, 7), (2, 5), (3, 7), (4, 7)), "has no parent"),
+        ("core-8.img", None, "missing or empty"),
+        ("mm-7.img", None, "the root has no memory"),
+        ("pages-8.img", b"", "0 bytes in place of 12288"),
+        ("pages-8.img", None, "0 bytes in place of 12288"),
+        ("pagemap-8.img", HEADER, "empty"),
+    ],
+)
+def test_an_incomplete_image_is_seen(image: tuple[Path, int], name: str, contents: bytes | None, why: str) -> None:
+    """Whatever CRIU says of it."""
+    path = image[0] / name
+    path.unlink() if contents is None else path.write_bytes(contents)
+    with pytest.raises(BadImage, match=why):
+        inspect(image[1])
+
+
+@given(st.binary(max_size=60))
+def test_nonsense_ends_in_one_error(data: bytes) -> None:
+    """No other exception comes out of bytes that are no image."""
+    for read in (message, lambda d: list(records(d))):
+        with contextlib.suppress(BadImage):
+            read(data)
+
+
+def test_the_log_becomes_one_line() -> None:
+    """The first errors say why; the last ones only that it failed."""
+    log = (
+        "(00.002) Warn  (criu/kerndat.c:1): something\n"
+        "(00.003) Error (criu/files-ext.c:98): Can't dump file 5 of that type [20666] (chr 195:0 /dev/nvidia0)\n"
+        "(00.004) Error (criu/cr-dump.c:1547): Dump files (pid: 7) failed with -1\n"
+        "(00.005) Error (criu/cr-dump.c:2098): Dumping FAILED.\n"
+    )
+    assert failure(log) == (
+        "Can't dump file 5 of that type [20666] (chr 195:0 /dev/nvidia0); Dump files (pid: 7) failed with -1"
+    )
+    assert failure("") == "it did not say why"
+    assert "\n" not in failure("     7: Error (criu/x.c:1): File a has bad size 1 (expect 2)\n")
+
+
+class Program:
+    """CRIU, as it were."""
+
+    def __init__(self, *, status: int = 0, version: str = "Version: 4.1.1\n", error: Exception | None = None) -> None:
+        self.status, self.version, self.error = status, version, error
+        self.calls: list[tuple[Sequence[str], dict[str, Any]]] = []
+
+    def __call__(self, argv: Sequence[str], **options: Any) -> Completed:
+        """Runs nothing."""
+        if "--version" in argv:
+            return Completed(tuple(argv), 0, self.version.encode(), "")
+        self.calls.append((argv, options))
+        if self.error is not None:
+            raise self.error
+        return Completed(tuple(argv), self.status, b"", "it broke")
+
+
+@pytest.mark.parametrize(
+    ("said", "why"), [("Version: 3.17\n", "4.1 is needed"), ("Version: 4.0\n", "too old"), ("hello", "no version")]
+)
+def test_an_old_criu_is_refused(said: str, why: str) -> None:
+    """With what to do."""
+    with pytest.raises(CheckpointError, match=why) as caught:
+        Criu(runner=Program(version=said)).check()
+    assert caught.value.hint is not None
+
+
+def test_a_missing_criu_is_refused() -> None:
+    """In one line."""
+    with pytest.raises(CheckpointError, match="cannot be run"):
+        Criu(program="/nowhere/criu").check()
+
+
+def test_criu_gets_nothing_that_a_user_chose(image: tuple[Path, int]) -> None:
+    """A fixed environment, no configuration file, no plugins, directories as descriptors."""
+    program = Program()
+    with pytest.raises(DumpFailed, match="holds process 7 in place of 5"):
+        Criu(runner=program).dump(Tree(os.getpid(), os.getpid(), 5), image[1], timeout_s=5)
+    ((argv, options),) = program.calls
+    assert argv[0] == "nsenter"
+    assert "--no-default-config" in argv
+    assert f"--images-dir=/proc/self/fd/{image[1]}" in argv
+    assert any(word.startswith("--libdir=/proc/self/fd/") for word in argv)
+    assert set(options["env"]) == {"PATH", "LC_ALL", "HOME"}
+    assert options["pass_fds"] == (image[1],)
+
+
+def test_a_dump_that_fails_says_why(image: tuple[Path, int]) -> None:
+    """Out of the log, or what the program said where there is none; also when it never ends."""
+    tree = Tree(os.getpid(), os.getpid(), 7)
+    with pytest.raises(DumpFailed, match="it broke"):
+        Criu(runner=Program(status=1)).dump(tree, image[1], timeout_s=5)
+    (image[0] / "dump.log").write_text("(0.1) Error (criu/a.c:1): no luck\n")
+    with pytest.raises(DumpFailed, match="no luck"):
+        Criu(runner=Program(status=1)).dump(tree, image[1], timeout_s=5)
+    with pytest.raises(DumpFailed, match="given up"):
+        Criu(runner=Program(error=UnreachableError("criu: no answer within 5 s"))).dump(tree, image[1], timeout_s=5)
+
+
+def test_an_exit_status_of_0_is_not_believed(image: tuple[Path, int]) -> None:
+    """A dump without pages."""
+    (image[0] / "pages-7.img").unlink()
+    with pytest.raises(DumpFailed, match="said it was done, but the image is not complete"):
+        Criu(runner=Program()).dump(Tree(os.getpid(), os.getpid(), 7), image[1], timeout_s=5)
+
+
+def test_a_namespace_must_be_empty(image: tuple[Path, int]) -> None:
+    """Nothing is restored beside something that runs."""
+    with pytest.raises(RestoreFailed, match="not empty"):
+        Criu(runner=Program()).restore(os.getppid(), image[1], [], root_pid_ns=7, timeout_s=5)
+
+
+def test_cgroups_are_those_of_the_process(tmp_path: Path) -> None:
+    """All hierarchies that this process is not in; no path leads out of them."""
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    for pid, text in (
+        ("self", "0::/agent\n"),
+        ("9", "5:memory:/slurm/job_1\n4:cpu,cpuacct:/slurm/job_1\n3:pids:/../../etc\n0::/agent\n"),
+    ):
+        (proc / pid).mkdir(parents=True)
+        (proc / pid / "cgroup").write_text(text)
+    for controller in ("memory", "cpu,cpuacct"):
+        (root / controller / "slurm" / "job_1").mkdir(parents=True)
+        (root / controller / "slurm" / "job_1" / "cgroup.procs").touch()
+    found = cgroup_files(9, root, proc=proc)
+    assert [file.relative_to(root).parts[0] for file in found] == ["memory", "cpu,cpuacct"]

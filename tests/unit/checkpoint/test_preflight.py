@@ -1,0 +1,181 @@
+"""What speaks against a suspension: each reason has its code, and none is told where there is none."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_affinode.checkpoint.facts import MemoryFacts, ProcessFacts, TreeFacts, collect, memory_facts
+from slurm_affinode.checkpoint.interface import Capabilities
+from slurm_affinode.checkpoint.preflight import GpuUseFacts, JobFacts, estimate, refusals
+from slurm_affinode.model.suspension import Mode, Refusal
+
+GIB = 1 << 30
+HERE = {"pid": "pid:[5]", "mnt": "mnt:[5]", "user": "user:[1]"}
+ROOT = ProcessFacts(100, "slurm_script", (1001,) * 4, namespaces=HERE, files=("/dev/null", "/home/a/out"))
+USER = replace(ROOT, pid=101, name="python", files=("/dev/nvidia0", "/dev/nvidiactl", "anon_inode:[eventpoll]"))
+TREE = TreeFacts(99, 100, (ROOT, USER), HERE)
+GPU = GpuUseFacts(Capabilities("580.95.05", checkpoint=True), frozenset({101}), 40 * GIB)
+MEMORY = MemoryFacts(100 * GIB, 64 * GIB)
+JOB = JobFacts(batch=True, requeue=True)
+
+
+def told(**changes: Any) -> list[Refusal]:
+    """What is said with some facts changed."""
+    given: dict[str, Any] = {
+        "mode": Mode.REQUEUE, "job": JOB, "tree": TREE, "gpu": GPU, "memory": MEMORY, "uid": 1001, "criu": "4.2",
+        "kernel": "6.18.0", **changes,
+    }  # fmt: skip
+    return list(refusals(given.pop("mode"), given.pop("job"), given.pop("tree"), given.pop("gpu"),
+                         given.pop("memory"), **given))  # fmt: skip
+
+
+def with_process(**changes: Any) -> TreeFacts:
+    """The tree with a further process."""
+    return replace(TREE, processes=(*TREE.processes, replace(ROOT, pid=102, name="odd", **changes)))
+
+
+def test_an_ordinary_job_can_be_suspended() -> None:
+    """A batch script with a program on the GPU."""
+    assert told() == []
+
+
+REASONS: list[tuple[str, dict[str, Any]]] = [
+    ("mode", {"allowed": ()}),
+    ("interactive", {"job": JobFacts(batch=False, requeue=False)}),
+    ("no-requeue", {"job": replace(JOB, requeue=False)}),
+    ("multi-node", {"job": replace(JOB, nodes=2)}),
+    ("heterogeneous", {"job": replace(JOB, heterogeneous=True)}),
+    ("srun-steps", {"job": replace(JOB, steps=("0", "1"))}),
+    ("srun-steps", {"tree": replace(TREE, processes=(ROOT, USER, replace(ROOT, pid=103, name="srun")))}),
+    ("criu", {"criu": None}),
+    ("criu-sockets", {"criu": "4.1.1", "tree": replace(TREE, inet_sockets=True)}),
+    ("left-tree", {"tree": replace(TREE, outside=(replace(ROOT, pid=104, name="daemon"),))}),
+    ("gone", {"tree": replace(TREE, processes=())}),
+    ("setuid", {"tree": with_process(uids=(1001, 0, 0, 0))}),
+    ("other-user", {"tree": with_process(uids=(1002,) * 4)}),
+    ("other-user", {"tree": with_process(uids=(0,) * 4)}),
+    ("traced", {"tree": with_process(tracer=55)}),
+    ("io-uring", {"tree": with_process(files=("anon_inode:[io_uring]",))}),
+    ("rdma", {"tree": with_process(files=("/dev/infiniband/uverbs0",))}),
+    ("rdma", {"tree": with_process(mapped_devices=("/dev/infiniband/uverbs0",))}),
+    ("namespaces", {"tree": with_process(namespaces={**HERE, "mnt": "mnt:[6]"})}),
+    ("gpu-file", {"tree": with_process(files=("/dev/nvidia0",))}),
+    ("gpu-file", {"tree": with_process(files=("/dev/nvidia-uvm",))}),
+    ("undumpable", {"tree": with_process(files=("anon_inode:[perf_event]",))}),
+    ("undumpable", {"tree": with_process(files=("/dev/fuse",))}),
+    ("mig", {"gpu": replace(GPU, mig=True)}),
+    ("driver", {"gpu": replace(GPU, capabilities=Capabilities("565", why_not="driver 565 cannot checkpoint"))}),
+    ("mps", {"tree": with_process(mps=True)}),
+    ("host-memory", {"memory": MemoryFacts(100 * GIB, 40 * GIB)}),
+    ("host-memory", {"memory": MemoryFacts(39 * GIB)}),
+    ("no-room", {"room": "/images: 3 GiB free, 41 GiB needed"}),
+]
+
+
+@pytest.mark.parametrize(("code", "changes"), REASONS, ids=[f"{i}-{code}" for i, (code, _) in enumerate(REASONS)])
+def test_each_reason_has_its_code(code: str, changes: dict[str, Any]) -> None:
+    """It alone is told, in one line."""
+    found = told(**changes)
+    assert [one.code for one in found] == [code]
+    assert found[0].text
+    assert "\n" not in found[0].text
+
+
+def test_numbers_are_told() -> None:
+    """What is needed, and what there is."""
+    assert told(memory=MemoryFacts(100 * GIB, 30 * GIB))[0].text == (
+        "its GPU memory (40 GiB) does not fit below its memory limit, which leaves 30 GiB: raise --mem"
+    )
+    assert "3 GiB free" in told(room="/images: 3 GiB free")[0].text
+    assert estimate(TREE, 5 * GIB, 7) == 5 * GIB + 7 + (256 << 20)
+
+
+def test_inplace_asks_less() -> None:
+    """Nothing is dumped or requeued: steps and daemons do not matter, GPU memory and driver do."""
+    tree = replace(TREE, outside=(ROOT,))
+    assert told(mode=Mode.INPLACE, job=replace(JOB, steps=("0",)), tree=tree, criu=None) == []
+    assert [one.code for one in told(mode=Mode.INPLACE, memory=MemoryFacts(GIB))] == ["host-memory"]
+
+
+def test_an_old_criu_does_on_older_kernels() -> None:
+    """Sockets of CRIU 4.1 fail from Linux 6.16 on only."""
+    tree = replace(TREE, inet_sockets=True)
+    assert told(criu="4.1.1", kernel="6.12.57+deb13-amd64", tree=tree) == []
+    assert told(criu="4.1.1") == []
+
+
+def process(proc: Path, pid: int, parent: int, *, inner: int, fds: dict[str, str] | None = None, **status: str) -> None:
+    """A process in a /proc of our own."""
+    base = proc / str(pid)
+    (base / "fd").mkdir(parents=True)
+    (base / "ns").mkdir()
+    lines = {
+        "Name": "worker", "State": "S (sleeping)", "PPid": str(parent), "TracerPid": "0", "Uid": "1001 1001 1001 1001",
+        "NSpid": f"{pid} {inner}", "RssAnon": "1000 kB", "RssShmem": "24 kB", "VmSwap": "0 kB", **status,
+    }  # fmt: skip
+    (base / "status").write_text("".join(f"{key}:\t{value}\n" for key, value in lines.items()))
+    (base / "ns" / "pid").symlink_to("pid:[7]")
+    for name, target in (fds or {}).items():
+        (base / "fd" / name).symlink_to(target)
+
+
+def test_a_tree_is_read_from_proc(tmp_path: Path) -> None:
+    """Parents before children, descriptors, memory; what is beside the root is outside."""
+    process(tmp_path, 50, 1, inner=1)
+    process(tmp_path, 60, 50, inner=2, fds={"0": "/dev/null", "3": "anon_inode:[io_uring]"})
+    process(tmp_path, 70, 60, inner=3, fds={"3": "socket:[42]"})
+    process(tmp_path, 80, 50, inner=9)
+    (tmp_path / "60" / "net").mkdir()
+    row = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1001  0 42 1 x 100 0 0 10 0\n"
+    (tmp_path / "60" / "net" / "tcp").write_text("  sl  local_address ...\n" + row)
+    (tmp_path / "70" / "smaps_rollup").write_text("Pss_Anon: 500 kB\nPss_Shmem: 12 kB\nSwapPss: 0 kB\n")
+    (tmp_path / "60" / "maps").write_text("7f0 rw-s 0 00:05 9   /dev/infiniband/uverbs0\n7f1 rw-s 0 0:1 2 /dev/shm/x\n")
+    tree = collect(50, 60, proc=tmp_path)
+    assert [one.pid for one in tree.processes] == [60, 70]
+    assert [one.pid for one in tree.outside] == [80]
+    assert tree.processes[0].files == ("/dev/null", "anon_inode:[io_uring]")
+    assert tree.processes[0].mapped_devices == ("/dev/infiniband/uverbs0",)
+    assert tree.memory == (1024 + 512) * 1024
+    assert tree.inet_sockets
+    assert tree.init_namespaces == {"pid": "pid:[7]"}
+
+
+def test_this_process_can_be_read() -> None:
+    """On the real /proc, with a real deleted file."""
+    descriptor = os.memfd_create("x")
+    found = collect(os.getpid(), os.getpid())
+    assert found.processes[0].pid == os.getpid()
+    assert found.processes[0].memory > 1 << 20
+    assert memory_facts(os.getpid()).available > 0
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("line", "directory", "names"),
+    [
+        ("0::/slurm/job_1/step_batch", "slurm/job_1", ("memory.max", "memory.current")),
+        ("4:memory:/slurm/job_1/step_batch", "memory/slurm/job_1", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+    ],
+)
+def test_memory_limits_are_those_of_the_tightest_cgroup(
+    tmp_path: Path, line: str, directory: str, names: tuple[str, str]
+) -> None:
+    """Of both versions of cgroups; pages of files can be had back."""
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    for pid in ("9", "self"):
+        (proc / pid).mkdir(parents=True)
+        (proc / pid / "cgroup").write_text(line + "\n")
+    (proc / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
+    job = cgroups / directory
+    (job / "step_batch").mkdir(parents=True)
+    (job / "step_batch" / "cgroup.procs").touch()
+    (job / "step_batch" / names[0]).write_text("max\n")
+    (job / names[0]).write_text("1000\n")
+    (job / names[1]).write_text("900\n")
+    (job / "memory.stat").write_text("inactive_file 50\n")
+    assert memory_facts(9, proc=proc, cgroups=cgroups) == MemoryFacts(4 << 20, 150)
