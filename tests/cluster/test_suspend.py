@@ -1,0 +1,146 @@
+"""A job with --gpu-suspend-idle sleeps, gives its GPU to others, and goes on where it was: same id, same memory."""
+
+from __future__ import annotations
+
+import pytest
+from cluster.driver import Cluster
+from cluster.sleepers import (
+    BY_HAND,
+    SHARED,
+    asleep,
+    finish,
+    idle_job,
+    status,
+    steps,
+    suspend,
+    wait_asleep,
+    wait_for_agents,
+    wait_for_no_images,
+    wake,
+)
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(autouse=True)
+def agents(cluster: Cluster) -> None:
+    """They answer."""
+    wait_for_agents(cluster)
+
+
+def test_idle_job_gives_its_gpu_to_a_waiting_one_and_goes_on_at_another_node(cluster: Cluster) -> None:
+    """Idle under pressure: suspended, the waiting job starts on its GPU, and it completes on the other node."""
+    job = cluster.submit("--gpu-suspend-idle=2s", script=idle_job(idle=12, more="--host-mib 64 --memory-mib 512"))
+    cluster.wait_for_output(job, "step number=2")
+    first = cluster.job(job)["BatchHost"]
+    other = "c2" if first == "c1" else "c1"
+    before = cluster.gpus(first)
+    waiting = cluster.submit("--partition=gpu", f"--nodelist={first}", "--gres=gpu:2", wrap="sleep 60", user="bob")
+    cluster.wait_for_state(waiting, "RUNNING")
+    assert cluster.job(job)["JobState"] == "PENDING"
+    assert cluster.job(job)["Comment"].startswith("suspended:")
+    assert all(not gpu.pids for gpu in cluster.gpus(first))
+    assert any(gpu.pids for gpu in before)
+    output = finish(cluster, job)
+    assert steps(output) == list(range(1, 13))
+    assert f"slurm-affinode: suspended on {first}: idle" in output
+    assert f"slurm-affinode: restored on {other}" in output
+    runs = cluster.wait_for_runs(job, "REQUEUED", "COMPLETED", duplicates=True)
+    assert [(run.nodes, run.exit_code) for run in runs] == [(first, "0:0"), (other, "0:0")]
+    assert cluster.job(job).get("Comment", "") == ""
+
+
+def test_three_suspensions_in_a_row(cluster: Cluster) -> None:
+    """By hand, each time; every step is made once, and the ledger has all three."""
+    job = cluster.submit(BY_HAND, script=idle_job(idle=9))
+    for number in (2, 4, 6):
+        cluster.wait_for_output(job, f"step number={number}")
+        suspend(cluster, job)
+        wait_asleep(cluster, job)
+        wake(cluster, job)
+        cluster.wait_for_state(job, "RUNNING")
+    assert steps(finish(cluster, job)) == list(range(1, 10))
+    assert cluster.job(job)["Restarts"] == "3"
+    lines = cluster.shell("login", f"cat {SHARED}/ledger/*.jsonl | grep '\"job_id\":{job},' | grep -c restored_ms")
+    assert int(lines) == 3
+    wait_for_no_images(cluster, job)
+
+
+def test_tasks_of_an_array_sleep_and_wake_by_themselves(cluster: Cluster) -> None:
+    """Each task has its own image, output and life."""
+    array = cluster.submit("--array=1-3", "--gpu-suspend-idle=2s,when=always", script=idle_job(idle=7))
+    for task in (1, 2, 3):
+        cluster.wait_for_state(f"{array}_{task}", "COMPLETED", timeout_s=120)
+        output = cluster.exec("login", "cat", f"/home/alice/slurm-{array}_{task}.out")
+        assert steps(output) == list(range(1, 8))
+        assert "memory=intact" in output
+        assert "slurm-affinode: restored" in output
+
+
+WRITER = """#!/bin/bash
+#SBATCH --partition=gpu --gres=gpu:1
+for number in 1 2 3 4 5 6; do
+  echo "out $number"
+  echo "err $number" >&2
+  sleep 1
+done
+"""
+
+
+@pytest.mark.parametrize("mode", ["truncate", "append"])
+def test_output_is_the_same_byte_for_byte(cluster: Cluster, mode: str) -> None:
+    """In one file, in two, truncated or appended to: as without a suspension, but for our own lines."""
+    one = cluster.submit(BY_HAND, f"--open-mode={mode}", script=WRITER)
+    two = cluster.submit(
+        BY_HAND, f"--open-mode={mode}", "--output=/home/alice/slurm-%j.out", "--error=/home/alice/slurm-%j.err.out",
+        script=WRITER,
+    )  # fmt: skip
+    for job in (one, two):
+        cluster.wait_for_output(job, "out 2")
+        suspend(cluster, job)
+    for job in (one, two):
+        wait_asleep(cluster, job)
+        wake(cluster, job)
+    for job in (one, two):
+        cluster.wait_for_state(job, "COMPLETED")
+
+    def lines(name: str) -> list[str]:
+        text = cluster.exec("login", "cat", f"/home/alice/{name}")
+        return [line for line in text.splitlines() if not line.startswith("slurm-affinode: ")]
+
+    assert lines(f"slurm-{one}.out") == [f"{kind} {n}" for n in range(1, 7) for kind in ("out", "err")]
+    assert lines(f"slurm-{two}.out") == [f"out {n}" for n in range(1, 7)]
+    assert lines(f"slurm-{two}.err.out") == [f"err {n}" for n in range(1, 7)]
+
+
+def test_slurm_ending_the_old_run_runs_nothing_of_it(cluster: Cluster) -> None:
+    """SIGCONT and SIGTERM of the requeue do not reach a script that was dumped already."""
+    script = "#!/bin/bash\n#SBATCH --partition=gpu --gres=gpu:1\ntrap 'date >>~/slurm-trapped.out' TERM CONT\n"
+    job = asleep(cluster, script + "for n in $(seq 8); do echo step number=$n; sleep 1; done\n", BY_HAND)
+    wake(cluster, job)
+    cluster.wait_for_state(job, "COMPLETED")
+    assert cluster.run("login", "test", "-e", "/home/alice/slurm-trapped.out").returncode == 1
+
+
+def test_others_may_not_suspend_wake_or_see(cluster: Cluster) -> None:
+    """Bob gets nothing of alice's job; an administrator may."""
+    job = cluster.submit(BY_HAND, script=idle_job(idle=9))
+    cluster.wait_for_output(job, "step number=1")
+    refused = cluster.run("login", "slurm-affinode", "suspend", job, user="bob")
+    assert refused.returncode == 1
+    assert cluster.job(job)["JobState"] == "RUNNING"
+    suspend(cluster, job, "admin")
+    wait_asleep(cluster, job)
+    assert cluster.run("login", "slurm-affinode", "wake", job, user="bob").returncode == 1
+    assert cluster.job(job)["Priority"] == "0"
+    assert cluster.run("login", "slurm-affinode", "status", job, user="bob").returncode == 1
+    assert status(cluster, job)
+    wake(cluster, job, "admin")
+    finish(cluster, job)
+
+
+def test_a_job_that_is_cancelled_in_its_sleep_leaves_nothing(cluster: Cluster) -> None:
+    """Its images go, in both stores."""
+    job = asleep(cluster, idle_job(idle=9), BY_HAND)
+    cluster.exec("login", "scancel", job, user="alice")
+    wait_for_no_images(cluster, job)
