@@ -22,8 +22,10 @@ T = TypeVar("T")
 MIB = 1 << 20
 STALE_PERIODS = 3.0
 """An answer older than so many periods is none."""
-MOST_OF_TIME = 0.05
-"""The queue of a large site takes long to list: so much of the time may go into it, and the period grows with it."""
+MOST_OF_CPU = 0.004
+"""Share of a core that may go into reading the queue: for a long one the period grows."""
+WAITS = 4.0
+"""The next question comes after at least so many times what the last answer took: slurmctld is busy then."""
 SUSPENDED_MARK = "suspended: "
 """How the comment of a suspended job begins."""
 
@@ -125,7 +127,7 @@ class QueueView:
         self._client: SlurmClient | None = None
         self._period_s = period_s
         self._clock = clock
-        self._cost_s = 0.0
+        self._cpu_s = self._wall_s = 0.0
         self._tried_s = -1e9
         self._latest: Queue | None = None
         self._health = _Health()
@@ -133,7 +135,7 @@ class QueueView:
     @property
     def every_s(self) -> float:
         """How often it may be asked: the period, or longer where an answer takes long."""
-        return max(self._period_s, self._cost_s / MOST_OF_TIME)
+        return max(self._period_s, self._cpu_s / MOST_OF_CPU, self._wall_s * WAITS)
 
     def due(self) -> bool:
         """Whether it is time to ask again."""
@@ -149,9 +151,10 @@ class QueueView:
     def refresh(self) -> Queue | None:
         """Ask slurmctld for jobs and nodes; ``None``: it does not answer, which is logged once."""
         self._tried_s = began = self._clock()
+        cpu_s = time.thread_time()
         queue = self._ask("list jobs and nodes", lambda client: Queue(began, client.jobs(), tuple(client.nodes())))
         if queue is not None:
-            self._cost_s = self._clock() - began
+            self._cpu_s, self._wall_s = time.thread_time() - cpu_s, self._clock() - began
             self._latest = queue
         return queue
 

@@ -102,7 +102,7 @@ def test_slurmctld_away_and_back(node: Node1) -> None:
     """Nothing is done on what is not known; when it is back, what was waiting is done."""
     node.acts.go.set()
     node.slurm.down = True
-    Shepherd(node.run_dir, option=OPTION).hello()
+    assert Shepherd(node.run_dir, option=OPTION).hello().hear() == "start"
     node.slurm.all[99] = waiting()
     row = wait_until(
         "the agent says what it does not know", lambda: ask(node, verb="status", job=7)["jobs"][0],

@@ -1,0 +1,173 @@
+"""From a job to the agent that knows it; munge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_stand_ins import NODE, Slurm, config_of, job, waiting
+
+from slurm_affinode.agent import munge
+from slurm_affinode.agent.client import AnswerError
+from slurm_affinode.agent.reach import Reach
+from slurm_affinode.errors import UnreachableError
+from slurm_affinode.process import Completed
+
+
+class Agents:
+    """Agents that know jobs: node -> raw ids."""
+
+    def __init__(
+        self, known: dict[str, set[int]], local: str | None = None, down: frozenset[str] = frozenset()
+    ) -> None:
+        self.known, self.here, self.down = known, local, down
+        self.asked: list[str] = []
+
+    def local(self, run_dir: Path, request: dict[str, Any], **_: object) -> dict[str, Any]:
+        if self.here is None:
+            raise UnreachableError("control.sock: no agent runs on this node")
+        return self._answer(self.here, request)
+
+    def node(self, host: str, port: int, node: str, request: dict[str, Any], **_: object) -> dict[str, Any]:
+        assert port == 9999
+        self.asked.append(node)
+        if node in self.down:
+            raise UnreachableError(f"the agent on {node} does not answer: Connection refused")
+        return self._answer(node, request)
+
+    def _answer(self, node: str, request: dict[str, Any]) -> dict[str, Any]:
+        if "job" in request and request["job"] not in self.known.get(node, set()):
+            raise AnswerError("unknown-job", "no such job", hint=None, exit_code=1)
+        return {"node": node, "jobs": [{"job_id": one} for one in sorted(self.known.get(node, set()))]}
+
+
+@pytest.fixture
+def reach(tmp_path: Path) -> Callable[[Agents, Slurm], Reach]:
+    def make(agents: Agents, slurm: Slurm) -> Reach:
+        config = config_of(tmp_path, agent='listen = "0.0.0.0:9999"')
+        config = replace(config, agent=replace(config.agent, node="login"))
+        return Reach(config, slurm.client, agents.local, agents.node)
+
+    return make
+
+
+MakeReach = Callable[[Agents, Slurm], Reach]
+
+
+def test_running_job_is_asked_of_its_batch_host(reach: MakeReach) -> None:
+    """From the login node, by munge; the second question goes there straight."""
+    agents = Agents({"c1": {7}})
+    way = reach(agents, slurm := Slurm({7: job()}))
+    assert way.about("7", {"verb": "status"})["node"] == "c1"
+    assert way.about("7", {"verb": "status"})["node"] == "c1"
+    assert (agents.asked, slurm.asked) == (["c1", "c1"], 1)
+
+
+def test_local_agent_is_asked_first(reach: MakeReach) -> None:
+    """On the node itself slurmctld is not needed."""
+    slurm = Slurm({}, down=True)
+    assert reach(Agents({"login": {7}}, local="login"), slurm).about("7", {"verb": "status"})["node"] == "login"
+
+
+def test_suspended_job_is_asked_of_any_node_that_sees_it(reach: MakeReach) -> None:
+    """First of the one that its comment names; one that does not answer is passed over."""
+    nodes = tuple(replace(NODE, name=name) for name in ("c1", "c2", "c3"))
+    agents = Agents({"c3": {7}}, down=frozenset({"c2"}))
+    slurm = Slurm({7: waiting(7, comment="suspended: idle 15m, on c2, wake with ...")}, nodes)
+    assert reach(agents, slurm).about("7", {"verb": "wake"})["node"] == "c3"
+    assert agents.asked == ["c2", "c1", "c3"]
+
+
+@pytest.mark.parametrize(
+    ("slurm", "agents", "code", "said"),
+    [
+        (Slurm({}), Agents({}), "unknown-job", "job 7: "),
+        (Slurm({7: job()}), Agents({"c1": set()}), "not-opted-in", "submitted without --gpu-suspend-idle"),
+        (Slurm({7: waiting(7)}), Agents({"c1": set()}), "not-suspended", "job 7 is pending, and not suspended"),
+        (Slurm({7: job(state="COMPLETED")}), Agents({}), "ended", "job 7 has ended: COMPLETED"),
+    ],
+)
+def test_what_is_wrong_has_a_name(reach: MakeReach, slurm: Slurm, agents: Agents, code: str, said: str) -> None:
+    """And exit status 1."""
+    with pytest.raises(AnswerError, match=said) as caught:
+        reach(agents, slurm).about("7", {"verb": "suspend"})
+    assert (caught.value.code, caught.value.exit_code) == (code, 1)
+
+
+def test_agent_that_cannot_be_reached(reach: MakeReach) -> None:
+    """Exit status 3, with what was tried."""
+    with pytest.raises(UnreachableError, match=r"no agent could be asked about job 7: .*c1 does not answer") as caught:
+        reach(Agents({}, down=frozenset({"c1"})), Slurm({7: job()})).about("7", {"verb": "status"})
+    assert caught.value.exit_code == 3
+
+
+def test_what_is_no_job_is_not_asked(reach: MakeReach) -> None:
+    """Nothing goes out."""
+    for text in ("--help", "7;reboot", "", "7.batch"):
+        with pytest.raises(Exception, match="job"):
+            reach(Agents({}), Slurm({})).about(text, {"verb": "status"})
+
+
+def test_everywhere(reach: MakeReach) -> None:
+    """A user's nodes, for root all with GPUs; what went wrong is told by node."""
+    nodes = tuple(replace(NODE, name=name) for name in ("c1", "c2"))
+    slurm = Slurm({7: job(), 8: job(8, user="bob", batch_host="c2", nodes=("c2",))}, nodes)
+    agents = Agents({"c1": {7}, "c2": {8}}, down=frozenset({"c2"}))
+    assert [node for node, _ in reach(agents, slurm).everywhere((), 2001, user="alice")] == ["c1"]
+    found = dict(reach(agents, slurm).everywhere((), 0, user="root"))
+    assert isinstance(found["c1"], dict)
+    assert "does not answer" in str(found["c2"])
+
+
+# --- munge
+
+CREDENTIAL = b"MUNGE:AwQFAAD0123456789abcdef:"
+
+
+def said(stdout: bytes, stderr: str, returncode: int = 0) -> Callable[..., Completed]:
+    def run(argv: tuple[str, ...], **_: object) -> Completed:
+        return Completed(argv, returncode, stdout, stderr)
+
+    return run
+
+
+def test_credential_says_who_sent_it() -> None:
+    """By the metadata of unmunge, not by the payload."""
+    message = munge.decode(
+        CREDENTIAL, run=said(b"UID: root (0)", "STATUS:           Success (0)\nUID:              alice (2001)\n")
+    )
+    assert message == munge.Message(b"UID: root (0)", 2001)
+
+
+@pytest.mark.parametrize(
+    ("credential", "stderr", "code"),
+    [
+        (b"{}", "", 0),
+        (b"MUNGE:x:", "", 0),
+        (CREDENTIAL + b"\n" + CREDENTIAL, "", 0),
+        (CREDENTIAL, "STATUS:           Replayed credential (17)\nUID:              alice (2001)\n", 17),
+        (CREDENTIAL, "STATUS:           Success (0)\n", 0),
+        (CREDENTIAL, "UID: alice (2001)\n", 0),
+    ],
+)
+def test_credential_that_munge_does_not_vouch_for(credential: bytes, stderr: str, code: int) -> None:
+    """Not one, used before, without a sender."""
+    with pytest.raises(munge.BadCredentialError):
+        munge.decode(credential, run=said(b"{}", stderr, code))
+
+
+def test_answer_is_for_one_user() -> None:
+    """munge is asked to restrict it."""
+    seen: list[tuple[str, ...]] = []
+
+    def run(argv: tuple[str, ...], **_: object) -> Completed:
+        seen.append(argv)
+        return Completed(argv, 0, CREDENTIAL + b"\n", "")
+
+    assert munge.encode(b"x", only_uid=2001, run=run) == CREDENTIAL
+    assert "--restrict-uid=2001" in seen[0]
+    with pytest.raises(UnreachableError, match="munged"):
+        munge.encode(b"x", run=said(b"", "munge: Error: Failed to access munged", 6))
