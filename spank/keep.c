@@ -298,6 +298,9 @@ void keep(const struct keeper_job *job, pid_t child, int channel)
     sigprocmask(SIG_SETMASK, &all, NULL);
     keeper.signals = signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK);
     start_witness(&keeper);
+    /* proctrack/linuxproc takes what is called slurmstepd for a part of Slurm: it would neither be counted nor signalled,
+     * nor would what runs below it be counted. The witness stays without. */
+    prctl(PR_SET_NAME, "affinode-keeper");
     for (;;) {
         struct pollfd looks[3] = {{.fd = keeper.signals, .events = POLLIN},
                                   {.fd = keeper.witness_fd, .events = POLLIN},

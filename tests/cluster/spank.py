@@ -68,7 +68,7 @@ def outputs(cluster: Cluster, pair: Pair) -> tuple[str, str]:
 
 
 def normal(text: str) -> str:
-    """Slurm's own lines name the job, the node and the time; it says where a signal came too late for a job that ended."""
+    """Slurm's own lines name job, node and time, or say that a signal came too late."""
     text = re.sub(r"^slurmstepd\S*: error: _handle_signal_container: failed signal.*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"JOB \d+ ON \w+ CANCELLED AT \S+", "JOB N ON NODE CANCELLED AT TIME", text)
     return re.sub(r"job\d{5,}", "jobN", text)
@@ -98,12 +98,16 @@ class FakeAgent:
 
     def stop(self) -> None:
         """Ends it, as a crash would."""
-        self.cluster.shell(self.node, f"pkill -KILL -f '^python3 {AGENT_PATH} serve' || true; rm -f /run/fake-agent.log")
+        self.cluster.shell(
+            self.node, f"pkill -KILL -f '^python3 {AGENT_PATH} serve' || true; rm -f /run/fake-agent.log"
+        )
 
     def remove(self) -> None:
         """Ends it and takes away what it left."""
         self.stop()
-        self.cluster.shell(self.node, "rm -rf /run/slurm-affinode/shepherd.sock /shared/slurm-affinode/images/affinode.*")
+        self.cluster.shell(
+            self.node, "rm -rf /run/slurm-affinode/shepherd.sock /shared/slurm-affinode/images/affinode.*"
+        )
 
     def log(self) -> list[dict[str, str]]:
         """What it has noted."""

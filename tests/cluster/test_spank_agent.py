@@ -13,7 +13,10 @@ pytestmark = pytest.mark.cluster
 ON = ("--partition=gpu", "--gpu-suspend-idle=5m,util=2", "--requeue")
 COUNT = "trap 'echo got USR1' USR1\nfor i in $(seq 60); do echo $i; sleep 0.2; done\nexit 5\n"
 COUNTED = "".join(f"{i}\n" for i in range(1, 61))
-AGAIN = "#!/bin/bash\necho run ${SLURM_RESTART_COUNT:-0} ${SLURM_AFFINODE_RESTORE_FAILED:-}\n[ -n \"$SLURM_RESTART_COUNT\" ] || sleep 300\n"
+AGAIN = """#!/bin/bash
+echo run ${SLURM_RESTART_COUNT:-0} ${SLURM_AFFINODE_RESTORE_FAILED:-}
+[ -n "$SLURM_RESTART_COUNT" ] || sleep 300
+"""
 PLUGSTACK = "/etc/slurm/plugstack.conf.d/slurm-affinode.conf"
 
 
@@ -56,7 +59,7 @@ def move_to(cluster: Cluster, job: str, node: str) -> None:
 
 
 def test_suspended_on_one_node_restored_on_the_other(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
-    """One job: it counts on c2, is imaged, requeued, and goes on counting on c1; its output and its status are whole."""
+    """One job: it counts on c2, is imaged, requeued, goes on counting on c1; its output and its status are whole."""
     job = suspended_on_c2(cluster, agents)
     agents["c1"].start("restore")
     move_to(cluster, job, "c1")
@@ -84,7 +87,7 @@ def test_restored_job_gets_its_signals(cluster: Cluster, agents: dict[str, FakeA
 def test_image_and_no_agent_is_held_not_begun_anew(
     cluster: Cluster, agents: dict[str, FakeAgent], short_wait: None
 ) -> None:
-    """Where nobody can restore the image the job goes back to the queue, held; released to a node with an agent it goes on."""
+    """Where nobody can restore the image the job is put back, held; released to a node with an agent it goes on."""
     job = suspended_on_c2(cluster, agents)
     move_to(cluster, job, "c1")
     wait_until(
@@ -124,7 +127,9 @@ def test_agent_that_holds(cluster: Cluster, agents: dict[str, FakeAgent]) -> Non
     cluster.wait_for_output(job, "run 0")
     agents["c2"].start("hold")
     cluster.exec("login", "scontrol", "requeue", job)
-    wait_until("the job is held", lambda: cluster.job(job), lambda job: (job["Restarts"], job["Priority"]) == ("2", "0"))
+    wait_until(
+        "the job is held", lambda: cluster.job(job), lambda job: (job["Restarts"], job["Priority"]) == ("2", "0")
+    )
     assert "slurm-affinode: the job was not started: the image is damaged" in cluster.output(job)
     assert "run 1" not in cluster.output(job)
 

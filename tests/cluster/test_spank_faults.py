@@ -25,7 +25,7 @@ def plugstack(cluster: Cluster) -> Iterator[str]:
 
 
 def starts_plainly(cluster: Cluster, why: str) -> None:
-    """The job runs outside of a namespace and ends with its own status; its standard error has one line with the reason."""
+    """The job runs outside of a namespace and ends with its own status; one line of its output has the reason."""
     job = cluster.submit(*ON_C1, script=SCRIPT)
     found = outcome(cluster, job)
     assert (found.state, found.exit_code) == ("FAILED", "6:0")

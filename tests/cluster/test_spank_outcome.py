@@ -49,8 +49,17 @@ CASES = [
     Case("daemon is left", "setsid sleep 300 </dev/null >/dev/null 2>&1 & echo left"),
     Case("interpreter is missing", "echo never", interpreter="#!/no/such/program", state="FAILED", exit_code="2:0"),
     Case("interpreter is no program", "echo never", interpreter="#!/etc/passwd", state="FAILED", exit_code="13:0"),
-    Case("interpreter with arguments", "import sys; print(sys.flags.no_site, sys.argv[1:])", interpreter="#!/usr/bin/python3 -S"),
-    Case("srun step in the batch job", "srun --ntasks=1 sh -c 'echo step; exit 3' 2>&1 | sort; exit ${PIPESTATUS[0]}", state="FAILED", exit_code="3:0"),
+    Case(
+        "interpreter with arguments",
+        "import sys; print(sys.flags.no_site, sys.argv[1:])",
+        interpreter="#!/usr/bin/python3 -S",
+    ),
+    Case(
+        "srun step in the batch job",
+        "srun --ntasks=1 sh -c 'echo step; exit 3' 2>&1 | sort; exit ${PIPESTATUS[0]}",
+        state="FAILED",
+        exit_code="3:0",
+    ),
     Case(
         "--signal=B:USR1 is trapped, the child in the foreground goes on",
         TRAP.format("USR1") + "sleep 3; echo after the child",
@@ -65,7 +74,8 @@ CASES = [
     ),
     Case(
         "scancel --batch --signal reaches the script alone",
-        TRAP.format("USR2") + "bash -c 'trap \"echo child got it\" USR2; for i in $(seq 20); do sleep 0.1; done'; echo end",
+        TRAP.format("USR2")
+        + "bash -c 'trap \"echo child got it\" USR2; for i in $(seq 20); do sleep 0.1; done'; echo end",
         act=("--batch", "--signal=USR2"),
     ),
     Case(
@@ -84,11 +94,39 @@ CASES = [
         act=("--signal=USR2",),
     ),
     Case("scancel", "echo ready; sleep 300", act=("",), state="CANCELLED", exit_code="0:0"),
-    Case("scancel of a job that traps TERM", TRAP.format("TERM") + "sleep 300\necho tidied up\nexit 4", act=("",), state="CANCELLED"),
-    Case("scancel of a job that ignores TERM", "trap '' TERM; echo ready; while :; do sleep 1; done", act=("",), state="CANCELLED"),
-    Case("scancel --signal=KILL --batch", "echo ready; sleep 300", act=("--batch", "--signal=KILL"), state="FAILED", exit_code="0:9"),
-    Case("scancel --signal=TERM --full", "echo ready; sleep 300", act=("--full", "--signal=TERM"), state="FAILED", exit_code="0:15"),
-    Case("scancel --signal=HUP --batch", "echo ready; sleep 5", act=("--batch", "--signal=HUP"), state="FAILED", exit_code=None),
+    Case(
+        "scancel of a job that traps TERM",
+        TRAP.format("TERM") + "sleep 300\necho tidied up\nexit 4",
+        act=("",),
+        state="CANCELLED",
+    ),
+    Case(
+        "scancel of a job that ignores TERM",
+        "trap '' TERM; echo ready; while :; do sleep 1; done",
+        act=("",),
+        state="CANCELLED",
+    ),
+    Case(
+        "scancel --signal=KILL --batch",
+        "echo ready; sleep 300",
+        act=("--batch", "--signal=KILL"),
+        state="FAILED",
+        exit_code="0:9",
+    ),
+    Case(
+        "scancel --signal=TERM --full",
+        "echo ready; sleep 300",
+        act=("--full", "--signal=TERM"),
+        state="FAILED",
+        exit_code="0:15",
+    ),
+    Case(
+        "scancel --signal=HUP --batch",
+        "echo ready; sleep 5",
+        act=("--batch", "--signal=HUP"),
+        state="FAILED",
+        exit_code=None,
+    ),
     Case(
         "scancel --signal=INT --full, trapped",
         TRAP.format("INT") + "sleep 30; echo slept $?; exit 9",
@@ -146,7 +184,7 @@ def test_suspended_and_resumed_by_slurm(cluster: Cluster) -> None:
 
 def test_requeued_job_begins_anew(cluster: Cluster) -> None:
     """`scontrol requeue` starts it again from the beginning, as nothing was suspended."""
-    script = "#!/bin/bash\necho ready $SLURM_RESTART_COUNT\n[ -n \"$SLURM_RESTART_COUNT\" ] || sleep 300\n"
+    script = '#!/bin/bash\necho ready $SLURM_RESTART_COUNT\n[ -n "$SLURM_RESTART_COUNT" ] || sleep 300\n'
     pair = submit_pair(cluster, script, "--requeue")
     for job in pair.both:
         cluster.wait_for_output(job, "ready")
@@ -158,7 +196,9 @@ def test_requeued_job_begins_anew(cluster: Cluster) -> None:
 
 def test_array(cluster: Cluster) -> None:
     """Each task has the option; one fails, the others do not."""
-    job = cluster.submit("--array=1-3", "--gpu-suspend-idle", wrap="echo task $SLURM_ARRAY_TASK_ID; exit $((SLURM_ARRAY_TASK_ID == 2))")
+    job = cluster.submit(
+        "--array=1-3", "--gpu-suspend-idle", wrap="echo task $SLURM_ARRAY_TASK_ID; exit $((SLURM_ARRAY_TASK_ID == 2))"
+    )
     found = [outcome(cluster, f"{job}_{task}") for task in (1, 2, 3)]
     assert [one.exit_code for one in found] == ["0:0", "1:0", "0:0"]
     assert [cluster.output(f"{job}_{task}") for task in (1, 2, 3)] == [f"task {task}\n" for task in (1, 2, 3)]
@@ -188,7 +228,10 @@ def test_killed_task_takes_the_job_with_it(cluster: Cluster) -> None:
 def test_nothing_is_left_when_the_script_ends(cluster: Cluster) -> None:
     """A daemon that a script leaves behind ends with the job."""
     job = cluster.submit(
-        "--partition=gpu", "--nodelist=c1", "--gpu-suspend-idle", wrap="setsid sleep 303 </dev/null >/dev/null 2>&1 & sleep 0.5"
+        "--partition=gpu",
+        "--nodelist=c1",
+        "--gpu-suspend-idle",
+        wrap="setsid sleep 303 </dev/null >/dev/null 2>&1 & sleep 0.5",
     )
     assert outcome(cluster, job).state == "COMPLETED"
     assert cluster.run("c1", "pgrep", "-f", "sleep 303").stdout == ""

@@ -1,4 +1,4 @@
-"""The option at submission: what is refused and how it is said, help, #SBATCH lines, limits of the site, other commands."""
+"""The option at submission: what is refused and how that is said, help, #SBATCH lines, limits of the site."""
 
 from __future__ import annotations
 
@@ -62,7 +62,13 @@ def test_help_explains_the_option(cluster: Cluster, command: str) -> None:
     """Each command's help has it, with every key."""
     said = " ".join(cluster.exec("login", command, "--help").split())
     assert "--gpu-suspend-idle=WINDOW[,key=value...] checkpoint the job when its GPUs have been idle for WINDOW" in said
-    for key in ("util=PCT", "mode=requeue|inplace", "wake=auto|hold|TIME", "when=pressure|always", "signal=NAME@SECONDS"):
+    for key in (
+        "util=PCT",
+        "mode=requeue|inplace",
+        "wake=auto|hold|TIME",
+        "when=pressure|always",
+        "signal=NAME@SECONDS",
+    ):
         assert key in said
 
 
@@ -77,7 +83,9 @@ def test_line_of_the_script(cluster: Cluster) -> None:
     assert "--gpu-suspend-idle: util 'x'" in done.stderr
 
 
-@pytest.mark.parametrize("value", ["", "=90s", "=20", "=1:30", "=01:00:00", "=1-0", "=2h,util=2.5,wake=now+1hour,when=always"])
+@pytest.mark.parametrize(
+    "value", ["", "=90s", "=20", "=1:30", "=01:00:00", "=1-0", "=2h,util=2.5,wake=now+1hour,when=always"]
+)
 def test_right_values_are_taken(cluster: Cluster, value: str) -> None:
     """Without a value too; the job runs under a shepherd."""
     job = cluster.submit(f"--gpu-suspend-idle{value}", wrap="echo $$")
@@ -94,11 +102,15 @@ def test_option_from_the_environment_of_nothing(cluster: Cluster) -> None:
 
 def test_limits_of_the_site(cluster: Cluster, site: str) -> None:
     """Window and modes outside of what plugstack.conf allows are refused; the default of the site keeps them."""
-    cluster.exec("login", "tee", site, stdin=f"{PLUGIN} default=20m,util=3 min_window=10m max_window=2h modes=requeue\n")
+    cluster.exec(
+        "login", "tee", site, stdin=f"{PLUGIN} default=20m,util=3 min_window=10m max_window=2h modes=requeue\n"
+    )
     sbatch = ("sbatch", "--wrap=true", "--test-only")
     assert "window '9m': this site allows 10m to 2h" in refused(cluster, *sbatch, "--gpu-suspend-idle=9m")
     assert "window '3h': this site allows 10m to 2h" in refused(cluster, *sbatch, "--gpu-suspend-idle=3h")
-    assert "mode 'inplace': this site allows requeue" in refused(cluster, *sbatch, "--gpu-suspend-idle=10m,mode=inplace")
+    assert "mode 'inplace': this site allows requeue" in refused(
+        cluster, *sbatch, "--gpu-suspend-idle=10m,mode=inplace"
+    )
     cluster.exec("login", *sbatch, "--gpu-suspend-idle", user="alice")
     cluster.exec("login", *sbatch, "--gpu-suspend-idle=10m", user="alice")
 
@@ -159,7 +171,9 @@ def test_without_the_option_nothing_changes(cluster: Cluster) -> None:
     assert len(step) == 1
     tree = wait_until(
         "the command runs",
-        lambda: cluster.shell("c1", 'ps -o comm= --ppid "$1"; ps -o comm= --ppid "$(pgrep --parent "$1")"', step[0]).split(),
+        lambda: cluster.shell(
+            "c1", 'ps -o comm= --ppid "$1"; ps -o comm= --ppid "$(pgrep --parent "$1")"', step[0]
+        ).split(),
         lambda names: len(names) == 2,
     )
     assert tree == ["slurm_script", "sleep"]

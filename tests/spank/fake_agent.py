@@ -81,7 +81,7 @@ def suspend(job: str) -> None:
     images = directory / "0001.tmp"
     shutil.rmtree(directory, ignore_errors=True)
     images.mkdir(parents=True)
-    streams = {number: os.readlink(f"/proc/{init}/fd/{number}") for number in (0, 1, 2)}
+    streams = {number: str(Path(f"/proc/{init}/fd/{number}").readlink()) for number in (0, 1, 2)}
     (images / "streams.json").write_text(json.dumps(streams))
     command = ("criu", "dump", f"--tree={pid_inside(root)}", f"--images-dir={images}", "--leave-stopped", *CRIU)
     inside(init, *command, "--log-file=dump.log", "--timeout=60")
@@ -90,7 +90,7 @@ def suspend(job: str) -> None:
     run("scontrol", "requeuehold", job)
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            same = os.readlink(path / "ns/pid") == os.readlink(f"/proc/{init}/ns/pid")
+            same = (path / "ns/pid").readlink() == Path(f"/proc/{init}/ns/pid").readlink()
         except OSError:
             continue
         if same and int(path.name) != init:
@@ -105,7 +105,9 @@ def restore(job: str, init: int, streams: list[int]) -> int:
     os.lseek(streams[1], 0, os.SEEK_SET)
     os.write(streams[1], (images / "out.1").read_bytes())
     inside(init, "sh", "-c", "echo 10000 >/proc/sys/kernel/ns_last_pid")
-    inherit = [f"--inherit-fd=fd[{fd}]:{paths[str(number)].lstrip('/')}" for number, fd in enumerate(streams) if number > 0]
+    inherit = [
+        f"--inherit-fd=fd[{fd}]:{paths[str(number)].lstrip('/')}" for number, fd in enumerate(streams) if number > 0
+    ]
     pidfile = Path(f"/run/fake-agent-{job}.pid")
     pidfile.unlink(missing_ok=True)
     command = ("criu", "restore", f"--images-dir={images}", "--restore-detached", f"--pidfile={pidfile}", *CRIU)
