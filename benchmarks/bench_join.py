@@ -177,7 +177,7 @@ def _join(directory: Path, plan: Plan) -> Sums:
     allocations = segments.Allocations.of(row, table["run"], table["start"], table["end"])
     since_ms, until_ms = (int(moment.timestamp() * 1000) for moment in (START, plan.until))
     cells = segments.build(allocations, taking_part=np.ones(plan.devices, bool), since=since_ms, until=until_ms)
-    totals = kernel.run(samples.blocks(index), index.pieces, allocations, cells, Thresholds())
+    totals = kernel.run_all(index, allocations, cells, Thresholds())
     each = measures.per_allocation(totals, cells, allocations)
     held = cells.sharers > 0
     sums = dict(zip(join.SUMS, (totals.sums[held].sum(axis=0) / 1000 / STEP_S).tolist(), strict=True))

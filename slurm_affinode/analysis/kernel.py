@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 
-from slurm_affinode.analysis import arraysink
+from slurm_affinode.analysis import arraysink, samples
 from slurm_affinode.analysis.block import Block, Pieces
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.analysis.segments import Allocations, Cells
@@ -28,7 +28,7 @@ def run(  # noqa: PLR0917
     thresholds: Thresholds,
     advance: Callable[[int], None] | None = None,
 ) -> Totals:
-    """Fold every block, in the order of the rows, and add up.
+    """Fold blocks, in the order of the rows, and add up.
 
     ``advance`` is told the number of rows of each block that is done. Array operations do the work, or compiled loops
     where that pays; the results are the same.
@@ -38,3 +38,19 @@ def run(  # noqa: PLR0917
     from slurm_affinode.analysis import scalarsink  # noqa: PLC0415 - Numba takes half a second to import
 
     return scalarsink.run(blocks, pieces, allocations, cells, thresholds, advance=advance)
+
+
+def run_all(
+    index: samples.Index,
+    allocations: Allocations,
+    cells: Cells,
+    thresholds: Thresholds,
+    advance: Callable[[int], None] | None = None,
+) -> Totals:
+    """The same with all samples: where the loops are compiled, each thread also reads what it folds."""
+    if not compiled(index.rows):
+        return run(samples.blocks(index), index.pieces, allocations, cells, thresholds, advance)
+    from slurm_affinode.analysis import rowgroups, scalarsink  # noqa: PLC0415
+
+    groups = rowgroups.row_groups(index)
+    return scalarsink.run(groups, index.pieces, allocations, cells, thresholds, advance=advance)

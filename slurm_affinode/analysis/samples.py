@@ -160,15 +160,15 @@ def _pieces(table: pl.DataFrame, devices: pl.DataFrame, later: pl.DataFrame | No
 
 def blocks(index: Index, *, block_rows: int = BLOCK_ROWS) -> Iterator[Block]:
     """All rows, in order."""
-    row = 0
+    row = index.sources[0].row if index.sources else 0
     before: tuple[int, pl.DataFrame] | None = None
     for frame in _frames(index, block_rows):
         if before is not None:
-            yield _block(*before, next_time=int(_times(frame)[0]))
+            yield block(*before, next_time=int(times(frame)[0]))
         before = (row, frame)
         row += len(frame)
     if before is not None:
-        yield _block(*before, next_time=FAR)
+        yield block(*before, next_time=FAR)
 
 
 def blocks_of(index: Index, wanted: Ints, *, block_rows: int = BLOCK_ROWS) -> Iterator[Block]:
@@ -185,12 +185,11 @@ def blocks_of(index: Index, wanted: Ints, *, block_rows: int = BLOCK_ROWS) -> It
         frames = None if source.path else _merged(index.store, source.day).select(COLUMNS).collect()
         for start, stop in _joined(pieces.row[mine], pieces.end[mine], block_rows):
             if source.path is not None:
-                lazy = pl.scan_parquet(source.path).select(COLUMNS)
-                frame = _collect(lazy.slice(start - source.row, stop - start), source.path)
+                frame = rows_of(source.path, start - source.row, stop - start)
             else:
                 assert frames is not None  # noqa: S101 - read above
                 frame = frames[start - source.row : stop - source.row]
-            yield _block(start, frame, next_time=FAR)
+            yield block(start, frame, next_time=FAR)
 
 
 def _joined(start: Ints, end: Ints, most: int) -> Iterator[tuple[int, int]]:
@@ -217,17 +216,23 @@ def _frames(index: Index, block_rows: int) -> Iterator[pl.DataFrame]:
             for frame in lazy.collect_batches(maintain_order=True):
                 yield from [frame] if len(frame) <= block_rows else frame.iter_slices(block_rows)
         except (OSError, pl.exceptions.PolarsError) as error:
-            raise _damaged(paths[0].parents[1], error) from error
+            raise damaged(paths[0].parents[1], error) from error
+
+
+def rows_of(path: Path, start: int, count: int) -> pl.DataFrame:
+    """Some rows of a part. Raises ``UnreachableError``."""
+    return _collect(pl.scan_parquet(path).select(COLUMNS).slice(start, count), path)
 
 
 def _collect(lazy: pl.LazyFrame, path: Path) -> pl.DataFrame:
     try:
         return lazy.collect()
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
 
 
-def _damaged(where: Path, error: Exception) -> UnreachableError:
+def damaged(where: Path, error: Exception) -> UnreachableError:
+    """What is raised for a part that cannot be read."""
     return UnreachableError(
         f"{where}: the GPU history cannot be read: {error}",
         hint="remove the directory of the damaged day and take its files in again",
@@ -242,8 +247,8 @@ def _columns(paths: Sequence[Path]) -> list[str]:
             break
         try:
             meta = pq.read_metadata(path)
-        except (OSError, pa.ArrowException) as error:
-            raise _damaged(path, error) from error
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise damaged(path, error) from error
         absent = [name for name in absent if not _has_values(meta, name)]
     return [name for name in COLUMNS if name not in absent]
 
@@ -258,15 +263,17 @@ def _has_values(meta: pq.FileMetaData, name: str) -> bool:
     return False
 
 
-def _block(row: int, frame: pl.DataFrame, *, next_time: int) -> Block:
+def block(row: int, frame: pl.DataFrame, *, next_time: int) -> Block:
+    """The rows of a frame, of which the first has number ``row``."""
     columns: dict[str, Column] = {}
     for series in frame.iter_columns():
         if series.name != "time" and (missing := series.null_count()) < len(series):
             whole = series.rechunk()
             # Filled first: converting missing values takes four times as long.
             columns[series.name] = Column((whole.fill_null(math.nan) if missing else whole).to_numpy(), missing == 0)
-    return Block(row, _times(frame), columns, next_time)
+    return Block(row, times(frame), columns, next_time)
 
 
-def _times(frame: pl.DataFrame) -> Ints:
+def times(frame: pl.DataFrame) -> Ints:
+    """Milliseconds."""
     return frame["time"].rechunk().to_numpy().view(np.int64)

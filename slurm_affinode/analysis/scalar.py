@@ -10,25 +10,28 @@ All functions here stay within what Numba compiles.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import numpy as np
-import numpy.typing as npt
 
 from slurm_affinode.analysis.block import IDLE, Classes, Float32s, Int32s
+from slurm_affinode.analysis.compiled import compiled, inlined
+from slurm_affinode.analysis.scalararrays import (
+    EARLIEST,
+    END,
+    FB,
+    HELD,
+    INSIDE,
+    LATEST,
+    POWER,
+    START,
+    UTIL,
+    Chunk,
+    State,
+    Stretches,
+    Timeline,
+    Values,
+    Words,
+)
 from slurm_affinode.analysis.segments import FAR, Floats, Ints
-
-try:
-    # Untyped on purpose: type checks must not depend on whether it is installed.
-    numba: Any = importlib.import_module("numba")
-except ImportError:  # pragma: no cover - depends on what is installed
-    numba = None
-
-UTIL, FB, POWER = 4, 6, 9
-"""The first column of ``join.SUMS`` of each metric: value x time; behind it, the time with a value; for all but UTIL,
-behind that, value x time while idle."""
 
 CHUNK = 4096
 """Samples of a cell that are worked on at once."""
@@ -38,114 +41,7 @@ _INFINITY = np.int32(0x7F800000)
 """The bits of a 32-bit float."""
 
 
-Words = npt.NDArray[np.uint64]
-
-
-class Values(NamedTuple):
-    """The rows of a block. A metric that the block lacks is NaN throughout."""
-
-    time: Ints
-    present: Ints
-    """Of ``util``, ``fb``, ``power``: 0 where the block lacks it, 1 where values are missing, 2 where none is."""
-    util: Float32s
-    engine: Float32s
-    sm: Float32s
-    tensor: Float32s
-    dram: Float32s
-    fb: Float32s
-    power: Float32s
-
-
-class Stretches(NamedTuple):
-    """``block.Pieces``."""
-
-    device: Ints
-    row: Ints
-    end: Ints
-    step: Ints
-    limit: Floats
-    next_time: Ints
-
-
-class Timeline(NamedTuple):
-    """``segments.Cells`` and what is needed of the allocations."""
-
-    offset: Ints
-    """First cell of each device, and the number of cells behind the last."""
-    cells: Ints
-    """A row per cell, one cache line: start, end, earliest and latest start of its owners, whether it lies inside the
-    asked interval, whether a run that counts holds it."""
-    owner_offset: Ints
-    owners: Ints
-
-
-START, END, EARLIEST, LATEST, INSIDE, HELD, CELL_WIDTH = 0, 1, 2, 3, 4, 5, 8
-
-
-class State(NamedTuple):
-    """What one thread sums up."""
-
-    sums: Floats
-    peak: Int32s
-    """The memory of 32-bit floats; -1 where there is no value."""
-    partly_cell: Ints
-    partly_sums: Floats
-    partly_time: Ints
-    counters: Ints
-    """Number of ``partly_*`` rows, gaps, ms in gaps, samples within the interval."""
-
-
-class Open(NamedTuple):
-    """Idle windows; of those that may go on, one per allocation."""
-
-    rows: Ints
-    """A row per allocation, one cache line: its start, whether it counts; number and longest of its windows; begin and
-    end of the open one."""
-    share: Floats
-    """Of the open window."""
-    bin_counts: Ints
-    bin_share: Floats
-    bounds: Ints
-    """Bounds of the bins, ms."""
-
-
-OWNER_START, COUNTED, WINDOWS, LONGEST, OPEN_BEGIN, OPEN_END, OPEN_WIDTH = 0, 1, 2, 3, 4, 5, 8
-
-
-class Chunk(NamedTuple):
-    """Memory of one thread for the samples that it works on."""
-
-    weight: Int32s
-    activity: Classes
-    words: Words
-    """The same memory as ``activity``, eight classes in one word."""
-    idle: Ints
-    """Idle time found: rows of cell, begin, end, and the time at which an allocation must have held the device."""
-
-
-def _compiled(function: Callable[..., Any], *, inline: bool = False) -> Callable[..., Any]:
-    """``function``, compiled on its first call where Numba is there; the machine code is kept where it can be."""
-    if numba is None:  # pragma: no cover - depends on what is installed
-        return function
-    # Sums may be taken in any order; NaN must go on meaning what it means.
-    options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
-    result: Callable[..., Any]
-    if inline:
-        result = numba.njit(inline="always", **options)(function)
-        return result
-    try:
-        result = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # pragma: no cover - nowhere to keep it
-        result = numba.njit(**options)(function)
-    return result
-
-
-def _inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, made part of each function that calls it: handing arrays over costs more than these do."""
-    return _compiled(function, inline=True)
-
-
-@_inlined
+@inlined
 def add(  # noqa: PLR0917
     sums: Floats, row: int, duration: int, activity: int, util: float, fb: float, power: float
 ) -> None:
@@ -170,7 +66,7 @@ def add(  # noqa: PLR0917
 # slice that lives in one function alone costs nothing.
 
 
-@_compiled
+@compiled
 def weigh(times: Ints, first: int, size: int, out: Int32s) -> np.int32:
     """Distance of each of ``size`` times to the following; return the largest."""
     time, following, weight = times[first : first + size], times[first + 1 : first + size + 1], out[:size]
@@ -182,7 +78,7 @@ def weigh(times: Ints, first: int, size: int, out: Int32s) -> np.int32:
     return most
 
 
-@_compiled
+@compiled
 def classify(v: Values, first: int, size: int, idle_pct: float, low_pct: float, out: Classes) -> None:  # noqa: PLR0917
     """The class of each sample: 0 busy, 1 low, 2 idle, 3 unknown."""
     util, engine, sm = v.util[first : first + size], v.engine[first : first + size], v.sm[first : first + size]
@@ -199,7 +95,7 @@ def classify(v: Values, first: int, size: int, idle_pct: float, low_pct: float, 
         kind[j] = np.uint8(x <= idle_pct) + np.uint8(x <= low_pct) + np.uint8(x < 0)
 
 
-@_inlined
+@inlined
 def sum_up(  # noqa: PLR0917
     values: Float32s,
     low: int,
@@ -228,7 +124,7 @@ def sum_up(  # noqa: PLR0917
     sums[cell, column + 2] += while_idle
 
 
-@_inlined
+@inlined
 def sum_complete(  # noqa: PLR0917
     values: Float32s,
     low: int,
@@ -251,7 +147,7 @@ def sum_complete(  # noqa: PLR0917
     sums[cell, column + 2] += while_idle
 
 
-@_inlined
+@inlined
 def sum_plainly(  # noqa: PLR0917
     values: Float32s, low: int, high: int, offset: int, weights: Int32s, sums: Floats, cell: int
 ) -> None:
@@ -263,7 +159,7 @@ def sum_plainly(  # noqa: PLR0917
     sums[cell, UTIL] += total
 
 
-@_inlined
+@inlined
 def sum_known(  # noqa: PLR0917
     values: Float32s, low: int, high: int, offset: int, weights: Int32s, sums: Floats, cell: int
 ) -> None:
@@ -279,7 +175,7 @@ def sum_known(  # noqa: PLR0917
     sums[cell, UTIL + 1] += known
 
 
-@_inlined
+@inlined
 def raise_peak(bits: Int32s, first: int, last: int, peaks: Int32s, cell: int) -> None:
     """Raise the peak of ``cell`` to the largest of the values in the rows ``first`` to ``last``.
 
@@ -293,7 +189,7 @@ def raise_peak(bits: Int32s, first: int, last: int, peaks: Int32s, cell: int) ->
     peaks[cell] = max(peaks[cell], most)
 
 
-@_inlined
+@inlined
 def change(kinds: Classes, words: Words, at: int, high: int) -> np.int64:
     """The first row behind ``at - 1``, before ``high``, of another class than that row, else ``high``."""
     j, end, kind = np.uint64(at), np.uint64(high), kinds[at - 1]
@@ -308,7 +204,7 @@ def change(kinds: Classes, words: Words, at: int, high: int) -> np.int64:
     return np.int64(j)
 
 
-@_compiled
+@compiled
 def first_cell(cells: Ints, low: int, high: int, time: int) -> int:
     """The cell in which ``time`` lies, of the cells ``low`` to ``high``."""
     while high - low > 1:
@@ -320,7 +216,7 @@ def first_cell(cells: Ints, low: int, high: int, time: int) -> int:
     return low
 
 
-@_compiled
+@compiled
 def behind(time: Ints, first: int, stop: int, end: int, step: int) -> int:
     """The first row of ``first < row < stop`` with ``time[row] >= end``, else ``stop``."""
     if stop == first or time[stop - 1] < end:
@@ -345,49 +241,7 @@ def behind(time: Ints, first: int, stop: int, end: int, step: int) -> int:
     return found
 
 
-@_inlined
-def end_window(allocation: int, o: Open) -> None:
-    """Count the open idle window of ``allocation``."""
-    length = o.rows[allocation, OPEN_END] - o.rows[allocation, OPEN_BEGIN]
-    if length > 0:
-        o.rows[allocation, WINDOWS] += 1
-        o.rows[allocation, LONGEST] = max(o.rows[allocation, LONGEST], length)
-        if o.rows[allocation, COUNTED]:
-            at = 0
-            for bound in o.bounds:
-                at += length >= bound
-            o.bin_counts[at] += 1
-            o.bin_share[at] += o.share[allocation]
-
-
-@_compiled
-def give_idle(idle: Ints, line: Timeline, o: Open) -> None:
-    """Give idle time, in the order of the rows, to the owners of its cell that held the device early enough: the time
-    goes on with their open windows, or ends them and begins new ones."""
-    for e in range(len(idle)):
-        cell, begin, end, taken = idle[e, 0], idle[e, 1], idle[e, 2], idle[e, 3]
-        low, high = line.owner_offset[cell], line.owner_offset[cell + 1]
-        for n in range(low, high):
-            a = line.owners[n]
-            if o.rows[a, OWNER_START] > taken:
-                continue
-            if o.rows[a, OPEN_END] == begin:
-                o.share[a] += (end - begin) / (high - low)
-            else:
-                end_window(a, o)
-                o.rows[a, OPEN_BEGIN] = begin
-                o.share[a] = (end - begin) / (high - low)
-            o.rows[a, OPEN_END] = end
-
-
-@_compiled
-def end_all_windows(o: Open) -> None:
-    """Count the idle windows that are open when all blocks are done."""
-    for allocation in range(len(o.rows)):
-        end_window(allocation, o)
-
-
-@_inlined
+@inlined
 def record(events: Ints, at: int, cell: int, begin: int, end: int, taken: int) -> int:  # noqa: PLR0917
     """Note idle time, unless it has no length; return the number of notes."""
     if end <= begin:
@@ -399,7 +253,7 @@ def record(events: Ints, at: int, cell: int, begin: int, end: int, taken: int) -
     return at + 1
 
 
-@_compiled
+@compiled
 def fold(  # noqa: PLR0917, PLR0915
     row: int,
     next_time: int,

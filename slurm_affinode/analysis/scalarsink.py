@@ -6,18 +6,23 @@ import queue
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from slurm_affinode.analysis import scalar, windows
+from slurm_affinode.analysis import decode, rowgroups, scalar, scalararrays, scalarwindows, windows
 from slurm_affinode.analysis.block import FB, FRACTIONS, POWER, UTIL, Block, Pieces
 from slurm_affinode.analysis.join import SUMS
 from slurm_affinode.analysis.result import Thresholds
+from slurm_affinode.analysis.rowgroups import Decoder, RowGroup
 from slurm_affinode.analysis.segments import Allocations, Cells, Ints, build
 from slurm_affinode.analysis.totals import Totals
+from slurm_affinode.errors import UnreachableError
 
 WORKERS = 2
 _AHEAD = 1
+Number = TypeVar("Number", np.int64, np.float32)
 _METRICS = (UTIL, *FRACTIONS, FB, POWER)
 
 
@@ -28,27 +33,41 @@ class _Worker:
         self.state = _state(cells)
         self._cells = len(cells)
         activity = np.zeros(scalar.CHUNK, np.uint8)
-        self._chunk = scalar.Chunk(
+        self._chunk = scalararrays.Chunk(
             weight=np.empty(scalar.CHUNK, np.int32),
             activity=activity,
             words=activity.view(np.uint64),
             idle=np.empty((0, 4), np.int64),
         )
         self._nothing = np.empty(0, np.float32)
+        self._decoder = Decoder()
 
-    def fold(self, block: Block, stretches: scalar.Stretches, line: scalar.Timeline, thresholds: Thresholds) -> Ints:
-        """Add a block; return the idle time in it."""
+    def fold(
+        self,
+        rows: Block | RowGroup,
+        stretches: scalararrays.Stretches,
+        line: scalararrays.Timeline,
+        thresholds: Thresholds,
+    ) -> Ints:
+        """Add a block, read first where it is still to be read; return the idle time in it."""
+        block = rows if isinstance(rows, Block) else rows.read(self._decoder)
+        values = self._values(block)
+        if not decode.in_order(values.time, block.row, stretches.end):
+            raise UnreachableError(
+                f"the GPU history is damaged: times of the samples from number {block.row:,} on are not in order",
+                hint="remove the directory of the damaged day and take its files in again",
+            )
         room = len(block) + self._cells + 1
         if len(self._chunk.idle) < room:
             # Of memory that is never touched the system makes nothing.
             self._chunk = self._chunk._replace(idle=np.empty((room, 4), np.int64))
         found = scalar.fold(
-            block.row, block.next_time, self._values(block), stretches, line,
+            block.row, block.next_time, values, stretches, line,
             np.float32(thresholds.idle_pct), np.float32(thresholds.low_pct), self.state, self._chunk,
         )  # fmt: skip
         return self._chunk.idle[:found].copy()
 
-    def _values(self, block: Block) -> scalar.Values:
+    def _values(self, block: Block) -> scalararrays.Values:
         count = len(block)
         if len(self._nothing) < count:
             self._nothing = np.full(count, np.nan, np.float32)
@@ -57,11 +76,18 @@ class _Worker:
             [1 + block.columns[name].complete if name in block.columns else 0 for name in (UTIL, FB, POWER)], np.int64
         )
         values = (block.columns[name].values if name in block.columns else nothing for name in _METRICS)
-        return scalar.Values(block.time, present, *values)
+        return scalararrays.Values(_constant(block.time), present, *map(_constant, values))
+
+
+def _constant(values: npt.NDArray[Number]) -> npt.NDArray[Number]:
+    """A view that cannot be written to. The loops would be compiled once more for each mixture of such and others."""
+    view = values[:]
+    view.flags.writeable = False
+    return view
 
 
 def run(
-    blocks: Iterable[Block],
+    blocks: Iterable[Block | RowGroup],
     pieces: Pieces,
     allocations: Allocations,
     cells: Cells,
@@ -72,13 +98,15 @@ def run(
 ) -> Totals:
     """Fold every block, in the order of the rows, and add up. ``advance`` is told the rows of each block done."""
     line, still_open = _timeline(cells), _open(allocations)
-    stretches = scalar.Stretches(pieces.device, pieces.row, pieces.end, pieces.step, pieces.limit, pieces.next_time)
+    stretches = scalararrays.Stretches(
+        pieces.device, pieces.row, pieces.end, pieces.step, pieces.limit, pieces.next_time
+    )
     everyone = [_Worker(cells) for _ in range(workers)]
     at_rest: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
     for worker in everyone:
         at_rest.put(worker)
 
-    def work(block: Block) -> Ints:
+    def work(block: Block | RowGroup) -> Ints:
         worker = at_rest.get()
         try:
             return worker.fold(block, stretches, line, thresholds)
@@ -89,7 +117,7 @@ def run(
 
     def take() -> None:
         rows, future = waiting.popleft()
-        scalar.give_idle(future.result(), line, still_open)
+        scalarwindows.give_idle(future.result(), line, still_open)
         if advance is not None:
             advance(rows)
 
@@ -101,11 +129,11 @@ def run(
                 take()
         while waiting:
             take()
-    scalar.end_all_windows(still_open)
+    scalarwindows.end_all_windows(still_open)
     return _totals([worker.state for worker in everyone], still_open)
 
 
-def _totals(states: list[scalar.State], ended: scalar.Open) -> Totals:
+def _totals(states: list[scalararrays.State], ended: scalararrays.Open) -> Totals:
     sums, peak = states[0].sums, states[0].peak
     for state in states[1:]:
         sums += state.sums
@@ -119,8 +147,8 @@ def _totals(states: list[scalar.State], ended: scalar.Open) -> Totals:
         partly_cell=np.concatenate([s.partly_cell[rows] for s, rows in zip(states, partly, strict=True)]),
         partly_sums=np.concatenate([s.partly_sums[rows] for s, rows in zip(states, partly, strict=True)]),
         partly_time=np.concatenate([s.partly_time[rows] for s, rows in zip(states, partly, strict=True)]),
-        windows=ended.rows[:, scalar.WINDOWS].copy(),
-        longest_ms=ended.rows[:, scalar.LONGEST].copy(),
+        windows=ended.rows[:, scalararrays.WINDOWS].copy(),
+        longest_ms=ended.rows[:, scalararrays.LONGEST].copy(),
         window_counts=ended.bin_counts,
         window_share_ms=ended.bin_share,
         gap_ms=gap_ms,
@@ -129,13 +157,13 @@ def _totals(states: list[scalar.State], ended: scalar.Open) -> Totals:
     )
 
 
-def _timeline(cells: Cells) -> scalar.Timeline:
+def _timeline(cells: Cells) -> scalararrays.Timeline:
     devices = int(cells.device[-1]) + 1 if len(cells) else 0
-    rows = np.zeros((len(cells), scalar.CELL_WIDTH), np.int64)
+    rows = np.zeros((len(cells), scalararrays.CELL_WIDTH), np.int64)
     columns = (cells.start, cells.end, cells.earliest_start, cells.latest_start, cells.inside, cells.held)
     for position, column in enumerate(columns):
         rows[:, position] = column
-    return scalar.Timeline(
+    return scalararrays.Timeline(
         offset=np.searchsorted(cells.device, np.arange(devices + 1)),
         cells=rows,
         owner_offset=cells.owner_offset,
@@ -143,10 +171,10 @@ def _timeline(cells: Cells) -> scalar.Timeline:
     )
 
 
-def _state(cells: Cells) -> scalar.State:
+def _state(cells: Cells) -> scalararrays.State:
     # At most one sample reaches across the start of a cell.
     partly = int(np.count_nonzero(cells.earliest_start < cells.latest_start))
-    return scalar.State(
+    return scalararrays.State(
         sums=np.zeros((len(cells), len(SUMS))),
         peak=np.full(len(cells), -1, np.int32),
         partly_cell=np.zeros(partly, np.int64),
@@ -156,12 +184,12 @@ def _state(cells: Cells) -> scalar.State:
     )
 
 
-def _open(allocations: Allocations) -> scalar.Open:
-    rows = np.zeros((len(allocations), scalar.OPEN_WIDTH), np.int64)
-    rows[:, scalar.OWNER_START] = allocations.start
-    rows[:, scalar.COUNTED] = allocations.counted
-    rows[:, scalar.OPEN_BEGIN] = rows[:, scalar.OPEN_END] = -1
-    return scalar.Open(
+def _open(allocations: Allocations) -> scalararrays.Open:
+    rows = np.zeros((len(allocations), scalararrays.OPEN_WIDTH), np.int64)
+    rows[:, scalararrays.OWNER_START] = allocations.start
+    rows[:, scalararrays.COUNTED] = allocations.counted
+    rows[:, scalararrays.OPEN_BEGIN] = rows[:, scalararrays.OPEN_END] = -1
+    return scalararrays.Open(
         rows=rows,
         share=np.zeros(len(allocations)),
         bin_counts=np.zeros(len(windows.BOUNDS_S) + 1, np.int64),
@@ -172,6 +200,7 @@ def _open(allocations: Allocations) -> scalar.Open:
 
 def warm_up() -> None:
     """Compile the loops, or load their machine code: some seconds the first time, half a second later."""
+    rowgroups.warm_up()
     one, none = np.ones(1, np.int64), np.zeros(1, np.int64)
     allocations = Allocations.of(none, none, none, one)
     cells = build(allocations, taking_part=np.ones(1, np.bool_), since=0, until=1)

@@ -132,7 +132,7 @@ def _join(  # noqa: PLR0917
         if advance is not None:
             advance(done, index.rows)
 
-    summed = kernel.run(samples.blocks(index), index.pieces, allocations, cells, query.thresholds, advance=report)
+    summed = kernel.run_all(index, allocations, cells, query.thresholds, report)
     gpu_runs = allocating.gpu_runs(runs, mapped)
     return _Joined(runs, nodes, index, mapped, gpu_runs, allocations, buckets, cells, summed)
 

@@ -7,6 +7,7 @@ fifth more room; row groups of 256 Ki rows let a reader of few devices skip the 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -45,6 +46,10 @@ JOBS: dict[str, pl.DataType] = {
 
 _STRINGS = tuple(name for name, dtype in IDENTITY.items() if dtype == pl.String())
 _DICTIONARY = ["device", "index", "job", "util_pct", "fb_used_mib", "fb_total_mib", "xid", *_STRINGS]
+_PAGES = {"data_page_size": 16 * ROW_GROUP} | (
+    # Before it could be told, pyarrow did not limit the rows of a page.
+    {"max_rows_per_page": ROW_GROUP} if "max_rows_per_page" in inspect.signature(pq.write_table).parameters else {}
+)
 _METRIC_TYPES = {name: pa.int32() if dtype == pl.Int32() else pa.float32() for name, dtype in METRICS.items()}
 _SCHEMA = pa.schema(
     [
@@ -154,6 +159,7 @@ class PartWriter:
             use_dictionary=_DICTIONARY,
             column_encoding={"time": "DELTA_BINARY_PACKED"},
             store_schema=False,
+            **_PAGES,
             sorting_columns=[pq.SortingColumn(0), pq.SortingColumn(1)],
         )
         return self

@@ -19,12 +19,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_affinode.analysis import arraysink, measures, samples, scalar, scalarsink, sweep, windows
+from slurm_affinode.analysis import (
+    arraysink,
+    measures,
+    rowgroups,
+    samples,
+    scalar,
+    scalarsink,
+    scalarwindows,
+    sweep,
+    windows,
+)
+from slurm_affinode.analysis import compiled as compiling
 from slurm_affinode.analysis.block import BUSY, IDLE, LOW, UNKNOWN, Block
 from slurm_affinode.analysis.join import SUMS
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.analysis.segments import Allocations, build
 from slurm_affinode.analysis.totals import Totals
+from slurm_affinode.history import parts
 from slurm_affinode.history.schema import SAMPLES
 from slurm_affinode.history.store import SampleStore
 
@@ -192,22 +204,30 @@ def allocations(draw: st.DrawFn, devices: int, since: int, until: int) -> list[H
 
 def by_plain_loop(*arguments: Any) -> Totals:
     """The loop of ``scalar`` as Python, not compiled."""
-    plain = {name: value.py_func for name, value in vars(scalar).items() if hasattr(value, "py_func")}
     with contextlib.ExitStack() as stack:
-        for name, function in plain.items():
-            stack.enter_context(mock.patch.object(scalar, name, function))
+        for module in (scalar, scalarwindows):
+            for name, value in [*vars(module).items()]:
+                if hasattr(value, "py_func"):
+                    stack.enter_context(mock.patch.object(module, name, value.py_func))
         stack.enter_context(mock.patch.object(scalar, "CHUNK", 8))
         return scalarsink.run(*arguments)
 
 
 def compiled(*arguments: Any) -> Totals:
     """The same, compiled."""
-    if scalar.numba is None:
+    if compiling.numba is None:
         pytest.skip("Numba is not installed")
     return scalarsink.run(*arguments)
 
 
-@pytest.mark.parametrize("run", [arraysink.run, by_plain_loop, compiled], ids=["arrays", "loop", "compiled"])
+def decoded(*arguments: Any) -> Totals:
+    """Compiled, and row groups are read by the thread that folds them."""
+    return compiled(*arguments)
+
+
+@pytest.mark.parametrize(
+    "run", [arraysink.run, by_plain_loop, compiled, decoded], ids=["arrays", "loop", "compiled", "decoded"]
+)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
 def test_join_agrees_with_taking_every_sample_by_itself(run: Callable[..., Totals], data: st.DataObject) -> None:
@@ -221,7 +241,8 @@ def test_join_agrees_with_taking_every_sample_by_itself(run: Callable[..., Total
     cuts = data.draw(st.lists(st.integers(since, until), max_size=8))
     size = data.draw(st.integers(1, 12))
     with tempfile.TemporaryDirectory() as directory:
-        store = store_of(Path(directory), histories)
+        with mock.patch.object(parts, "ROW_GROUP", size):
+            store = store_of(Path(directory), histories)
         index = samples.read_index(
             store, EPOCH + timedelta(milliseconds=since), EPOCH + timedelta(milliseconds=until), max_gap_steps=3
         )
@@ -242,7 +263,7 @@ def test_join_agrees_with_taking_every_sample_by_itself(run: Callable[..., Total
             cut_device=np.repeat(np.arange(len(order)), len(cuts)),
             cut_time=np.tile(np.array(cuts, np.int64) + EPOCH_MS, len(order)),
         )
-        blocks = split(samples.blocks(index), size)
+        blocks = rowgroups.row_groups(index) if run is decoded else split(samples.blocks(index), size)
         with mock.patch.object(sweep, "TILE_ROWS", data.draw(st.integers(1, 8))):
             summed = run(blocks, index.pieces, allocated, cells, THRESHOLDS)
         store.close()

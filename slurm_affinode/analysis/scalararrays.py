@@ -1,0 +1,99 @@
+"""The arrays that the compiled loops of ``scalar`` and ``scalarwindows`` work on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_affinode.analysis.block import Classes, Float32s, Int32s
+from slurm_affinode.analysis.segments import Floats, Ints
+
+UTIL, FB, POWER = 4, 6, 9
+"""The first column of ``join.SUMS`` of each metric: value x time; behind it, the time with a value; for all but UTIL,
+behind that, value x time while idle."""
+
+Words = npt.NDArray[np.uint64]
+
+
+class Values(NamedTuple):
+    """The rows of a block. A metric that the block lacks is NaN throughout."""
+
+    time: Ints
+    present: Ints
+    """Of ``util``, ``fb``, ``power``: 0 where the block lacks it, 1 where values are missing, 2 where none is."""
+    util: Float32s
+    engine: Float32s
+    sm: Float32s
+    tensor: Float32s
+    dram: Float32s
+    fb: Float32s
+    power: Float32s
+
+
+class Stretches(NamedTuple):
+    """``block.Pieces``."""
+
+    device: Ints
+    row: Ints
+    end: Ints
+    step: Ints
+    limit: Floats
+    next_time: Ints
+
+
+class Timeline(NamedTuple):
+    """``segments.Cells`` and what is needed of the allocations."""
+
+    offset: Ints
+    """First cell of each device, and the number of cells behind the last."""
+    cells: Ints
+    """A row per cell, one cache line: start, end, earliest and latest start of its owners, whether it lies inside the
+    asked interval, whether a run that counts holds it."""
+    owner_offset: Ints
+    owners: Ints
+
+
+START, END, EARLIEST, LATEST, INSIDE, HELD, CELL_WIDTH = 0, 1, 2, 3, 4, 5, 8
+
+
+class State(NamedTuple):
+    """What one thread sums up."""
+
+    sums: Floats
+    peak: Int32s
+    """The memory of 32-bit floats; -1 where there is no value."""
+    partly_cell: Ints
+    partly_sums: Floats
+    partly_time: Ints
+    counters: Ints
+    """Number of ``partly_*`` rows, gaps, ms in gaps, samples within the interval."""
+
+
+class Open(NamedTuple):
+    """Idle windows; of those that may go on, one per allocation."""
+
+    rows: Ints
+    """A row per allocation, one cache line: its start, whether it counts; number and longest of its windows; begin and
+    end of the open one."""
+    share: Floats
+    """Of the open window."""
+    bin_counts: Ints
+    bin_share: Floats
+    bounds: Ints
+    """Bounds of the bins, ms."""
+
+
+OWNER_START, COUNTED, WINDOWS, LONGEST, OPEN_BEGIN, OPEN_END, OPEN_WIDTH = 0, 1, 2, 3, 4, 5, 8
+
+
+class Chunk(NamedTuple):
+    """Memory of one thread for the samples that it works on."""
+
+    weight: Int32s
+    activity: Classes
+    words: Words
+    """The same memory as ``activity``, eight classes in one word."""
+    idle: Ints
+    """Idle time found: rows of cell, begin, end, and the time at which an allocation must have held the device."""
