@@ -427,7 +427,7 @@ class Agent:
 
     def settle(self) -> None:
         """Let the copies to the shared store end."""
-        self.aftermath._pool.shutdown(wait=True)
+        self.aftermath.settle()
         self.keeper._stop.set()
 
     def images(self, *, shared: bool) -> list[int]:

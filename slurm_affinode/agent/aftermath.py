@@ -5,10 +5,8 @@ None of it can fail the suspension: what does not succeed is tried again, or log
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from slurm_affinode.agent import words
 from slurm_affinode.agent.journal import JournalError, Record
@@ -61,7 +59,8 @@ class Aftermath:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._pool = ThreadPoolExecutor(_COPIES_AT_ONCE, "copy")
+        self._turn = threading.Semaphore(_COPIES_AT_ONCE)
+        self._copies: list[threading.Thread] = []
         self._stop = threading.Event()
         self._later: Callable[[Record], None] = lambda record: None
 
@@ -76,7 +75,11 @@ class Aftermath:
     def stop(self) -> None:
         """No further attempts; the journal has what is left to do."""
         self._stop.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def settle(self) -> None:
+        """Wait for the copies that are under way."""
+        for thread in list(self._copies):
+            thread.join()
 
     # --- the job runs on
 
@@ -96,8 +99,10 @@ class Aftermath:
         self._note(record)
         job_id = record.key.job_id
         self._comment(job_id, words.suspended(facts.get("why") or "", facts.get("gpu_bytes") or 0, str(job_id)))
-        with contextlib.suppress(RuntimeError):  # the agent ends: the journal has it
-            self._pool.submit(self._copy, record)
+        # A daemon: the agent may end in the middle of a copy; the next one takes it up where it ended.
+        thread = threading.Thread(target=self._copy, args=(record,), name=f"copy-{job_id}", daemon=True)
+        self._copies = [*(one for one in self._copies if one.is_alive()), thread]
+        thread.start()
 
     def _note(self, record: Record) -> None:
         parts, facts = self._parts, record.facts
@@ -122,7 +127,8 @@ class Aftermath:
                 image = self.local_image(record)
                 if image is None or parts.shared is None:
                     break
-                parts.local.copy(image, parts.shared)
+                with self._turn:
+                    parts.local.copy(image, parts.shared)
                 began_ms = round(float(record.facts["began"]) * 1000)
                 key = record.key
                 parts.ledger.write(
@@ -138,7 +144,8 @@ class Aftermath:
                 if not self._asleep(record):
                     break
                 self._stop.wait(_RETRY_S)
-        if not self._stop.is_set():
+        # The job may be on its way back by now, and its journal another's.
+        if not self._stop.is_set() and parts.journal.record(record.key).phase is Phase.QUEUED:
             self._close(record)
 
     def _asleep(self, record: Record) -> bool:

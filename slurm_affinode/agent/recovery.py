@@ -263,9 +263,20 @@ class JobKeeper:
             for store in (parts.local, parts.shared):
                 for name in [] if store is None else store.sweep(live, cluster=parts.cluster, young_s=_YOUNG_S):
                     parts.log.info("removed %s: its job is over", name)
+            self._forget_journals()
             parts.notes.unclaim((parts.cluster, job_id) for job_id in ids)
         except (AffinodeError, OSError) as error:
             parts.log.warning("sweep: %s", error)
+
+    def _forget_journals(self) -> None:
+        """Restores that ended with their shepherd: nothing is left to be done about them."""
+        parts = self._parts
+        for record in parts.journal.open_records():
+            facts = record.facts
+            if record.phase is Phase.RESTORING and not parts.processes.alive(
+                int(facts["init_pid"]), int(facts["init_started"])
+            ):
+                record.close()
 
     def over(self, key: JobKey, began_ms: int) -> None:
         """A job that slept is over: its images go, and the ledger is told."""

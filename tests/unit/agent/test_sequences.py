@@ -50,7 +50,7 @@ def recovered(world, node="c1"):
             waiting = list(agent.keeper._waiting.values())
         for record in waiting:
             agent.keeper._try(record)
-    agent.aftermath._pool.shutdown(wait=True)
+    agent.aftermath.settle()
     return agent
 
 
