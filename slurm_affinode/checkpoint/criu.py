@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from slurm_affinode import process
-from slurm_affinode.checkpoint import namespace
+from slurm_affinode.checkpoint import localfiles, namespace
 from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
 from slurm_affinode.checkpoint.interface import (
     CheckpointError,
@@ -121,8 +121,9 @@ class Criu:
         missing = self._stragglers(tree, inventory)
         if missing:
             raise DumpFailed(f"processes are missing in the image: {', '.join(map(str, sorted(missing)))}")
+        kept = localfiles.save(namespace.members(tree.init_pid).values(), directory_fd)
         wall_s = time.monotonic() - began
-        return DumpResult(inventory.size, inventory.pids, wall_s, inventory.frozen_s, version)
+        return DumpResult(inventory.size + kept, inventory.pids, wall_s, inventory.frozen_s, version)
 
     @staticmethod
     def _stragglers(tree: Tree, inventory: Inventory) -> set[int]:
@@ -147,6 +148,7 @@ class Criu:
         deadline = time.monotonic() + timeout_s
         with _work_directory() as (work, work_fd):
             try:
+                localfiles.put_back(init_pid, directory_fd)
                 self._raise_pids(init_pid, inventory.numbers)
                 argv = [
                     *self._in_cgroups_of(init_pid), *self._inside(init_pid),

@@ -44,7 +44,7 @@ class HelperLost(CudaError):
 
 
 class DumpFailed(CheckpointError):
-    """No image was made. The tree is as it was before (CRIU lets it go on where it had stopped it)."""
+    """No image was made. The tree is unharmed; where it was not CRIU that failed it is still stopped (SIGCONT)."""
 
 
 class RestoreFailed(CheckpointError):

@@ -25,7 +25,20 @@ SOURCE = Path(__file__).with_name("checkpoint")
 TARGET = "/usr/local/share/checkpoint-test"
 PYTHON = "/opt/slurm-affinode/bin/python"
 ANSWER_S = 120.0
-FEATURES = ("memory", "threads", "files", "shm", "pipes", "sockets", "timers", "children", "output", "gpu", "gpus")
+FEATURES = (
+    "memory",
+    "threads",
+    "files",
+    "shm",
+    "named",
+    "pipes",
+    "sockets",
+    "timers",
+    "children",
+    "output",
+    "gpu",
+    "gpus",
+)
 
 
 class DriveError(Exception):
@@ -143,6 +156,20 @@ def test_it_comes_back_on_another_gpu(drive: Callable[..., Drive]) -> None:
     on("restore", True)
     assert on("gpu_processes") == [0, 1]
     assert on("finish")["found"] == whole(("gpu",))
+
+
+def test_files_of_the_node_come_along(drive: Callable[..., Drive]) -> None:
+    """To a node that has none of them; one of another job in their place is left alone, and the restore refused."""
+    on = drive()
+    on("start", ["named"])
+    on("dump")
+    on("local_files", "change")
+    with pytest.raises(DriveError, match="is there already, and is another one"):
+        on("restore")
+    on("local_files", "remove")
+    on("restore")
+    assert on("finish")["found"] == whole(("named",))
+    assert on("local_files", "owner") == [2001]
 
 
 def test_a_dump_can_be_taken_back(drive: Callable[..., Drive]) -> None:

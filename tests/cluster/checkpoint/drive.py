@@ -231,6 +231,18 @@ class Session:
         with (self.work / "read").open("a") as file:
             file.write("somebody else\n")
 
+    def local_files(self, what: str) -> list[int]:
+        """Remove or change what the workload has on this node alone; whose it is."""
+        memory, directory = Path(f"/dev/shm/workload-{UID}"), Path(f"/tmp/workload-{UID}")  # noqa: S108
+        self.end()
+        if what == "remove":
+            memory.unlink()
+            shutil.rmtree(directory)
+        elif what == "change":
+            with memory.open("r+b") as file:
+                file.write(b"another job")
+        return sorted({path.stat().st_uid for path in (memory, directory, directory / "deep") if path.exists()})
+
     def members(self) -> list[int]:
         """Processes of the namespace of the last run."""
         return sorted(namespace.members(self.init))

@@ -122,6 +122,32 @@ def shm(_: Path) -> Iterator[Check | str]:
     yield check
 
 
+def named(_: Path) -> Iterator[Check | str]:
+    """Files of the node with a name: shared memory, a file in a directory of its own, a named pipe."""
+    name = f"workload-{os.getuid()}"
+    path, directory = Path(f"/dev/shm/{name}"), Path(f"/tmp/{name}")  # noqa: S108
+    for stale in (path, directory / "deep" / "scratch", directory / "fifo"):
+        stale.unlink(missing_ok=True)
+    with path.open("w+b") as file:
+        file.truncate(3 * MIB)
+        shared = mmap.mmap(file.fileno(), 3 * MIB)
+    shared[MIB : MIB + 5] = b"named"
+    (directory / "deep").mkdir(parents=True, exist_ok=True)
+    scratch = (directory / "deep" / "scratch").open("w+")
+    scratch.write("written")
+    scratch.flush()
+    os.mkfifo(directory / "fifo")
+    fifo = os.open(directory / "fifo", os.O_RDWR)
+    os.write(fifo, b"waiting")
+
+    def check() -> str:
+        scratch.seek(0)
+        found = (shared[MIB : MIB + 5], path.read_bytes()[MIB : MIB + 5], scratch.read(), os.read(fifo, 100))
+        return "ok" if found == (b"named", b"named", "written", b"waiting") else wrong(found)
+
+    yield check
+
+
 def pipes(_: Path) -> Iterator[Check | str]:
     """A pipe with bytes in it, an epoll and an eventfd."""
     reading, writing = os.pipe()
@@ -310,7 +336,7 @@ def gpus(_: Path) -> Iterator[Check | str]:
 
 FEATURES = {
     f.__name__: f
-    for f in (memory, threads, files, shm, pipes, sockets, timers, children, output, gpu, gpus)
+    for f in (memory, threads, files, shm, named, pipes, sockets, timers, children, output, gpu, gpus)
 }  # fmt: skip
 
 

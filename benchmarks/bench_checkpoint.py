@@ -1,0 +1,269 @@
+"""Dump and restore of a real tree: what is added to bare `criu`, and how near a dump comes to the disk's own speed.
+
+    python benchmarks/bench_checkpoint.py                    on a node, as root, with criu 4.1 or newer
+    python benchmarks/bench_checkpoint.py --cluster NAME     the same in a compute container of that cluster
+
+Peers, in the same run, on the same tree and the same file system: `criu dump` and `criu restore` with the same options,
+and writing as many bytes in order, durable at the end. They take turns; each is the median of `--rounds`. Targets: less
+than 300 ms added to the dump and to the restore of a small tree (64 MiB), and 80 % of the disk's speed for a large one
+(4 GiB).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slurm_affinode.checkpoint import namespace as ns
+from slurm_affinode.checkpoint.criu import Criu
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import Image, Tree
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
+
+ADDED_MS = 300.0
+DISK_SHARE = 0.8
+MIB = 1 << 20
+
+INIT = """
+import os, subprocess, sys, time
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
+if len(sys.argv) > 2 and os.fork() == 0:
+    os.setsid()
+    for fd in (0, 1, 2):
+        os.dup2(os.open("/dev/null", os.O_RDWR), fd)
+    os.closerange(3, 100)
+    os.execv(sys.executable, [sys.executable, "-c", sys.argv[2], sys.argv[3], sys.argv[4]])
+open(sys.argv[1] + ".up", "w").close()
+while True:
+    try:
+        os.waitpid(-1, 0)
+    except ChildProcessError:
+        time.sleep(0.005)
+"""
+WORK = """
+import random, sys, time
+block = random.randbytes(1 << 20)
+held = [bytearray(block) for _ in range(int(sys.argv[1]))]
+for number, one in enumerate(held):
+    one[:8] = number.to_bytes(8, "little")
+open(sys.argv[2] + ".ready", "w").close()
+while True:
+    time.sleep(60)
+"""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Seconds, medians."""
+
+    size: int
+    bare_dump: float
+    our_dump: float
+    bare_restore: float
+    our_restore: float
+    verify: float
+    write: float
+
+
+def wait_for(path: Path) -> None:
+    """Until a file is there."""
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        if time.monotonic() > deadline:
+            sys.exit(f"{path} did not come")
+        time.sleep(0.01)
+
+
+@contextmanager
+def namespace(work: Path, mib: int = 0) -> Iterator[int]:
+    """PID 1 of a namespace, with a tree of one process that holds so many MiB, or without."""
+    token = work / f"run-{time.monotonic_ns()}"
+    command = ["unshare", "--pid", "--mount", "--fork", "--kill-child", sys.executable, "-c", INIT, str(token)]
+    if mib:
+        command += [WORK, str(mib), str(token)]
+    made = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        wait_for(token.with_name(token.name + (".ready" if mib else ".up")))
+        children = Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text().split()
+        yield int(children[0])
+    finally:
+        made.kill()
+        made.wait()
+
+
+def sync(directory: Path) -> None:
+    """Make a directory's files durable, as ours are."""
+    for path in directory.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def bare_dump(init: int, root_ns: int, directory: Path) -> float:
+    """`criu dump` with the same options."""
+    directory.mkdir()
+    began = time.monotonic()
+    subprocess.run(
+        ["nsenter", f"--target={init}", "--pid", "--mount", "--", "criu", "dump", f"--tree={root_ns}",
+         f"--images-dir={directory}", "--log-file=dump.log", "--leave-running", "--manage-cgroups=ignore",
+         "--shell-job", "--tcp-close", "--ext-unix-sk", "--timeout=600"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    sync(directory)
+    return time.monotonic() - began
+
+
+def bare_restore(work: Path, directory: Path) -> float:
+    """`criu restore` with the same options."""
+    with namespace(work) as init:
+        inside = ["nsenter", f"--target={init}", "--pid", "--mount", "--"]
+        subprocess.run([*inside, "sh", "-c", "echo 5000 >/proc/sys/kernel/ns_last_pid"], check=True)
+        began = time.monotonic()
+        subprocess.run(
+            [*inside, "criu", "restore", f"--images-dir={directory}", "--log-file=restore.log", "--restore-detached",
+             "--manage-cgroups=ignore", "--shell-job", "--tcp-close", "--ext-unix-sk"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        return time.monotonic() - began
+
+
+def write_alone(path: Path, size: int) -> float:
+    """So many bytes in order, durable at the end."""
+    block = os.urandom(4 * MIB)
+    began = time.monotonic()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(max(1, size // len(block))):
+            file.write(block)
+        os.fsync(file.fileno())
+    took = time.monotonic() - began
+    path.unlink()
+    return took
+
+
+def measure(work: Path, mib: int, rounds: int) -> Figures:
+    """One size of tree."""
+    store, criu, key = DirectoryStore(work / "images", bytes(32)), Criu(), JobKey("bench", 1, 1)
+    criu.check()
+    facts = Manifest(
+        key=key, seq=0, uid=0, gid=0, node="", restarts=0, started_epoch=0.0, dumped_epoch=0.0, option=SuspendOption(),
+        versions=Versions("", "", ""), root_pid=0, cuda_pids=(), gpus=(), gpu_bytes=0, outputs=(), files=(),
+    )  # fmt: skip
+    found: dict[str, list[float]] = {name: [] for name in Figures.__dataclass_fields__ if name != "size"}
+    size = 0
+
+    def bare() -> None:
+        found["bare_dump"].append(bare_dump(init, root_ns, work / "bare"))
+
+    def ours() -> None:
+        began = time.monotonic()
+        with store.begin(key, uid=0, estimate=mib * MIB) as writer:
+            writer.follow()
+            criu.dump(Tree(init, root, root_ns), writer.criu_fd, timeout_s=600)
+            images.append(writer.commit(replace(facts, root_pid=root_ns)))
+        found["our_dump"].append(time.monotonic() - began)
+        for pid in ns.members(init).values():
+            os.kill(pid, signal.SIGCONT)
+
+    def write() -> None:
+        found["write"].append(write_alone(work / "alone", mib * MIB))
+
+    images: list[Image] = []
+    for number in range(rounds):
+        with namespace(work, mib) as init:
+            ((root_ns, root),) = ns.members(init).items()
+            turns = [bare, ours, write]
+            for turn in turns[number % 3 :] + turns[: number % 3]:
+                os.sync()
+                turn()
+        image = images[-1]
+        size = image.manifest.size
+        found["bare_restore"].append(bare_restore(work, work / "bare"))
+        with namespace(work) as init:
+            again = store.find(LiveRun(replace(key, submit_epoch=2), 0, 1))
+            assert again is not None
+            began = time.monotonic()
+            store.verify(again)
+            found["verify"].append(time.monotonic() - began)
+            began = time.monotonic()
+            fd = store.open_criu(again)
+            criu.restore(init, fd, [], root_pid_ns=again.manifest.root_pid, timeout_s=600)
+            os.close(fd)
+            found["our_restore"].append(time.monotonic() - began)
+        store.remove(image)
+        shutil.rmtree(work / "bare")
+    store.close()
+    return Figures(size, **{name: statistics.median(values) for name, values in found.items()})
+
+
+def show(mib: int, figures: Figures) -> None:
+    """What was found."""
+    rate = figures.size / MIB
+    print(f"\ntree of {mib} MiB, image of {figures.size / MIB:.0f} MiB")
+    for what, seconds in (
+        ("criu dump, made durable", figures.bare_dump), ("our dump: digested, signed, durable", figures.our_dump),
+        ("writing as many bytes", figures.write), ("criu restore", figures.bare_restore),
+        ("our restore", figures.our_restore), ("verification before it", figures.verify),
+    ):  # fmt: skip
+        print(f"  {what:38} {seconds * 1000:8.0f} ms  {rate / seconds:7.0f} MiB/s")
+
+
+def in_container(cluster: str, arguments: list[str]) -> int:
+    """Run this very file, with this checkout's package, on a compute node of a cluster."""
+    repository = Path(__file__).resolve().parents[1]
+    container = f"{cluster}_c1_1"
+    target = "/tmp/bench-checkpoint"  # noqa: S108 - in the container
+    pack = subprocess.Popen(
+        ["tar", "-C", str(repository), "--exclude=__pycache__", "-cf", "-", "slurm_affinode", "benchmarks"],
+        stdout=subprocess.PIPE,
+    )
+    unpack = f"rm -rf {target} && mkdir {target} && tar -C {target} -xf -"
+    subprocess.run(["docker", "exec", "-i", container, "sh", "-c", unpack], stdin=pack.stdout, check=True)
+    command = ["/opt/slurm-affinode/bin/python", f"{target}/benchmarks/bench_checkpoint.py", *arguments]
+    return subprocess.run(["docker", "exec", f"--env=PYTHONPATH={target}", container, *command], check=False).returncode
+
+
+def main() -> int:
+    """Measure, compare, 1 where a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=4096, help="size of the large tree")
+    parser.add_argument("--small-mib", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--directory", type=Path, default=Path("/var/lib/slurm-affinode"), help="on the disk to measure"
+    )
+    parser.add_argument("--cluster", help="name of a container cluster to run in")
+    arguments = parser.parse_args()
+    if arguments.cluster:
+        passed = [f"--mib={arguments.mib}", f"--small-mib={arguments.small_mib}", f"--rounds={arguments.rounds}"]
+        return in_container(arguments.cluster, passed)
+    if os.geteuid() != 0 or shutil.which("criu") is None:
+        print("not measured: it needs root and criu 4.1 or newer (or --cluster NAME)")
+        return 0
+    with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="bench-") as name:
+        small = measure(Path(name), arguments.small_mib, arguments.rounds)
+        show(arguments.small_mib, small)
+        large = measure(Path(name), arguments.mib, arguments.rounds)
+        show(arguments.mib, large)
+    dump_ms, restore_ms = ((small.our_dump - small.bare_dump) * 1000, (small.our_restore - small.bare_restore) * 1000)
+    restore_ms += small.verify * 1000
+    share = large.write / large.our_dump
+    print(f"\nadded to the dump of the small tree     {dump_ms:6.0f} ms   target: less than {ADDED_MS:.0f}")
+    print(f"added to its restore, with verification {restore_ms:6.0f} ms   target: less than {ADDED_MS:.0f}")
+    print(f"large dump, share of the disk's speed   {share:6.2f}      target: at least {DISK_SHARE}")
+    print(f"large dump, times bare criu             {large.our_dump / large.bare_dump:6.2f}")
+    return 0 if dump_ms < ADDED_MS and restore_ms < ADDED_MS and share >= DISK_SHARE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""Files of the node that a tree has open by name: shared memory in ``/dev/shm``, temporary files in ``/tmp``.
+
+CRIU opens such files again by their path, and on another node there are none. So the dump keeps a copy of those that
+belong to the job's user, and a restore makes those that are missing: as that user, below the root of the job's own
+mount namespace, following no link out of it. A file that is there but is another one is not touched; the restore is
+refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import stat
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from slurm_affinode.checkpoint import rootdir
+from slurm_affinode.checkpoint.interface import DumpFailed, ImageDamaged, RestoreFailed
+from slurm_affinode.checkpoint.namespace import PROC
+
+INDEX = "local.json"
+PLACES = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108 - these are what it is about
+_CHUNK = 1 << 20
+_LIMIT = 16 << 20
+_DELETED = " (deleted)"
+_SYS_OPENAT2 = 437
+_RESOLVE = 0x02 | 0x10  # RESOLVE_NO_MAGICLINKS | RESOLVE_IN_ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """One of them, or a directory above it that belongs to the user too."""
+
+    path: str
+    kind: str
+    """``file``, ``fifo`` or ``directory``."""
+    mode: int
+    copy: str | None = None
+    """Name of its contents in the image."""
+    size: int = 0
+
+
+def save(pids: Collection[int], directory_fd: int, *, places: Sequence[str] = PLACES, proc: Path = PROC) -> int:
+    """Copy them into CRIU's directory, with the tree stopped; how many bytes. Raises ``DumpFailed``."""
+    found: dict[str, LocalFile] = {}
+    owner: tuple[int, int] | None = None
+    total = 0
+    try:
+        for link, path in _open_files(pids, places, proc):
+            if path in found:
+                continue
+            facts = link.stat()
+            owner = owner or _owner(pids, proc)
+            if owner is None or facts.st_uid != owner[0]:
+                continue
+            for above in _above(path, owner[0], proc / str(next(iter(pids))) / "root", places):
+                found.setdefault(above.path, above)
+            mode = stat.S_IMODE(facts.st_mode)
+            if stat.S_ISREG(facts.st_mode):
+                name = f"local-{len(found)}"
+                found[path] = LocalFile(path, "file", mode, name, facts.st_size)
+                total += _copy_in(link, directory_fd, name)
+            elif stat.S_ISFIFO(facts.st_mode):
+                found[path] = LocalFile(path, "fifo", mode)
+            elif stat.S_ISDIR(facts.st_mode):
+                found[path] = LocalFile(path, "directory", mode)
+        if found and owner is not None:
+            index = {"uid": owner[0], "gid": owner[1], "files": [asdict(one) for one in found.values()]}
+            rootdir.write(directory_fd, INDEX, json.dumps(index).encode())
+    except OSError as error:
+        raise DumpFailed(f"a temporary file of the job cannot be kept: {error.strerror}: {error.filename}") from None
+    return total
+
+
+def _open_files(pids: Collection[int], places: Sequence[str], proc: Path) -> Iterator[tuple[Path, str]]:
+    """What descriptors, mappings and working directories lead to, by its name."""
+    for pid in pids:
+        base = proc / str(pid)
+        links = [base / "cwd"]
+        for directory in ("fd", "map_files"):
+            with suppress(OSError):
+                links += [base / directory / entry.name for entry in os.scandir(base / directory)]
+        for link in links:
+            with suppress(OSError):
+                path = os.readlink(link)  # noqa: PTH115 - "pipe:[1]" is no path
+                if path.startswith(tuple(f"{place}/" for place in places)) and not path.endswith(_DELETED):
+                    yield link, path
+
+
+def _owner(pids: Collection[int], proc: Path) -> tuple[int, int] | None:
+    for pid in pids:
+        with suppress(OSError):
+            facts = (proc / str(pid)).stat()
+            return facts.st_uid, facts.st_gid
+    return None
+
+
+def _above(path: str, uid: int, root: Path, places: Sequence[str]) -> list[LocalFile]:
+    """Directories between the place and the file, from the top; only those of the user can be made again."""
+    found = []
+    for above in reversed(Path(path).parents):
+        if str(above) in ("/", *places) or not str(above).startswith(tuple(f"{place}/" for place in places)):
+            continue
+        with suppress(OSError):
+            facts = Path(f"{root}{above}").stat(follow_symlinks=False)
+            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == uid:
+                found.append(LocalFile(str(above), "directory", stat.S_IMODE(facts.st_mode)))
+    return found
+
+
+def _copy_in(link: Path, directory_fd: int, name: str) -> int:
+    """Blocks of zeros become holes."""
+    source = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        target = os.open(name, flags, rootdir.FILE_MODE, dir_fd=directory_fd)
+        try:
+            return _copy(source, target)
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+
+
+def _copy(source: int, target: int) -> int:
+    at = 0
+    while chunk := os.pread(source, _CHUNK, at):
+        if chunk.count(0) != len(chunk):
+            done = 0
+            while done < len(chunk):
+                done += os.pwrite(target, chunk[done:], at + done)
+        at += len(chunk)
+    os.ftruncate(target, at)
+    return at
+
+
+def put_back(init_pid: int, directory_fd: int, *, places: Sequence[str] = PLACES, proc: Path = PROC) -> list[str]:
+    """Make those that are missing in the mount namespace of a process; their paths. Raises ``RestoreFailed``."""
+    if INDEX not in rootdir.names(directory_fd):
+        return []
+    try:
+        index = json.loads(rootdir.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT))
+        files = [LocalFile(**one) for one in index["files"]]
+        uid, gid = int(index["uid"]), int(index["gid"])
+    except (ImageDamaged, ValueError, TypeError, KeyError) as error:
+        raise RestoreFailed(f"the image's list of temporary files cannot be read: {error}") from None
+    made: list[str] = []
+    failed: list[str] = []
+    root = os.open(proc / str(init_pid) / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def make() -> None:
+        # Of this thread alone: files are made as the user makes them, wherever a path may lead.
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.setfsgid(gid)
+        libc.setfsuid(uid)
+        for one in files:
+            try:
+                if one.path.startswith(tuple(f"{place}/" for place in places)) and _make(root, one, directory_fd):
+                    made.append(one.path)
+            except OSError as error:
+                failed.append(f"{one.path}: {error.strerror}")
+                return
+
+    try:
+        thread = threading.Thread(target=make, name="local-files")
+        thread.start()
+        thread.join()
+    finally:
+        os.close(root)
+    if failed:
+        raise RestoreFailed(f"a temporary file cannot be put back: {failed[0]}")
+    return made
+
+
+def _make(root: int, one: LocalFile, directory_fd: int) -> bool:
+    """Make a file where there is none; whether it was made. ``OSError`` where another one is in its place."""
+    path = Path(one.path)
+    parent = _open_below(root, str(path.parent))
+    try:
+        try:
+            there = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError:
+            _create(parent, path.name, one, directory_fd)
+            return True
+        if not _equal(parent, path.name, one, there, directory_fd):
+            raise OSError(17, "is there already, and is another one", one.path)
+        return False
+    finally:
+        os.close(parent)
+
+
+def _create(parent: int, name: str, one: LocalFile, directory_fd: int) -> None:
+    if one.kind == "directory":
+        os.mkdir(name, one.mode, dir_fd=parent)
+    elif one.kind == "fifo":
+        os.mkfifo(name, one.mode, dir_fd=parent)
+    else:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, one.mode, dir_fd=parent)
+        try:
+            source = _saved(one, directory_fd)
+            try:
+                _copy(source, fd)
+            finally:
+                os.close(source)
+            os.fchmod(fd, one.mode)
+        except OSError:
+            os.unlink(name, dir_fd=parent)
+            raise
+        finally:
+            os.close(fd)
+
+
+def _equal(parent: int, name: str, one: LocalFile, there: os.stat_result, directory_fd: int) -> bool:
+    """Whether what is there is what was there: on the node that it was on before, nobody has touched it."""
+    kinds = {"directory": stat.S_ISDIR, "fifo": stat.S_ISFIFO, "file": stat.S_ISREG}
+    if not kinds[one.kind](there.st_mode):
+        return False
+    if one.kind != "file":
+        return True
+    if there.st_size != one.size:
+        return False
+    fd, source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent), _saved(one, directory_fd)
+    try:
+        at = 0
+        while at < one.size:
+            chunk = os.pread(fd, _CHUNK, at)
+            if not chunk or chunk != os.pread(source, _CHUNK, at):
+                return False
+            at += len(chunk)
+        return True
+    finally:
+        os.close(fd)
+        os.close(source)
+
+
+def _saved(one: LocalFile, directory_fd: int) -> int:
+    """Its copy in the image, which the user may not open: as root for a moment."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    uid = libc.setfsuid(0)
+    try:
+        return os.open(one.copy or "", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+    finally:
+        libc.setfsuid(uid)
+
+
+def _open_below(root: int, path: str) -> int:
+    """A directory, with ``root`` as the root of its path and of every link on the way."""
+    how = (ctypes.c_uint64 * 3)(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE)
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = int(libc.syscall(_SYS_OPENAT2, root, path.encode(errors="surrogateescape"), how, ctypes.sizeof(how)))
+    if fd < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return fd
