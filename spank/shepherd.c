@@ -124,9 +124,9 @@ static void take_message(struct shepherd *shepherd, const struct message *messag
             restored(shepherd, message->pid);
         break;
     case VERB_WAIT:
-        shepherd->answer_ns = now_ns() + ANSWER_NS;
-        if (shepherd->options.image)
-            shepherd->hold_ns = now_ns() + (int64_t)shepherd->options.agent_wait_s * SECOND_NS;
+        /* It works on an image, also where the plugin saw none: from now on the script must not be started beside it. */
+        shepherd->options.image = true;
+        shepherd->hold_ns = now_ns() + (int64_t)shepherd->options.agent_wait_s * SECOND_NS;
         break;
     case VERB_HOLD:
         if (waiting)
