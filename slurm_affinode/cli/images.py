@@ -134,18 +134,25 @@ def verify(*, config: Config, jobs: tuple[str, ...], quiet: bool, as_json: bool)
 
 
 @images.command()
+@click.argument("jobs", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--yes", is_flag=True, help="With JOBS: yes, what these jobs have done since they started is lost.")
 @click.option(
     "--young", default="10m", show_default=True, metavar="SPAN", help="Leave what is younger: its job may be new."
 )
 @json_option
 @config_file
-def prune(*, config: Config, dry_run: bool, young: str, as_json: bool) -> int:
+def prune(*, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, young: str, as_json: bool) -> int:
     """Remove images whose job is over, and what broken writes have left. The agent does so by itself.
 
     Slurm is asked for its jobs; where it does not answer, nothing is removed.
+
+    With JOBS (job ids) all images of these jobs go, also of one that sleeps: it then starts from its beginning. That
+    needs --yes.
     """
     young_s = parse_span_s(young)
+    if jobs:
+        return _give_up(config, jobs, dry_run=dry_run, yes=yes, as_json=as_json)
     with open_client(config.slurm.backend) as slurm, _stores(config) as stores:  # type: ignore[arg-type]
         cluster = slurm.config().get("ClusterName") or config.cluster.name
         if not cluster:
@@ -160,6 +167,29 @@ def prune(*, config: Config, dry_run: bool, young: str, as_json: bool) -> int:
             for store in stores
             for name in store.sweep(live, cluster=cluster, young_s=young_s, dry_run=dry_run)
         ]
+    return _tell(removed, dry_run=dry_run, as_json=as_json)
+
+
+def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, as_json: bool) -> int:
+    if not yes and not dry_run:
+        raise InputError(
+            "the images of these jobs are all that is left of them", hint="say --yes, or --dry-run to look"
+        )
+    removed = []
+    with _stores(config) as stores:
+        for store in stores:
+            for found in _chosen(store, jobs):
+                if isinstance(found, ImageDamaged):
+                    warn(f"left, because it is damaged and its job may want to know: {found}")
+                    continue
+                if not dry_run:
+                    store.remove(found)
+                name = f"{found.manifest.key.name}/{found.manifest.seq:04d}"
+                removed.append({"store": str(store.path), "image": name})
+    return _tell(removed, dry_run=dry_run, as_json=as_json)
+
+
+def _tell(removed: Sequence[dict[str, str]], *, dry_run: bool, as_json: bool) -> int:
     if as_json:
         print_json({"removed": [] if dry_run else removed, "would_remove": removed if dry_run else []})
         return 0

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.cli.images import images
+from slurm_affinode.errors import InputError
 from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
 
 KEY = bytes(64)
@@ -76,6 +77,15 @@ def test_a_damaged_image_is_told(config: Path) -> None:
     status, text = run("list", "--config", config)
     assert status == 1
     assert "damaged" in text
+
+
+def test_a_sleeping_job_is_given_up_only_when_asked_twice(config: Path) -> None:
+    """Its image is all that is left of it."""
+    with pytest.raises(InputError, match="all that is left"):
+        run("prune", "123", "--config", config)
+    assert run("prune", "123", "--dry-run", "--config", config)[1].startswith("would remove alpha.123/0001")
+    assert run("prune", "123", "--yes", "--config", config)[1].startswith("removed alpha.123/0001")
+    assert run("prune", "123", "--yes", "--config", config)[1] == "nothing to remove\n"
 
 
 def test_a_job_without_image_is_no_success(config: Path) -> None:
