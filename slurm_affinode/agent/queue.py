@@ -80,6 +80,8 @@ def waiting_of(job: Job) -> Waiting:
         memory_mib=-(-memory_mib(job.tres_requested.get("mem")) // nodes),
         features=job.features,
         reservation=job.reservation,
+        required_nodes=job.nodes_required,
+        excluded_nodes=job.nodes_excluded,
     )
 
 

@@ -141,6 +141,10 @@ class Job:
     exit_signal: int | None
     steps: tuple[Step, ...] | None = None
     """Steps that run now; ``None`` where they were not asked for."""
+    nodes_required: tuple[str, ...] = ()
+    """Nodes that have to be among its nodes (``--nodelist``)."""
+    nodes_excluded: tuple[str, ...] = ()
+    """Nodes that it does not take (``--exclude``)."""
 
     @property
     def id(self) -> str:

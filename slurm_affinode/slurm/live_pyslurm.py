@@ -59,6 +59,8 @@ def _job(job: Mapping[str, Any]) -> Job:
         expected_end=None if ended or limit is None else end,
         time_limit_s=limit,
         nodes=live.nodes(_joined(job["allocated_nodes"])),
+        nodes_required=live.nodes(_joined(job.get("required_nodes"))),
+        nodes_excluded=live.nodes(_joined(job.get("excluded_nodes"))),
         batch_host=live.word(job["batch_host"]),
         node_count=job["num_nodes"],
         cpus=job["cpus"],

@@ -30,6 +30,7 @@ JOB = (
     "system_comment", "dependencies", "working_directory", "command", "standard_input", "standard_output",
     "standard_error", "is_batch_job", "exit_code_signal",
 )  # fmt: skip
+JOB_NODES = ("required_nodes", "excluded_nodes")
 STEP = ("job_id", "id", "name", "state", "allocated_nodes", "start_time", "ntasks")
 NODE = (
     "name", "state", "reason", "reason_user", "reason_time", "configured_gres", "allocated_gres", "partitions",
@@ -116,6 +117,7 @@ def _one(pyslurm: Any, job: int) -> dict[str, Any]:
 
 def _job(job: Any, steps: bool) -> dict[str, Any]:
     found = {name: getattr(job, name) for name in JOB}
+    found |= {name: getattr(job, name, None) for name in JOB_NODES}
     found["tres_requested"], found["tres_allocated"] = _tres(job.requested_tres), _tres(job.allocated_tres)
     if steps:
         found["steps"] = [_step(step) for step in job.steps.values()]

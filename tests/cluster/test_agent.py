@@ -1,0 +1,270 @@
+"""The agent on a live cluster: what it shows, to whom, and what it survives."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from cluster.driver import WORKLOADS, Cluster, ClusterError, wait_until
+
+pytestmark = pytest.mark.cluster
+
+CONFIG = "/etc/slurm-affinode/config.toml"
+IDLE = f"exec {WORKLOADS}/idle_after.py --busy 2 --idle 600"
+PID = "/run/slurm-affinode-agent.pid"
+
+# Sends one line to the agent of a node and prints what comes back.
+SEND = r"""
+import socket, sys
+with socket.create_connection((sys.argv[1], 9403), timeout=10) as sock:
+    sock.sendall(sys.stdin.buffer.read().strip() + b"\n")
+    print(sock.makefile("rb").read().decode())
+"""
+
+
+@pytest.fixture(autouse=True)
+def agents_are_there(cluster: Cluster) -> None:
+    """Also after a test that has ended one."""
+    for node in ("c1", "c2"):
+        wait_until(f"the agent of {node} answers", lambda node=node: answers(cluster, node))  # type: ignore[misc]
+
+
+def answers(cluster: Cluster, node: str) -> bool:
+    return cluster.run(node, "slurm-affinode", "status", "--json").returncode == 0
+
+
+def submit(cluster: Cluster, option: str = "20s", *more: str, script: str = IDLE, user: str = "alice") -> str:
+    """A job with one GPU and the option, running; its id."""
+    job = cluster.submit(
+        "--partition=gpu", "--gres=gpu:1", "--nodelist=c1", f"--gpu-suspend-idle={option}", *more,
+        wrap=script, user=user,
+    )  # fmt: skip
+    cluster.wait_for_state(job, "RUNNING")
+    return job
+
+
+def status(cluster: Cluster, job: str, user: str = "alice", node: str = "login") -> dict[str, Any]:
+    """What status says of one job."""
+    row: dict[str, Any] = json.loads(cluster.exec(node, "slurm-affinode", "status", job, "--json", user=user))["jobs"][
+        0
+    ]
+    return row
+
+
+def watched(cluster: Cluster, job: str, good: Callable[[dict[str, Any]], bool], **where: str) -> dict[str, Any]:
+    """Waits until what status says is good."""
+
+    def look() -> dict[str, Any] | None:
+        try:
+            row = status(cluster, job, **where)
+        except ClusterError:
+            return None  # its shepherd has not said hello yet
+        return row if row["idle"] is not None and row["next"] is not None and good(row) else None
+
+    found = wait_until(f"status of job {job} is as it has to be", look)
+    assert found is not None
+    return found
+
+
+def restart_agent(cluster: Cluster, node: str, signal: str = "KILL") -> None:
+    """Ends the agent; what started it starts the next one."""
+    old = cluster.exec(node, "cat", PID).strip()
+    cluster.shell(node, f"kill -{signal} {old}")
+    wait_until("another agent runs", lambda: cluster.exec(node, "cat", PID).strip(), lambda pid: pid != old)
+    wait_until("it answers", lambda: answers(cluster, node))
+
+
+@pytest.fixture
+def configured(cluster: Cluster) -> Iterator[Callable[[str], None]]:
+    """Adds a line to the section [suspend] of node c1 and restarts its agent; undone after the test."""
+    saved = cluster.exec("c1", "cat", CONFIG)
+
+    def change(line: str) -> None:
+        cluster.exec("c1", "tee", CONFIG, stdin=saved.replace("[suspend]\n", f"[suspend]\n{line}\n"))
+        restart_agent(cluster, "c1", "TERM")
+
+    yield change
+    cluster.exec("c1", "tee", CONFIG, stdin=saved)
+    restart_agent(cluster, "c1", "TERM")
+
+
+def test_job_is_shown_through_its_idle_window(cluster: Cluster) -> None:
+    """Busy, then idle for longer and longer, then a full window, and why nothing comes of it."""
+    job = submit(cluster, "6s", script=f"exec {WORKLOADS}/idle_after.py --busy 8 --idle 600")
+    busy = watched(cluster, job, lambda row: row["idle"]["verdict"] == "busy")
+    assert busy["next"]["code"] == "busy"
+    assert any(one["value"] > one["limit"] for one in busy["idle"]["signals"])
+    idle = watched(cluster, job, lambda row: row["idle"]["verdict"] == "idle" and row["idle"]["progress_s"] > 0)
+    assert idle["idle"]["progress_s"] + idle["idle"]["remaining_s"] == pytest.approx(6, abs=0.2)
+    assert idle["memory_held_bytes"] > 0
+    assert "utilization" in idle["idle"]["broken_by"]
+    full = watched(cluster, job, lambda row: row["idle"]["remaining_s"] == 0)
+    assert full["next"]["code"] == "no-pressure"
+    text = cluster.exec("login", "slurm-affinode", "status", job, user="alice")
+    assert "no pending job could use its GPUs" in text
+    assert "utilization" in text
+    assert cluster.job(job)["JobState"] == "RUNNING"
+
+
+def test_status_and_acting_are_for_owner_and_administrators(cluster: Cluster) -> None:
+    """From the login node by munge, on the node by the kernel's word; others are refused by name."""
+    job = submit(cluster)
+    watched(cluster, job, lambda row: True)
+    for user in ("root", "admin"):
+        assert status(cluster, job, user)["user"] == "alice"
+        assert job in cluster.exec("login", "slurm-affinode", "status", user=user)
+    assert status(cluster, job, "alice", "c1")["node"] == "c1"
+    for node in ("login", "c1"):
+        for verb in ("status", "suspend", "wake"):
+            refused = cluster.run(node, "slurm-affinode", verb, job, user="bob")
+            assert refused.returncode == 1
+            assert f"job {job} is not yours" in refused.stderr
+    assert job not in cluster.exec("login", "slurm-affinode", "status", "--node", "c1", user="bob")
+    assert cluster.job(job)["Restarts"] == "0"
+
+
+def test_what_cannot_be_done_is_said_by_name(cluster: Cluster) -> None:
+    """A job without the option, one that never was, one that is not suspended; and an agent that does not answer."""
+    job = cluster.submit("--partition=gpu", "--gres=gpu:1", "--nodelist=c1", wrap=IDLE)
+    cluster.wait_for_state(job, "RUNNING")
+    for node in ("login", "c1"):
+        refused = cluster.run(node, "slurm-affinode", "suspend", job, user="alice")
+        assert refused.returncode == 1
+        assert "submitted without --gpu-suspend-idle" in refused.stderr
+    unknown = cluster.run("login", "slurm-affinode", "suspend", "999999", user="alice")
+    assert unknown.returncode == 1
+    assert "job 999999" in unknown.stderr
+    with_option = submit(cluster)
+    watched(cluster, with_option, lambda row: True)
+    awake = cluster.run("login", "slurm-affinode", "wake", with_option, user="alice")
+    assert awake.returncode == 1
+    assert "is not suspended" in awake.stderr
+    nobody = cluster.run("login", "slurm-affinode", "status", "--node", "cpu1", user="alice")
+    assert nobody.returncode == 3
+    assert "cpu1" in nobody.stderr
+
+
+def test_agent_is_restarted(cluster: Cluster) -> None:
+    """Killed or told to end: the job does not notice, and its window begins again."""
+    job = submit(cluster)
+    watched(cluster, job, lambda row: row["idle"]["verdict"] == "idle")
+    for signal in ("KILL", "TERM"):
+        restart_agent(cluster, "c1", signal)
+        row = watched(cluster, job, lambda row: row["idle"]["verdict"] == "idle")
+        assert row["gpus"] is not None
+    assert cluster.job(job)["JobState"] == "RUNNING"
+    assert cluster.job(job)["Restarts"] == "0"
+
+
+def test_slurmctld_is_away_and_comes_back(cluster: Cluster) -> None:
+    """The agent goes on watching, shows what it knows, and does nothing on what it does not know."""
+    job = submit(cluster, "3s")
+    watched(cluster, job, lambda row: row["idle"]["remaining_s"] == 0)
+    cluster.kill("slurmctld")
+    try:
+        row = watched(
+            cluster, job, lambda row: any(one["code"] == "queue-unknown" for one in row["next"]["against"]), node="c1"
+        )
+        assert row["idle"]["verdict"] == "idle"
+    finally:
+        cluster.start("slurmctld")
+    wait_until("slurmctld answers", lambda: "is UP" in cluster.run("login", "scontrol", "ping").stdout)
+    watched(cluster, job, lambda row: row["next"]["code"] == "no-pressure")
+    assert cluster.job(job)["JobState"] == "RUNNING"
+
+
+def test_gpu_is_lost(cluster: Cluster) -> None:
+    """A GPU that has fallen off the bus is unknown, not idle: the job is left alone, and status says why."""
+    job = submit(cluster, "5s")
+    row = watched(cluster, job, lambda row: row["idle"]["remaining_s"] == 0)
+    index = row["gpus"][0]["name"].removeprefix("GPU ")
+    cluster.exec("c1", "gpu-emulatorctl", "fault", "gpu-lost", "--gpu", index)
+    try:
+        row = watched(cluster, job, lambda row: row["idle"]["verdict"] == "unknown")
+        assert "lost" in row["idle"]["why"].lower()
+        assert (row["next"]["act"], row["next"]["code"]) == (False, "unknown")
+        assert cluster.job(job)["JobState"] == "RUNNING"
+    finally:
+        cluster.exec("c1", "gpu-emulatorctl", "fault", "clear")
+    watched(cluster, job, lambda row: row["idle"]["verdict"] == "idle")
+
+
+def test_driver_is_lost_and_comes_back(cluster: Cluster) -> None:
+    """NVML answers nobody for a while: unknown; then the window goes on."""
+    job = submit(cluster, "60s")
+    watched(cluster, job, lambda row: row["idle"]["verdict"] == "idle")
+    cluster.exec("c1", "gpu-emulatorctl", "fault", "nvml-lost")
+    try:
+        watched(cluster, job, lambda row: row["idle"]["verdict"] == "unknown")
+    finally:
+        cluster.exec("c1", "gpu-emulatorctl", "fault", "clear")
+    watched(cluster, job, lambda row: row["idle"]["verdict"] == "idle")
+    assert cluster.job(job)["JobState"] == "RUNNING"
+
+
+def test_dry_run_says_under_pressure_what_it_would_do(cluster: Cluster, configured: Callable[[str], None]) -> None:
+    """Jobs that could not use the GPUs are no pressure; one that could is named, in the log and to the owner."""
+    configured("dry_run = true")
+    began = time.time()
+    job = submit(cluster, "3s")
+    cluster.submit("--partition=gpu", "--gres=gpu:2", "--nodelist=c1", "--hold", wrap="true", user="bob")
+    cluster.submit("--partition=gpu", "--gres=gpu:2", f"--dependency=afterany:{job}", wrap="true", user="bob")
+    watched(cluster, job, lambda row: row["idle"]["remaining_s"] == 0 and row["next"]["code"] == "no-pressure")
+    other = cluster.submit("--partition=gpu", "--gres=gpu:2", "--nodelist=c1", wrap="true", user="bob")
+    row = watched(cluster, job, lambda row: row["next"]["code"] == "dry-run")
+    assert row["next"]["for_jobs"] == [other]
+    assert "would be suspended" in row["next"]["text"]
+    wait_until(
+        "the log says so", lambda: cluster.logs(began)["c1"], lambda log: f"1 job waits for its GPUs ({other})" in log
+    )
+    assert cluster.job(job)["JobState"] == "RUNNING"
+    assert cluster.job(job)["Restarts"] == "0"
+
+
+def test_excluded_partition_and_minimum_run_time(cluster: Cluster, configured: Callable[[str], None]) -> None:
+    """Each rule of the site is shown by its name."""
+    configured('exclude_partitions = ["gpu"]\nusers = {alice = {min_run = "1h"}}')
+    job = submit(cluster, "2s,when=always")
+    row = watched(cluster, job, lambda row: row["idle"]["remaining_s"] == 0)
+    assert {one["code"] for one in row["next"]["against"]} == {"excluded-partition", "min-run"}
+
+
+def test_credentials_are_good_once_and_for_one_node(cluster: Cluster) -> None:
+    """A request that is sent again, or to another node, is not answered; neither is one without a credential."""
+    request = json.dumps({"service": "slurm-affinode", "verb": "status", "to": "c1"})
+    credential = cluster.exec("login", "munge", stdin=request, user="alice").strip()
+    assert cluster.exec("login", "python3", "-c", SEND, "c1", stdin=credential, user="alice").startswith("MUNGE:")
+    assert cluster.exec("login", "python3", "-c", SEND, "c1", stdin=credential, user="alice").strip() == ""
+    assert cluster.exec("login", "python3", "-c", SEND, "c1", stdin=request, user="alice").strip() == ""
+    again = cluster.exec("login", "munge", stdin=request, user="alice").strip()
+    answer = cluster.exec("login", "python3", "-c", SEND, "c2", stdin=again, user="alice").strip()
+    assert "meant for another node" in cluster.exec("login", "unmunge", stdin=answer, user="alice")
+    assert cluster.run("login", "unmunge", stdin=answer, user="bob").returncode != 0
+
+
+def test_user_cannot_pass_for_a_shepherd_or_for_a_prolog(cluster: Cluster) -> None:
+    """What a job's own processes say to the sockets is refused, and the agent goes on."""
+    hello = r"""
+import os, socket
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+    sock.connect("/run/slurm-affinode/shepherd.sock")
+    job = os.environ["SLURM_JOB_ID"]
+    sock.send(f"hello\nversion=1\njob={job}\nrestarts=0\nimage=0\nroot=2\noption=".encode())
+    print(repr(sock.recv(100)))
+with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+    sock.connect("/run/slurm-affinode/control.sock")
+    sock.send(b'{"service": "slurm-affinode", "verb": "epilog", "job": 1, "uid": 0}\n')
+    print(sock.makefile().read())
+"""
+    job = cluster.submit(
+        "--partition=gpu", "--gres=gpu:1", "--nodelist=c1",
+        script=f"#!/bin/bash\nunshare --user --map-root-user --pid --fork python3 - <<'END'\n{hello}\nEND\n",
+    )  # fmt: skip
+    cluster.wait_for_state(job, "COMPLETED", "FAILED")
+    said = cluster.output(job)
+    assert "b''" in said
+    assert "not-permitted" in said
+    assert json.loads(cluster.exec("c1", "slurm-affinode", "status", "--json"))["jobs"] == []
