@@ -95,6 +95,9 @@ static void restored(struct shepherd *shepherd, pid_t root)
 {
     shepherd->root = root;
     shepherd->phase = RUNNING;
+    /* One that is there is not the one of that number that ended before: of a restore that was cut short and made anew. */
+    if (kill(root, 0) == 0)
+        return;
     for (unsigned i = 0; i < shepherd->reaped_count && i < REAPED; i++)
         if (shepherd->reaped[i].pid == root)
             finish(shepherd, shepherd->reaped[i].status);

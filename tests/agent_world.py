@@ -247,7 +247,7 @@ class FakeProcesses:
         finally:
             FakeProcesses.held = False
 
-    def end(self, init_pid: int, init_started: int, *, timeout_s: float) -> bool:
+    def end(self, init_pid: int, init_started: int, *, timeout_s: float, reaped: bool = False) -> bool:
         if self.machine.init == init_pid and self.machine.processes:
             self.world.effect("kill")
             self.machine.processes = []

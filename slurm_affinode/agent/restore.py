@@ -158,7 +158,9 @@ class JobRestorer:
     def _clean(self, arrival: Arrival) -> None:
         """What an earlier attempt, cut short, has left in the namespace."""
         parts = self._parts
-        if not parts.processes.end(arrival.init_pid, arrival.init_started, timeout_s=parts.settings.kill_s):
+        if not parts.processes.end(
+            arrival.init_pid, arrival.init_started, timeout_s=parts.settings.kill_s, reaped=True
+        ):
             raise RestoreFailed("what an earlier restore has left behind cannot be ended")
 
     def _gpu_pairs(self, placing: _Placing, manifest: Manifest) -> dict[str, str] | None:

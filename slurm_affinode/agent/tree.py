@@ -76,8 +76,11 @@ class Processes(Protocol):
         """While the context lasts, stopped processes stay stopped whatever signal comes, but SIGKILL."""
         ...
 
-    def end(self, init_pid: int, init_started: int, *, timeout_s: float) -> bool:
-        """SIGKILL everything in the namespace but PID 1; whether it was gone in time."""
+    def end(self, init_pid: int, init_started: int, *, timeout_s: float, reaped: bool = False) -> bool:
+        """SIGKILL everything in the namespace but PID 1; whether it was gone in time.
+
+        ``reaped``: what has ended and still has its number counts as being there.
+        """
         ...
 
 
@@ -95,7 +98,10 @@ class LinuxProcesses:
         return member is not None and member.started == started and not member.gone
 
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
-        """All but PID 1, by number."""
+        """All but PID 1 and those that have ended, by number."""
+        return [member for member in self._all(init_pid, init_started) if not member.gone]
+
+    def _all(self, init_pid: int, init_started: int) -> list[Member]:
         if not self.alive(init_pid, init_started):
             raise TreeGoneError(f"the shepherd (PID {init_pid}) is not there any more")
         space = self._space(init_pid)
@@ -104,7 +110,7 @@ class LinuxProcesses:
             if not name.isdigit() or int(name) == init_pid or self._space(int(name)) != space:
                 continue
             member = self._read(int(name))
-            if member is not None and not member.gone:
+            if member is not None:
                 found.append(member)
         return sorted(found, key=lambda member: member.pid)
 
@@ -156,15 +162,15 @@ class LinuxProcesses:
         except OSError:
             return []
 
-    def end(self, init_pid: int, init_started: int, *, timeout_s: float) -> bool:
+    def end(self, init_pid: int, init_started: int, *, timeout_s: float, reaped: bool = False) -> bool:
         """SIGKILL until nothing is left, or PID 1 is gone, which takes the rest with it."""
         deadline = self.now() + timeout_s
         while True:
             try:
-                there = self.members(init_pid, init_started)
+                there = self._all(init_pid, init_started)
             except TreeGoneError:
                 return True
-            if not there:
+            if all(member.gone and not reaped for member in there):
                 return True
             self._signal((member.pid for member in there), signal.SIGKILL)
             if self.now() >= deadline:
