@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_affinode.checkpoint import rootdir
+
 PAGE = 4096
 _PRESENT = 1 << 2  # PE_PRESENT of a pagemap entry: its pages are in the pages file
 _LIMIT = 1 << 30
@@ -106,11 +108,12 @@ def _read(directory_fd: int, name: str) -> bytes:
 
 def inspect(directory_fd: int) -> Inventory:
     """Look at the files of a dump: tree, memory maps, page files. Raises ``BadImage`` naming the file."""
-    sizes = {
-        entry.name: entry.stat(follow_symlinks=False).st_size
-        for entry in os.scandir(directory_fd)
-        if entry.is_file(follow_symlinks=False)
-    }
+    with rootdir.reading(directory_fd) as fd, os.scandir(fd) as entries:
+        sizes = {
+            entry.name: entry.stat(follow_symlinks=False).st_size
+            for entry in entries
+            if entry.is_file(follow_symlinks=False)
+        }
     _read(directory_fd, "inventory.img")
     pids: list[int] = []
     numbers: set[int] = set()

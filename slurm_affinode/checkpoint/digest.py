@@ -91,8 +91,9 @@ class Follower:
     """
 
     def __init__(self, directory_fd: int, *, prefix: str = "pages-") -> None:
-        """Begin. ``directory_fd`` has to stay open until ``stop``."""
-        self._directory_fd = directory_fd
+        """Begin."""
+        # A position of its own: others list the directory at the same time.
+        self._directory_fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory_fd)
         self._prefix = prefix
         self._fds: dict[str, int] = {}
         self._blocks: dict[str, list[Future[bytes]]] = {}
@@ -131,6 +132,6 @@ class Follower:
         self._stop.set()
         self._thread.join()
         self._executor.shutdown(wait=True, cancel_futures=True)
-        for fd in self._fds.values():
+        for fd in (*self._fds.values(), self._directory_fd):
             os.close(fd)
         self._fds.clear()

@@ -137,14 +137,18 @@ class DirectoryStore:
         for name in self._jobs():
             try:
                 with self._job(name) as job_fd:
-                    for seq in [] if job_fd is None else _complete(job_fd):
-                        try:
-                            found.append(self._image(job_fd or 0, name, seq))
-                        except ImageDamaged as error:
-                            found.append(error)
+                    if job_fd is not None:
+                        found += self._of_job(job_fd, name)
             except ImageDamaged as error:
                 found.append(error)
         return found
+
+    def _of_job(self, job_fd: int, name: str) -> Iterator[Image | ImageDamaged]:
+        for seq in _complete(job_fd):
+            try:
+                yield self._image(job_fd, name, seq)
+            except ImageDamaged as error:
+                yield error
 
     def _jobs(self) -> list[str]:
         return [name for name in rootdir.names(self._top) if _JOB.fullmatch(name)]
@@ -335,7 +339,10 @@ class DirectoryStore:
     def _stale(self, job_fd: int, name: str, runs: list[LiveRun], young_s: float) -> list[str]:
         found = []
         for entry in rootdir.names(job_fd):
-            age_s = self._clock() - os.stat(entry, dir_fd=job_fd, follow_symlinks=False).st_mtime
+            try:
+                age_s = self._clock() - os.stat(entry, dir_fd=job_fd, follow_symlinks=False).st_mtime
+            except FileNotFoundError:  # another node sweeps, too
+                continue
             if age_s < young_s and not entry.endswith(_GONE):
                 continue
             if _SEQ.fullmatch(entry):

@@ -121,15 +121,26 @@ def write(at: int, name: str, data: bytes) -> None:
         os.fsync(made.fileno())
 
 
+@contextmanager
+def reading(at: int) -> Iterator[int]:
+    """A directory with a position of its own: others, of other threads too, may list it by ``at`` at the same time."""
+    fd = os.open(".", _DIRECTORY, dir_fd=at)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def names(at: int) -> list[str]:
     """Names in a directory, sorted."""
-    return sorted(os.listdir(at))
+    with reading(at) as fd, os.scandir(fd) as entries:
+        return sorted(entry.name for entry in entries)
 
 
 def size_of(at: int) -> int:
     """Bytes of all regular files below a directory."""
     found = 0
-    with os.scandir(at) as entries:
+    with reading(at) as fd, os.scandir(fd) as entries:
         for entry in entries:
             try:
                 facts = entry.stat(follow_symlinks=False)
