@@ -1,0 +1,126 @@
+"""Where the keys of a TOML text stand: ``tomllib`` gives values without lines, and a mistake is shown by its line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slurm_affinode.errors import AffinodeError
+
+Path = tuple[str | int, ...]
+
+_HEADER = re.compile(r"\s*(\[\[?)([^\]\[]+)\]\]?\s*(?:#.*)?$")
+_KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*'))*)\s*=""")
+_WORD = re.compile(r"""[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*'""")
+_AT = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class TomlFault:
+    """What is wrong with a TOML text."""
+
+    line: int
+    """From 1."""
+    message: str
+
+
+class Lines:
+    """Lines of the keys of a text. A path has the number of an element where a table is one of several (``[[x]]``)."""
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[Path, int] = {}
+        for path, line in _scan(text):
+            self._lines.setdefault(path, line)
+
+    def of(self, *path: str | int) -> int:
+        """The line of a key, else of what it is in (a key of an inline table: the line of that table); at least 1."""
+        for length in range(len(path), 0, -1):
+            found = self._lines.get(path[:length])
+            if found is not None:
+                return found
+        return 1
+
+
+def syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> TomlFault:
+    """Line and message of what ``tomllib`` says."""
+    said = str(error)
+    match = _AT.search(said)
+    line = text.count("\n") + 1 if match is None or match[1] is None else int(match[1])
+    return TomlFault(line, _AT.sub("", said).strip())
+
+
+def span_s(value: object) -> float | None:
+    """Seconds of a span as text (``90m``) or a number of seconds; ``None`` where it is neither."""
+    from slurm_affinode.timespec import parse_span_s  # noqa: PLC0415 - keeps this module importable by all
+
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    if not isinstance(value, str):
+        return float(value) if value >= 0 else None
+    try:
+        return parse_span_s(value)
+    except AffinodeError:
+        return None
+
+
+def _scan(text: str) -> Iterator[tuple[Path, int]]:
+    """Every header and every key at the beginning of a line, with the line. Texts and lists over lines are skipped."""
+    at: Path = ()
+    counts: dict[Path, int] = {}
+    depth, fence = 0, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not fence and depth == 0:
+            header = _HEADER.match(line)
+            key = None if header else _KEY.match(line)
+            if header:
+                at = _enter(_words(header[2]), counts, several=header[1] == "[[")
+                yield at, number
+                continue
+            if key:
+                words = _words(key[1])
+                for length in range(1, len(words) + 1):
+                    yield (*at, *words[:length]), number
+        depth, fence = _after(line, depth, fence)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip("\"'") if word[:1] in "\"'" else word for word in _WORD.findall(text)]
+
+
+def _enter(words: list[str], counts: dict[Path, int], *, several: bool) -> Path:
+    """The path of a table; each of its parents that is a list of tables is meant by its last element."""
+    at: Path = ()
+    for position, word in enumerate(words):
+        at = (*at, word)
+        last = position == len(words) - 1
+        if last and several:
+            counts[at] = counts.get(at, -1) + 1
+        if at in counts and (several or not last):
+            at = (*at, counts[at])
+    return at
+
+
+def _after(line: str, depth: int, fence: str) -> tuple[int, str]:
+    """How many brackets are open after a line, and the quotes of a text that goes on over its end."""
+    position = 0
+    while position < len(line):
+        if fence:
+            end = line.find(fence, position)
+            if end < 0:
+                return depth, fence if len(fence) == 3 else ""
+            position, fence = end + len(fence), ""
+            continue
+        character = line[position]
+        if character == "#":
+            break
+        if character in "\"'":
+            fence = character * 3 if line.startswith(character * 3, position) else character
+            position += len(fence)
+            while fence == '"' and position < len(line) and line[position] != '"':
+                position += 2 if line[position] == "\\" else 1
+            continue
+        depth += (character in "[{") - (character in "]}")
+        position += 1
+    return max(0, depth), fence if len(fence) == 3 else ""
