@@ -19,6 +19,7 @@ FULL = {
     "bench_report.py": ("--jobs", "100000"),
     "bench_ingest_gpu.py": (),
     "bench_agent.py": (),
+    "bench_checkpoint.py": (),
 }
 QUICK = {
     "bench_sacct.py": ("--records", "100000"),
