@@ -4,8 +4,8 @@
 
 Submission: the wall time of ``sbatch --test-only`` (everything but the job itself), measured where sbatch runs; without
 the plugin, with it loaded, with the option. Start: from the birth of the output file, which slurmstepd makes just
-before it forks the task, to the first line of the script, both by the node's clock; without the option, and with it. Rounds
-alternate, medians are compared.
+before it forks the task, to the first line of the script, both by the node's clock; without the option, and with it.
+Rounds alternate, medians are compared.
 The cluster must be up (containers/cluster up) and otherwise idle.
 """
 

