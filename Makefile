@@ -10,7 +10,7 @@ VENV := .venv/bin
 DEMO_OUT ?= out/demo
 
 .PHONY: help demo test test-fast lint format check-types docs bench system-packages install lock wheel clean \
-  cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-demo cluster-test
+  cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-demo cluster-demo-suspend cluster-test
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ cluster-status: ## Show its containers, nodes and jobs.
 
 cluster-demo: ## Run real jobs on it, report on its last ten minutes: out/cluster-demo/report.html.
 	@containers/cluster-demo
+
+cluster-demo-suspend: ## A job goes idle, sleeps, its GPU serves another, it goes on elsewhere; and the report on it.
+	@containers/cluster-demo-suspend
 
 cluster-test: .venv/.dev ## Run the tests that need the cluster.
 	@containers/ensure-docker.sh

@@ -59,7 +59,7 @@ def wait_asleep(cluster: Cluster, job: str, timeout_s: float = 60) -> dict[str, 
     cluster.wait_for_state(job, "PENDING", timeout_s=timeout_s)
     wait_until(
         f"the image of job {job} is shared",
-        lambda: cluster.run("c1", "sh", "-c", f"ls -d {SHARED}/images/*.{job}/[0-9][0-9][0-9][0-9]").stdout,
+        lambda: cluster.run("login", "sh", "-c", f"ls -d {SHARED}/images/*.{job}/[0-9][0-9][0-9][0-9]").stdout,
         timeout_s=timeout_s,
     )
     return cluster.job(job)
@@ -160,9 +160,9 @@ def configured(cluster: Cluster, nodes: tuple[str, ...] = GPU_NODES, **suspend_k
 def pausing_criu(cluster: Cluster) -> Iterator[None]:
     """Agents that use ``PAUSING_CRIU``."""
     for node in GPU_NODES:
-        cluster.exec(node, "sh", "-c", "cat >/run/criu-pausing && chmod 0755 /run/criu-pausing", stdin=PAUSING_CRIU)
+        cluster.exec(node, "sh", "-c", "cat >/usr/local/sbin/criu-pausing && chmod 0755 /usr/local/sbin/criu-pausing", stdin=PAUSING_CRIU)
     try:
-        with configured(cluster, criu="/run/criu-pausing"):
+        with configured(cluster, criu="/usr/local/sbin/criu-pausing"):
             yield
     finally:
         for node in GPU_NODES:

@@ -1,0 +1,206 @@
+"""Agents, slurmctld and nodes that die while a job is suspended or restored: it is never lost and never doubled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster.driver import Cluster, docker, wait_until
+from cluster.sleepers import (
+    BY_HAND,
+    SHARED,
+    asleep,
+    finish,
+    hold_criu,
+    idle_job,
+    kill_agent,
+    let_criu_go,
+    pausing_criu,
+    steps,
+    wait_asleep,
+    wait_for_agents,
+    wait_for_held_criu,
+    wait_for_phase,
+    wake,
+)
+
+pytestmark = pytest.mark.cluster
+
+IDLE = 12
+
+
+@pytest.fixture(scope="module")
+def paused(cluster: Cluster) -> Iterator[None]:
+    """Agents whose criu can be held before and after its work."""
+    wait_for_agents(cluster)
+    with pausing_criu(cluster):
+        yield
+
+
+def begin_to_suspend(cluster: Cluster) -> tuple[str, str]:
+    """A job that is about to be dumped; its id and node."""
+    job = cluster.submit(BY_HAND, script=idle_job(idle=IDLE))
+    cluster.wait_for_output(job, "step number=2")
+    return job, cluster.job(job)["BatchHost"]
+
+
+def ask_for_suspension(cluster: Cluster, job: str) -> None:
+    cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
+
+
+def wait_for_nodes(cluster: Cluster) -> None:
+    """slurmctld is there again, and has heard of its nodes."""
+    known = {"idle", "mixed", "allocated", "planned"}
+    wait_until(
+        "the nodes answer",
+        lambda: cluster.run("login", "sinfo", "--Node", "--noheader", "--format=%T").stdout,
+        lambda said: bool(said) and set(said.split()) <= known,
+    )
+
+
+def goes_on(cluster: Cluster, job: str) -> None:
+    """Whatever it is now, it runs to its end, and has made each step once."""
+    if cluster.job(job)["JobState"] != "RUNNING":
+        wait_asleep(cluster, job)
+        wake(cluster, job)
+    output = finish(cluster, job)
+    assert steps(output) == list(range(1, IDLE + 1))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_agent_killed_while_criu_dumps(cluster: Cluster, paused: None, when: str) -> None:
+    """The dump that outlives the agent is waited for and thrown away; the job runs on unharmed."""
+    job, node = begin_to_suspend(cluster)
+    hold_criu(cluster, node, when, "dump")
+    ask_for_suspension(cluster, job)
+    wait_for_held_criu(cluster, node, when, "dump")
+    kill_agent(cluster, node)
+    let_criu_go(cluster, node)
+    wait_until("its journal is closed", lambda: cluster.run(node, "ls", "/var/lib/slurm-affinode/journal").stdout == "")
+    assert cluster.job(job)["JobState"] == "RUNNING"
+    assert cluster.job(job)["Restarts"] == "0"
+    goes_on(cluster, job)
+
+
+def test_agent_killed_while_it_locks(cluster: Cluster, paused: None) -> None:
+    """A lock that does not come; the agent dies in it; the job runs on."""
+    job, node = begin_to_suspend(cluster)
+    cluster.exec(node, "gpu-emulatorctl", "fault", "lock-timeout")
+    try:
+        ask_for_suspension(cluster, job)
+        wait_for_phase(cluster, node, "locking")
+        kill_agent(cluster, node)
+    finally:
+        cluster.exec(node, "gpu-emulatorctl", "fault", "clear")
+    goes_on(cluster, job)
+
+
+def test_agent_killed_while_it_asks_for_the_requeue(cluster: Cluster, paused: None) -> None:
+    """slurmctld does not answer, the image is complete, the agent dies: the next one asks again."""
+    job, node = begin_to_suspend(cluster)
+    hold_criu(cluster, node, "after", "dump")
+    ask_for_suspension(cluster, job)
+    wait_for_held_criu(cluster, node, "after", "dump")
+    docker("pause", cluster.container("slurmctld"))
+    try:
+        let_criu_go(cluster, node)
+        wait_for_phase(cluster, node, "requeueing")
+        kill_agent(cluster, node)
+    finally:
+        docker("unpause", cluster.container("slurmctld"))
+    wait_asleep(cluster, job, timeout_s=90)
+    goes_on(cluster, job)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_agent_killed_while_criu_restores(cluster: Cluster, paused: None, when: str) -> None:
+    """What the first restore has made is ended; the image is put in place once more."""
+    job = asleep(cluster, idle_job(idle=IDLE), BY_HAND)
+    for node in ("c1", "c2"):
+        hold_criu(cluster, node, when, "restore")
+    wake(cluster, job)
+    cluster.wait_for_state(job, "RUNNING")
+    node = cluster.job(job)["BatchHost"]
+    wait_for_held_criu(cluster, node, when, "restore")
+    kill_agent(cluster, node)
+    for name in ("c1", "c2"):
+        let_criu_go(cluster, name)
+    goes_on(cluster, job)
+    running = cluster.run(node, "pgrep", "-u", "alice", "-f", "idle_after").stdout
+    assert running == ""
+
+
+def test_slurmctld_restarted_while_a_job_is_dumped_and_while_it_sleeps(cluster: Cluster, paused: None) -> None:
+    """It comes back with its state, and so does the job."""
+    job, node = begin_to_suspend(cluster)
+    hold_criu(cluster, node, "before", "dump")
+    ask_for_suspension(cluster, job)
+    wait_for_held_criu(cluster, node, "before", "dump")
+    cluster.restart("slurmctld")
+    let_criu_go(cluster, node)
+    wait_for_nodes(cluster)
+    wait_asleep(cluster, job, timeout_s=90)
+    cluster.restart("slurmctld")
+    wait_for_nodes(cluster)
+    goes_on(cluster, job)
+
+
+def test_node_lost_while_a_job_of_it_sleeps(cluster: Cluster, paused: None) -> None:
+    """Its image is on the shared file system: it goes on at the other node."""
+    job = asleep(cluster, idle_job(idle=IDLE), BY_HAND)
+    node = "c1" if "suspended on c1" in cluster.exec("login", "cat", f"/home/alice/slurm-{job}.out") else "c2"
+    cluster.kill(node)
+    try:
+        goes_on(cluster, job)
+    finally:
+        cluster.start(node)
+        wait_for_agents(cluster)
+
+
+def test_node_lost_while_a_job_is_dumped(cluster: Cluster, paused: None) -> None:
+    """There is no image yet: Slurm requeues it, and it starts from its beginning."""
+    job, node = begin_to_suspend(cluster)
+    hold_criu(cluster, node, "before", "dump")
+    ask_for_suspension(cluster, job)
+    wait_for_held_criu(cluster, node, "before", "dump")
+    cluster.kill(node)
+    try:
+        wait_until("it is requeued", lambda: cluster.job(job)["Restarts"], lambda count: count == "1", timeout_s=90)
+    finally:
+        cluster.start(node)
+        wait_for_agents(cluster)
+    output = finish(cluster, job, timeout_s=120)
+    assert steps(output)[-IDLE:] == list(range(1, IDLE + 1))
+
+
+def test_node_lost_while_slurm_is_asked_for_the_requeue(cluster: Cluster, paused: None) -> None:
+    """The image is complete on the lost node: when the node is back, so is the job, from where it was."""
+    job, node = begin_to_suspend(cluster)
+    hold_criu(cluster, node, "after", "dump")
+    ask_for_suspension(cluster, job)
+    wait_for_held_criu(cluster, node, "after", "dump")
+    docker("pause", cluster.container("slurmctld"))
+    let_criu_go(cluster, node)
+    wait_for_phase(cluster, node, "requeueing")
+    cluster.kill(node)
+    docker("unpause", cluster.container("slurmctld"))
+    cluster.start(node)
+    wait_for_agents(cluster)
+    goes_on(cluster, job)
+    assert cluster.run("c1", "sh", "-c", f"ls {SHARED}/claims").returncode == 0
+
+
+def test_restored_run_that_is_lost_goes_back_to_its_image(cluster: Cluster, paused: None) -> None:
+    """The node dies after a restore: the job is requeued and restored from the same image again."""
+    job = asleep(cluster, idle_job(idle=IDLE), BY_HAND)
+    wake(cluster, job)
+    cluster.wait_for_output(job, "restored on")
+    cluster.wait_for_output(job, "step number=4")
+    node = cluster.job(job)["BatchHost"]
+    cluster.kill(node)
+    try:
+        wait_until("it is requeued", lambda: cluster.job(job)["Restarts"], lambda count: count == "2", timeout_s=90)
+    finally:
+        cluster.start(node)
+        wait_for_agents(cluster)
+    assert steps(finish(cluster, job, timeout_s=120)) == list(range(1, IDLE + 1))

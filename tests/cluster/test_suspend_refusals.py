@@ -1,0 +1,175 @@
+"""What cannot be suspended, and images that must not be restored: refused, with the reason, and nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+from cluster.driver import WORKLOADS, Cluster, wait_until
+from cluster.sleepers import (
+    BY_HAND,
+    LOCAL,
+    SHARED,
+    asleep,
+    configured,
+    finish,
+    idle_job,
+    status,
+    wait_for_agents,
+    wake,
+)
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(autouse=True)
+def agents(cluster: Cluster) -> None:
+    """They answer."""
+    wait_for_agents(cluster)
+
+
+def refused(cluster: Cluster, job: str) -> str:
+    """What ``suspend`` says when it refuses; the job runs on."""
+    done = cluster.run("login", "slurm-affinode", "suspend", job, user="alice")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert cluster.job(job)["JobState"] == "RUNNING"
+    assert cluster.job(job)["Restarts"] == "0"
+    return done.stdout + done.stderr
+
+
+CASES = {
+    "srun-steps": (f"srun --overlap {WORKLOADS}/idle_after.py --busy 0 --idle 20 --again 0", (), "srun"),
+    "left-tree": (
+        f"(setsid sleep 300 >/dev/null 2>&1 &)\n{WORKLOADS}/idle_after.py --busy 0 --idle 20 --again 0", (), "left the",
+    ),
+    "no-requeue": (f"{WORKLOADS}/idle_after.py --busy 0 --idle 20 --again 0", ("--no-requeue",), "requeue"),
+    "multi-node": (
+        f"{WORKLOADS}/idle_after.py --busy 0 --idle 20 --again 0", ("--nodes=2", "--ntasks-per-node=1"), "2 nodes",
+    ),
+    "gpu-file": (
+        f"exec 9</dev/nvidiactl0 || exec 9</dev/nvidia0\n{WORKLOADS}/idle_after.py --busy 0 --idle 20 --again 0",
+        (),
+        "GPU",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", sorted(CASES))
+def test_job_that_cannot_be_suspended_runs_on(cluster: Cluster, code: str) -> None:
+    """Each kind is told by a code of its own in ``status``, and by a line when it is asked for."""
+    command, options, said = CASES[code]
+    job = cluster.submit(BY_HAND, "--partition=gpu", "--gres=gpu:1", *options, script=f"#!/bin/bash\n{command}\n")
+    cluster.wait_for_output(job, "step number=1")
+    assert said in refused(cluster, job)
+    codes = wait_until("status names it", lambda: str(status(cluster, job)), lambda text: code in text)
+    assert codes
+
+
+def test_lock_that_times_out_is_taken_back(cluster: Cluster) -> None:
+    """The GPU does not come to rest: the job runs on and completes."""
+    job = cluster.submit(BY_HAND, script=idle_job(idle=14))
+    cluster.wait_for_output(job, "step number=1")
+    node = cluster.job(job)["BatchHost"]
+    cluster.exec(node, "gpu-emulatorctl", "fault", "lock-timeout")
+    try:
+        assert "locked" in refused(cluster, job)
+    finally:
+        cluster.exec(node, "gpu-emulatorctl", "fault", "clear")
+    assert cluster.job(job)["Comment"].startswith("runs")
+    finish(cluster, job)
+
+
+@pytest.mark.parametrize("fault", ["checkpoint-fails"])
+def test_checkpoint_that_fails_is_taken_back(cluster: Cluster, fault: str) -> None:
+    """The driver refuses to move the memory: the job runs on and completes."""
+    job = cluster.submit(BY_HAND, script=idle_job(idle=8))
+    cluster.wait_for_output(job, "step number=1")
+    node = cluster.job(job)["BatchHost"]
+    cluster.exec(node, "gpu-emulatorctl", "fault", fault, "--count", "1")
+    assert "GPU memory" in refused(cluster, job)
+    finish(cluster, job)
+
+
+def test_no_room_in_the_store(cluster: Cluster) -> None:
+    """The site's budget is used up: refused with the numbers."""
+    with configured(cluster, budget="1M"):
+        job = cluster.submit(BY_HAND, script=idle_job(idle=10))
+        cluster.wait_for_output(job, "step number=1")
+        assert "room" in refused(cluster, job)
+        finish(cluster, job)
+
+
+FLIP = f"""
+for image in {SHARED}/images/*.$1/0001 {LOCAL}/images/*.$1/0001; do
+  [ -d "$image" ] || continue
+  case $2 in
+    bit) file=$(ls -S "$image"/criu/pages-*.img | head -n 1)
+         printf '\\x5a' | dd of="$file" bs=1 seek=4242 conv=notrunc status=none ;;
+    uid) sed -i 's/"uid": *2001/"uid":2002/' "$image/manifest.json" ;;
+    link) mv "$image" "$image.real" && ln -s "$image.real" "$image" ;;
+  esac
+done
+"""
+
+
+@pytest.mark.parametrize("harm", ["bit", "uid", "link"])
+def test_image_that_was_tampered_with_is_not_restored(cluster: Cluster, harm: str) -> None:
+    """One flipped bit, another user in the manifest, a link in its place: the job is held, with the reason."""
+    job = asleep(cluster, idle_job(idle=8), BY_HAND)
+    for node in ("c1", "c2"):
+        cluster.shell(node, FLIP, job, harm)
+    cluster.run("login", "slurm-affinode", "wake", job, user="alice")
+    # Where the agents do not release what is damaged, an administrator who does gets it held again.
+    cluster.run("login", "scontrol", "release", job)
+    held = wait_until(
+        "it is held with a reason",
+        lambda: cluster.job(job),
+        lambda seen: seen["Comment"].startswith("not") and seen["Priority"] == "0",
+        timeout_s=90,
+    )
+    assert held["JobState"] in ("PENDING", "COMPLETING")
+    assert "step number=3" not in cluster.output(job)
+
+
+def test_restore_that_fails_starts_afresh_where_the_site_says_so(cluster: Cluster) -> None:
+    """The script sees it in its environment."""
+    script = "#!/bin/bash\n#SBATCH --partition=gpu --gres=gpu:1\necho failed=$SLURM_AFFINODE_RESTORE_FAILED\n"
+    with configured(cluster, on_restore_failure="fresh"):
+        job = asleep(cluster, script + "for n in $(seq 6); do echo step number=$n; sleep 1; done\n", BY_HAND)
+        for node in ("c1", "c2"):
+            cluster.shell(node, FLIP, job, "bit")
+        wake(cluster, job)
+        cluster.wait_for_state(job, "COMPLETED")
+    assert "failed=1" in cluster.output(job)
+
+
+def test_memory_that_cannot_be_put_back_on_the_gpu_holds_the_job(cluster: Cluster) -> None:
+    """The driver fails in the restore; later it does not: the job goes on from its image."""
+    job = asleep(cluster, idle_job(idle=8), BY_HAND)
+    for node in ("c1", "c2"):
+        cluster.exec(node, "gpu-emulatorctl", "fault", "restore-fails")
+    try:
+        wake(cluster, job)
+        wait_until(
+            "it is held with a reason",
+            lambda: cluster.job(job),
+            lambda seen: seen["Comment"].startswith("not") and seen["Priority"] == "0",
+            timeout_s=90,
+        )
+    finally:
+        for node in ("c1", "c2"):
+            cluster.exec(node, "gpu-emulatorctl", "fault", "clear")
+    cluster.wait_for_state(job, "PENDING")
+    wake(cluster, job)
+    finish(cluster, job)
+
+
+@pytest.mark.slow
+def test_fifty_jobs_at_once(cluster: Cluster) -> None:
+    """More than there are GPUs: all of them sleep and wake, and all complete with their memory."""
+    script = idle_job("--gpu-suspend-idle=1s", busy=0.5, idle=6)
+    jobs = [cluster.submit(script=script) for _ in range(50)]
+    for job in jobs:
+        cluster.wait_for_state(job, "COMPLETED", timeout_s=600)
+    for job in jobs:
+        assert "memory=intact" in cluster.output(job)
+    slept = sum("slurm-affinode: restored" in cluster.output(job) for job in jobs)
+    assert slept > 0
