@@ -66,6 +66,7 @@ class Daemon:
         self.stopping = threading.Event()
         self._poke = threading.Event()
         self._slurm = ThreadPoolExecutor(1, "slurm")
+        self._aside = ThreadPoolExecutor(1, "aside")
         inspector = Inspector()
         self.watch = Watch(parts.driver(), inspector)
         self.queue = QueueView(parts.slurm, parse_span_s(config.agent.queue_period))
@@ -77,7 +78,7 @@ class Daemon:
         self.loop = Loop(
             config=config.agent, policy=settings.policy(config.suspend), node=self.node, registry=self.registry,
             watch=self.watch, queue=self.queue, work=self.work, orchestration=self.orchestration, later=self.later,
-            gpu_indices=indices, answered=self._poke.set,
+            aside=self.aside, gpu_indices=indices, answered=self._poke.set,
         )  # fmt: skip
         self.admins = Admins(config.agent.admins, self.queue, self.later)
         self.service = Service(
@@ -121,6 +122,7 @@ class Daemon:
         self.work.stop(STOP_S)
         self.shepherds.stop()
         self._slurm.shutdown(wait=False, cancel_futures=True)
+        self._aside.shutdown(wait=False, cancel_futures=True)
         self.queue.close()
         self.watch.close()
         log.info("the agent of %s has ended", self.node)
@@ -129,6 +131,11 @@ class Daemon:
         """Run a call in the thread that talks to slurmctld."""
         with contextlib.suppress(RuntimeError):  # the agent is being stopped
             self._slurm.submit(_safely, call)
+
+    def aside(self, call: Callable[[], None]) -> None:
+        """Run a call in the thread for what asks the node itself."""
+        with contextlib.suppress(RuntimeError):  # the agent is being stopped
+            self._aside.submit(_safely, call)
 
     def _ask(self, call: Callable[[], None]) -> None:
         try:

@@ -60,6 +60,8 @@ class Loop:
     orchestration: Orchestration
     later: Callable[[Callable[[], None]], None]
     """Runs a call in the thread that talks to slurmctld."""
+    aside: Callable[[Callable[[], None]], None]
+    """Runs a call in a thread for what asks the node itself: it does not wait for slurmctld."""
     gpu_indices: Mapping[int, tuple[int, ...]]
     """Job id -> Slurm's numbers of its GPUs, as the prolog told."""
     answered: Callable[[], None] = lambda: None
@@ -264,9 +266,9 @@ class Loop:
         old = self.clock() - state.refusals_s >= REFUSALS_S
         if near and decision.code != "under-way" and old and job.job_id not in self._asking:
             self._asking.add(job.job_id)
-            self.later(lambda: self.refusals(job.job_id))
-        elif decision.act and not old and self.work.suspend(job, decision.text, self.look_again(job)):
-            log.info("job %d: suspension begins", job.job_id)
+            self.aside(lambda: self.refusals(job.job_id))
+        elif decision.act and not old:
+            self.work.suspend(job, decision.text, self.look_again(job))
 
     def refusals(self, job_id: int) -> None:
         """Find out whether a job could be suspended at all, and whether there is room for its image."""

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 MAX_JOB_ID = 0xFFFFFFF0
 FRESH_S = 5.0
 """A status asks slurmctld for the queue only where the last answer is older than this and the queue is due."""
+MOST_ENDED = 10000
 ENDED_WAIT_S = 2.0
 ENDED_TRIES = 60
 """So long slurmctld is asked what became of a job; a later sweep of the stores finds what is left."""
@@ -215,6 +216,8 @@ class Service:
 
     def left(self, job_id: int) -> None:
         """A job with the option is watched no more; its epilog comes next."""
+        if len(self._with_option) > MOST_ENDED:  # no epilog tells that they have ended
+            self._with_option.clear()
         self._with_option.add(job_id)
 
     def _ended(self, job_id: int) -> None:

@@ -18,6 +18,7 @@ from slurm_affinode.errors import AffinodeError
 log = logging.getLogger(__name__)
 
 RESTORES_AT_ONCE = 8
+KEPT_OUTCOMES = 4096
 KEEP_WAITING_S = 10.0
 """How often a shepherd that waits for its restore is told so; it gives up after five minutes of silence."""
 
@@ -90,6 +91,8 @@ class Work:
             self._under_way.pop(job_id, None)
             self._gpus.pop(job_id, None)
             self._outcomes[job_id] = outcome
+            if len(self._outcomes) > KEPT_OUTCOMES:  # where no epilog tells that a job has ended
+                del self._outcomes[next(iter(self._outcomes))]
         self._changed(job_id)
 
     # --- suspending

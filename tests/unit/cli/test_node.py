@@ -1,0 +1,195 @@
+"""The commands status, suspend, wake, agent, prolog and epilog as people use them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from slurm_affinode.agent.client import AnswerError
+from slurm_affinode.cli import entry
+from slurm_affinode.cli.main import cli
+
+SIGNAL = {"of": "GPU 0", "name": "utilization", "value": 37.5, "limit": 0.0, "verdict": "busy"}
+IDLE = {
+    "verdict": "busy", "why": "GPU 0: utilization 37 is above 0", "window_s": 900, "progress_s": 660.0,
+    "remaining_s": 240.0, "since": 1.7e9, "sampled": 1.7e9, "broken_by": "GPU 0: utilization 44 is above 0",
+    "signals": [SIGNAL, SIGNAL | {"name": "dram", "value": None, "verdict": "unknown"}],
+}  # fmt: skip
+RUNNING: dict[str, Any] = {
+    "job_id": 7, "shown_id": "7", "user": "al\x1b[2Jice", "uid": 2001, "node": "c1", "state": "watched",
+    "option": {"window_s": 900, "util_pct": 0.0, "mode": "requeue", "wake": "auto", "when": "pressure",
+               "signal": "USR1@10"},
+    "gpus": [{"name": "GPU 0", "uuid": "GPU-abc"}], "memory_held_bytes": 52 << 30, "suspensions": 2, "idle": IDLE,
+    "next": {"act": False, "code": "busy", "text": "busy; then nothing", "for_jobs": [],
+             "against": [{"code": "no-pressure", "text": "no pending job could use its GPUs"}]},
+    "last": {"at": 1.7e9, "done": False, "text": "not suspended, it runs on: the lock timed out"},
+}  # fmt: skip
+SUSPENDED: dict[str, Any] = {
+    "job_id": 8, "shown_id": "8", "user": "alice", "uid": 2001, "node": "c1", "state": "suspended", "since": 1.7e9,
+    "suspended_s": 720.0, "suspensions": 2, "gpus_released": 1, "memory_held_bytes": 0, "gpu_bytes": 52 << 30,
+    "image_bytes": 53 << 30, "where": "node", "wake": "hold", "why": "idle 15m", "failure": "the image is damaged",
+}  # fmt: skip
+
+
+class Reach:
+    """Agents that answer what they are given."""
+
+    def __init__(self, *answers: dict[str, Any] | Exception) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.nodes: dict[str, dict[str, Any] | str] = {}
+
+    def about(self, job: str, request: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append((job, request))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def everywhere(self, nodes: tuple[str, ...], uid: int, *, user: str) -> Iterator[tuple[str, Any]]:
+        yield from self.nodes.items()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    config = tmp_path / "config.toml"
+    config.write_text("")
+
+    def call(reach: Reach, *arguments: str) -> Result:
+        @contextlib.contextmanager
+        def reach_of(config: object) -> Iterator[Reach]:
+            yield reach
+
+        monkeypatch.setattr("slurm_affinode.cli.status.reach_of", reach_of)
+        monkeypatch.setattr("slurm_affinode.cli.suspend.reach_of", reach_of)
+        return CliRunner().invoke(cli, [*arguments, "--config", str(config)], standalone_mode=False)
+
+    return call
+
+
+def test_status_of_a_running_job(run: Any) -> None:
+    """Option, GPUs, memory, window, what comes next and why not, each signal; no control character gets through."""
+    done = run(Reach({"dry_run": True, "jobs": [RUNNING]}), "status", "7")
+    for text in (
+        "on c1: watched", "window 15m, util 0 %, requeue, wake auto, when pressure, signal USR1@10", "GPU 0 (GPU-abc)",
+        "52 GiB", "11m of 15m idle", "utilization 44 is above 0", "no-pressure: no pending job", "2 times so far",
+        "the lock timed out", "37.5", "unknown", "dry run",
+    ):  # fmt: skip
+        assert text in done.output, text
+    assert "\x1b" not in done.output
+
+
+def test_status_of_a_job_that_is_not_known_well_yet(run: Any) -> None:
+    """It has just said hello."""
+    row = RUNNING | {
+        "idle": None,
+        "next": None,
+        "last": None,
+        "gpus": None,
+        "memory_held_bytes": None,
+        "suspensions": 0,
+    }
+    assert "not known yet" in run(Reach({"jobs": [row]}), "status", "7").output
+
+
+def test_status_of_a_suspended_job(run: Any) -> None:
+    """Since when, why, where it can go, how it wakes, and what went wrong."""
+    done = run(Reach({"jobs": [SUSPENDED]}), "status", "8")
+    for text in ("suspended", "12m ago", "idle 15m", "only c1 can restore it", "slurm-affinode wake 8", "is damaged"):
+        assert text in done.output, text
+
+
+def test_status_as_json(run: Any) -> None:
+    """What the agent said, as it is."""
+    assert json.loads(run(Reach({"jobs": [SUSPENDED]}), "status", "8", "--json").output)["jobs"] == [SUSPENDED]
+
+
+def test_list_of_jobs(run: Any) -> None:
+    """Each once, from the node that knows best; what went wrong is told apart."""
+    reach = Reach()
+    asleep = SUSPENDED | {"job_id": 7, "shown_id": "7"}
+    reach.nodes = {"c1": {"jobs": [asleep, SUSPENDED]}, "c2": {"jobs": [RUNNING]}, "c3": "does not answer"}
+    done = run(reach, "status")
+    assert done.return_value == 0
+    assert done.stdout.count("watched") == 1
+    assert "asleep 12m" in done.stdout
+    assert "c3: does not answer" in done.stderr
+    listed = json.loads(run(reach, "status", "--json").stdout)
+    assert [row["state"] for row in listed["jobs"]] == ["watched", "suspended"]
+    reach.nodes = {"c3": "does not answer"}
+    assert run(reach, "status").return_value == 3
+    reach.nodes = {"c1": {"jobs": []}}
+    assert "No job of yours" in run(reach, "status").stdout
+
+
+def test_suspend_waits_until_it_is_done(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks until the job is suspended, also while it is for a moment in no list."""
+    monkeypatch.setattr("slurm_affinode.cli.suspend.POLL_S", 0.001)
+    gone = AnswerError("unknown-job", "no such job", hint=None, exit_code=1)
+    working = {"jobs": [RUNNING | {"state": "suspending", "last": None}]}
+    reach = Reach({"begun": True}, working, gone, {"jobs": [SUSPENDED]})
+    done = run(reach, "suspend", "8")
+    assert done.return_value == 0
+    assert "Job 8 is suspended; wake it with: slurm-affinode wake 8" in done.output
+    assert [request["verb"] for _, request in reach.asked] == ["suspend", "status", "status", "status"]
+
+
+def test_suspend_that_fails_says_why(run: Any) -> None:
+    """The job runs on."""
+    last = {"at": time.time(), "done": False, "text": "not suspended, it runs on: the lock timed out"}
+    done = run(Reach({"begun": True}, {"jobs": [RUNNING | {"last": last}]}), "suspend", "7")
+    assert isinstance(done.exception, AnswerError)
+    assert "job 7: not suspended, it runs on: the lock timed out" in str(done.exception)
+    assert done.exception.exit_code == 1
+
+
+def test_suspend_does_not_wait_for_ever(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on by itself, which is said."""
+    monkeypatch.setattr("slurm_affinode.cli.suspend.POLL_S", 0.001)
+    done = run(
+        Reach({"begun": True}, {"jobs": [RUNNING | {"state": "suspending"}]}), "suspend", "7", "--timeout", "0.05s"
+    )
+    assert "it goes on by itself" in str(done.exception)
+
+
+def test_suspend_without_waiting_and_wake(run: Any) -> None:
+    """One request each."""
+    assert "is being suspended" in run(Reach({"begun": True}), "suspend", "7", "--no-wait").output
+    assert "is released" in run(Reach({"released": True}), "wake", "8").output
+    assert json.loads(run(Reach({"released": True}), "wake", "8", "--json").output) == {"released": True}
+
+
+def test_help_of_the_node_side() -> None:
+    """It teaches with examples."""
+    for command, text in (("agent", "--dry-run"), ("prolog", "Prolog="), ("epilog", "requeued"), ("wake", "released")):
+        assert text in CliRunner().invoke(cli, [command, "--help"]).output
+
+
+def test_agent_refuses_a_period_of_nothing() -> None:
+    """Before anything is started."""
+    done = CliRunner().invoke(cli, ["agent", "--period", "0s"])
+    assert done.exit_code == 2
+
+
+@pytest.mark.parametrize("which", ["prolog", "epilog"])
+def test_hooks_go_their_own_way(
+    which: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the command line's parts; other commands go through them."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr("sys.argv", ["slurm-affinode", which])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 0
+    assert "SLURM_JOB_ID" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["slurm-affinode", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 0
