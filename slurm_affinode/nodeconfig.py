@@ -85,7 +85,7 @@ class SuspendConfig:
     local_store: Path = Path("/var/lib/slurm-affinode/images")
     """Images are written here first: the node's own disk."""
     shared_store: Path | None = None
-    """Images are copied here, so that a job can go on at any node; ``None``: it goes on where it was."""
+    """Images are copied here, so that a job can go on at any node; ``None``: no job is suspended."""
     ledger: Path | None = None
     """What each suspension gave back, one file per node; ``None`` means ``ledger`` beside the shared store."""
     key_file: Path = Path("/etc/slurm-affinode/image.key")
@@ -101,7 +101,7 @@ class SuspendConfig:
     dump_timeout: str = "30m"
     restore_timeout: str = "30m"
     slurm_timeout: str = "5m"
-    """How long slurmctld is asked again to requeue; then the job runs on."""
+    """How long slurmctld is asked again to requeue; after that recovery goes on asking, with the tree stopped."""
     wake_every: str = "10s"
     """How often it is looked whether a suspended job can wake."""
     wake_backoff: str = "2m"
