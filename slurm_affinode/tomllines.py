@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slurm_affinode.errors import AffinodeError
+from slurm_affinode.timespec import parse_span_s
 
 Path = tuple[str | int, ...]
 
 _HEADER = re.compile(r"\s*(\[\[?)([^\]\[]+)\]\]?\s*(?:#.*)?$")
-_KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*'))*)\s*=""")
+_KEY = re.compile(
+    r"""\s*((?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*'))*)\s*="""
+)
 _WORD = re.compile(r"""[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*'""")
 _AT = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)")
 
@@ -53,8 +56,6 @@ def syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> TomlFault:
 
 def span_s(value: object) -> float | None:
     """Seconds of a span as text (``90m``) or a number of seconds; ``None`` where it is neither."""
-    from slurm_affinode.timespec import parse_span_s  # noqa: PLC0415 - keeps this module importable by all
-
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     if not isinstance(value, str):

@@ -1,0 +1,242 @@
+"""What is to be done about findings: pure, so that every promise about it can be tested without a cluster.
+
+Nothing is cancelled on fewer than ``min_dimensions`` kinds of measurement, on old evidence, without the warnings before
+it and the time between them, over the limits of a run, or where an exemption or the owner's wish stands against it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from slurm_affinode.core.cleanup_policy import ACTION_KINDS, working_now
+from slurm_affinode.core.cleanup_rules import Effective, effective, exemption
+from slurm_affinode.core.policy_values import zone_of
+from slurm_affinode.core.spans import span
+from slurm_affinode.model.cleanup import DESTRUCTIVE, NEVER, Action, Ledger, Policy, Settings, Stages, Verb
+from slurm_affinode.model.finding import IDLE_KINDS, Finding, JobRef, NodeRef, ProcessRef
+
+NO_MEASUREMENT = frozenset({"time", "state", "power", "queue", "limit", "window"})
+"""Dimensions that say how long or in which state, and not what a GPU does; power is shown and never a condition."""
+NEVER_USED_S = 60.0
+"""Idle since this soon after the start counts as never used: the first sample comes later than the job."""
+
+
+def plan(
+    findings: Iterable[Finding],
+    policy: Policy,
+    ledger: Ledger,
+    now: datetime,
+    *,
+    opted_in: Collection[int] = (),
+) -> list[Action]:
+    """One action for each finding, the worst first; ``none`` with the reason where nothing is done.
+
+    ``opted_in``: raw ids of jobs that may be suspended.
+    """
+    order = sorted(findings, key=lambda one: (-(one.held_gpu_hours or 0.0), one.key))
+    used: Counter[str] = Counter()
+    chosen: list[Action] = []
+    cancelled: set[str] = set()
+    for finding in order:
+        action = decide(finding, policy, ledger, now, opted_in=opted_in)
+        if action.verb in DESTRUCTIVE:
+            action = _once(action, cancelled)
+        most = policy.limits.of(action.verb)
+        if most is not None and used[action.verb] >= most:
+            text = f"{most} in this run already: the limit of {action.verb}; a person may raise it"
+            action = replace(action, verb="none", code="limit", reason=f"{action.reason}; {text}")
+        used[action.verb] += 1
+        chosen.append(action)
+    return chosen
+
+
+def _once(action: Action, done: set[str]) -> Action:
+    """A job that is found twice (a squatter that is also partly idle) is cancelled once."""
+    target = f"{action.finding.cluster}/{action.target}"
+    if target in done:
+        return replace(action, verb="none", code="same", reason=f"{action.target} is dealt with already in this run")
+    done.add(target)
+    return action
+
+
+def decide(
+    finding: Finding, policy: Policy, ledger: Ledger, now: datetime, *, opted_in: Collection[int] = ()
+) -> Action:
+    """What is done about one finding, without the limits of a run."""
+    return _Case(finding, policy, ledger, now, effective(policy, finding)).decide(opted_in)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One finding and everything that a decision about it goes by."""
+
+    finding: Finding
+    policy: Policy
+    ledger: Ledger
+    now: datetime
+    rule: Effective
+
+    @property
+    def settings(self) -> Settings:
+        return self.rule.settings
+
+    def none(self, code: str, reason: str) -> Action:
+        return Action("none", self.finding, code, reason, self.rule.rule, settings=self.settings)
+
+    def do(self, verb: Verb, reason: str, number: int = 0) -> Action:
+        return Action(verb, self.finding, "due", reason, self.rule.rule, number, self.settings)
+
+    def decide(self, opted_in: Collection[int]) -> Action:
+        finding, policy = self.finding, self.policy
+        today = self.now.astimezone(zone_of(policy.calendar.timezone)).date()
+        exempt = exemption(policy, finding, today)
+        if exempt is not None and not exempt.warnings:
+            until = "" if exempt.until == NEVER else f" until {exempt.until.isoformat()}"
+            return self.none("exempt", f"exempt{until}: {exempt.reason} ({policy.where}:{exempt.line})")
+        if self.settings.action == "none":
+            return self.none("rule", f"{self.rule.rule} asks for nothing")
+        age_s = self._age_s(finding.observed_at)
+        if age_s > policy.max_evidence_age_s:
+            return self.none("stale", f"its evidence is {span(age_s)} old, more than {span(policy.max_evidence_age_s)}")
+        if finding.kind in IDLE_KINDS and isinstance(finding.subject, JobRef) and finding.subject.running:
+            action = self._job(finding.subject)
+        else:
+            action = self._matter()
+        if exempt is not None and action.verb in DESTRUCTIVE:
+            reason = f"exempt from more than warnings: {exempt.reason} ({policy.where}:{exempt.line})"
+            return self.none("exempt", reason)
+        return self._timely(action, opted_in)
+
+    def _timely(self, action: Action, opted_in: Collection[int]) -> Action:
+        """What is due, on a day for it, and gentler where the job allows it."""
+        if action.verb == "none":
+            return action
+        working = working_now(self.policy.calendar, self.now)
+        if action.verb in DESTRUCTIVE and self.settings.cancel_working_days_only and not working:
+            return self.none("working-days", f"{action.reason}; only at working times")
+        if action.verb not in DESTRUCTIVE and self.settings.warn_working_days_only and not working:
+            return self.none("working-days", f"{action.reason}; people are told at working times only")
+        job = self.finding.job
+        if action.verb == "cancel" and self.settings.prefer_suspend and job is not None and job.job_id in opted_in:
+            return replace(action, verb="suspend", reason=f"{action.reason}; the job may be suspended")
+        return action
+
+    def _age_s(self, moment: datetime) -> float:
+        return (self.now - moment).total_seconds()
+
+    # --- jobs that hold idle GPUs: in stages
+
+    def _job(self, job: JobRef) -> Action:
+        finding, settings = self.finding, self.settings
+        keep = self.ledger.keeps.get((finding.cluster, job.job_id))
+        if keep is not None and self.now < keep.until and (job.submit is None or keep.submit == job.submit):
+            return self.none("kept", f"{keep.user} asked to keep it until {_clock(keep.until)}: {keep.why}")
+        held = finding.allocated_gpus if finding.allocated_gpus is not None else len(finding.gpus)
+        if held < settings.min_gpus:
+            return self.none("few-gpus", f"it has {held} GPUs; the rule is for {settings.min_gpus} or more")
+        if finding.score < settings.min_score:
+            return self.none("score", f"its score {finding.score:.2f} is below {settings.min_score:.2f}")
+        ran_s = None if job.start is None else self._age_s(job.start)
+        if settings.min_run_s > 0 and (ran_s is None or ran_s < settings.min_run_s):
+            return self.none("min-run", f"it runs for less than {span(settings.min_run_s)}")
+        extra_s = 0.0
+        if job.batch is False:
+            allowed = settings.interactive
+            most_s = -1.0 if allowed.max_run_s is None else allowed.max_run_s
+            if job.time_limit_s is not None and job.time_limit_s <= most_s and held <= allowed.max_gpus:
+                text = f"interactive, at most {allowed.max_gpus} GPUs for at most {span(most_s)}"
+                return self.none("interactive", text)
+            extra_s = allowed.extra_s
+        if finding.since is None:
+            return self.none("unknown", "it is not known since when")
+        fixed = job.start is not None and (finding.since - job.start).total_seconds() <= NEVER_USED_S
+        return self._stage(settings.fixed if fixed else settings.sliding, finding.since, extra_s, held)
+
+    def _stage(self, stages: Stages, since: datetime, extra_s: float, held: int) -> Action:
+        times = stages.warnings
+        idle_s = (self.finding.observed_at - since).total_seconds()
+        idle = f"idle for {span(idle_s)}"
+        # A job that computed after a warning begins anew.
+        sent = [one for one in self.ledger.warnings.get(self.finding.key, ()) if one.at >= since]
+        count = max((one.number for one in sent), default=0)
+        last = max((one.at for one in sent), default=None)
+        if not times:
+            return self._repeat(idle)
+        if count < len(times):
+            need_s = times[count] + extra_s
+            apart_s = times[count] - times[count - 1] if count else 0.0
+            if idle_s < need_s:
+                return self.none("too-early", f"{idle}; warning {count + 1} comes after {span(need_s)}")
+            if last is not None and self._age_s(last) < apart_s:
+                return self.none("too-early", f"{idle}; warning {count + 1} comes {span(apart_s)} after the one before")
+            return self._warn(f"{idle}, warning {count + 1} of {len(times)}", count + 1)
+        warned = f"{idle}, warned {count} times"
+        if self.settings.action != "cancel" or stages.cancel_s is None:
+            return self.none("warned", warned)
+        need_s, apart_s = stages.cancel_s + extra_s, stages.cancel_s - times[-1]
+        if idle_s < need_s or last is None or self._age_s(last) < apart_s:
+            text = f"{warned}; it ends after {span(need_s)}, and {span(apart_s)} after the last warning"
+            return self.none("too-early", text)
+        if self.settings.do_not_cancel:
+            return self.none("do-not-cancel", f"{warned}; {self.rule.rule} says: do not cancel")
+        weak = self._weak()
+        if weak is not None:
+            return self.none("weak-evidence", f"{warned}; {weak}")
+        flagged = len(self.finding.flagged_gpus)
+        if held == 0 or flagged / held < self.settings.gpu_fraction:
+            return self.none("fraction", f"{warned}; {flagged} of {held} GPUs are idle, less than the rule asks for")
+        return self.do("cancel", warned)
+
+    def _weak(self) -> str | None:
+        """What speaks against acting on the evidence."""
+        measured = {
+            one.dimension for one in self.finding.evidence if one.met and not one.unknown and one.weight > 0
+        } - NO_MEASUREMENT  # fmt: skip
+        if len(measured) < self.policy.min_dimensions:
+            names = ", ".join(sorted(measured)) or "nothing"
+            return f"its evidence is {names} alone: {self.policy.min_dimensions} kinds of it are needed"
+        flagged = self.finding.flagged_gpus
+        if not flagged or not all(gpu.measured for gpu in flagged):
+            return "a GPU that is to count as idle was not measured"
+        return None
+
+    # --- what has no stages: misfits, processes, nodes
+
+    def _matter(self) -> Action:
+        settings, finding, subject = self.settings, self.finding, self.finding.subject
+        text = finding.summary or finding.kind
+        wanted = settings.action if finding.kind in ACTION_KINDS.get(settings.action, ()) else "warn"
+        verb: Verb | None = None
+        if wanted == "kill" and isinstance(subject, ProcessRef):
+            if subject.start_ticks is None:
+                return self.none("unknown", "it is not known when the process started: its number may be another's")
+            verb = "kill-process"
+        elif wanted == "drain":
+            verb = "drain"
+        elif wanted == "resume" and isinstance(subject, NodeRef):
+            verb = "resume"
+        if verb is None:
+            return self._repeat(text)
+        if finding.since is None or self._age_s(finding.since) < settings.grace_s:
+            return self.none("too-early", f"{text}; for less than {span(settings.grace_s)}")
+        return self.do(verb, text)
+
+    def _repeat(self, text: str) -> Action:
+        told, repeat_s = self.ledger.told.get(self.finding.key), self.settings.repeat_s
+        if told is not None and self._age_s(told) < repeat_s:
+            return self.none("told", f"somebody was told at {_clock(told)}; again after {span(repeat_s)}")
+        return self._warn(text)
+
+    def _warn(self, text: str, number: int = 0) -> Action:
+        if self.settings.warn_user and isinstance(self.finding.subject, JobRef) and self.finding.user:
+            return self.do("warn-user", text, number)
+        if self.settings.warn_admins or not isinstance(self.finding.subject, JobRef):
+            return self.do("warn-admin", text, number)
+        return self.none("nobody", f"{text}; {self.rule.rule} tells nobody")
+
+
+def _clock(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")

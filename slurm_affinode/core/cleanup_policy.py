@@ -1,0 +1,315 @@
+"""The policy file: read, checked, every mistake by its line. Keys and defaults: ``docs/zombies-policy.md``."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime
+from typing import Any
+
+from slurm_affinode.core import policy_values as values
+from slurm_affinode.errors import InputError
+from slurm_affinode.model.cleanup import (
+    NEVER,
+    SCOPES,
+    Calendar,
+    EpilogPolicy,
+    Exemption,
+    Interactive,
+    KeepPolicy,
+    Limits,
+    MailPolicy,
+    Match,
+    Policy,
+    Rule,
+    Settings,
+    Smtp,
+    Stages,
+)  # fmt: skip
+from slurm_affinode.model.finding import IDLE_KINDS, KINDS
+from slurm_affinode.tomllines import Lines, syntax_fault
+
+Expand = Callable[[str], tuple[str, ...]]
+"""Nodes of a Slurm host list. Raises ``InputError``."""
+
+ACTION_KINDS: Mapping[str, frozenset[str]] = {
+    "cancel": IDLE_KINDS,
+    "kill": frozenset({"orphan-process"}),
+    "drain": frozenset({"orphan-process", "orphan-memory", "completing"}),
+    "resume": frozenset({"drained-kill-failed"}),
+}
+"""Action -> kinds that it is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFault:
+    """A mistake in a policy file."""
+
+    line: int
+    message: str
+    hint: str | None = None
+
+
+@dataclass(slots=True)
+class _Reader:
+    lines: Lines
+    expand: Expand | None
+    faults: list[PolicyFault] = field(default_factory=list)
+
+    def fault(self, path: tuple[str | int, ...], message: str, hint: str | None = None) -> None:
+        self.faults.append(PolicyFault(self.lines.of(*path), f"{_shown(path)}: {message}", hint))
+
+    def table(self, data: Any, path: tuple[str | int, ...], known: Mapping[str, values.Kind]) -> dict[str, Any]:
+        """The values of a table that are right; what is wrong is noted."""
+        if not isinstance(data, dict):
+            self.fault(path, "a table is needed")
+            return {}
+        found: dict[str, Any] = {}
+        for key, value in data.items():
+            kind = known.get(key)
+            if kind is None:
+                close = difflib.get_close_matches(key, known, 1)
+                hint = f"is {close[0]} meant?" if close else f"known here: {', '.join(sorted(known))}"
+                self.fault((*path, key), "unknown key", hint)
+                continue
+            try:
+                found[key] = kind(value)
+            except ValueError as error:
+                self.fault((*path, key), str(error))
+        return found
+
+
+def _shown(path: tuple[str | int, ...]) -> str:
+    text = ""
+    for word in path:
+        text += f"[{word + 1}]" if isinstance(word, int) else f".{word}" if text else word
+    return text
+
+
+_STAGES: dict[str, values.Kind] = {
+    "first_warning": values.span, "second_warning": values.span, "cancel": values.span,
+}  # fmt: skip
+_INTERACTIVE: dict[str, values.Kind] = {
+    "max_run": values.span, "max_gpus": values.whole(0), "extra": values.span,
+}  # fmt: skip
+_SETTINGS: dict[str, values.Kind] = {
+    "action": values.one_of("none", "warn", "cancel", "kill", "drain", "resume"),
+    "fixed": values.anything, "sliding": values.anything, "interactive": values.anything,
+    "min_run": values.span, "min_gpus": values.whole(1), "gpu_fraction": values.number(0, 1, above=True),
+    "min_score": values.number(0, 1), "do_not_cancel": values.yes_no, "prefer_suspend": values.yes_no,
+    "cancel_steps": values.yes_no, "warn_user": values.yes_no, "warn_admins": values.yes_no,
+    "cancel_working_days_only": values.yes_no, "warn_working_days_only": values.yes_no, "grace": values.span,
+    "repeat": values.span,
+}  # fmt: skip
+_MATCH: dict[str, values.Kind] = {
+    **dict.fromkeys(SCOPES, values.texts), "kinds": values.texts_of(*KINDS), "jobs": values.texts,
+}  # fmt: skip
+_SPANS = frozenset({"min_run", "grace", "repeat", "max_run", "extra", "first_warning", "second_warning", "cancel"})
+_TOP = ("limits", "evidence", "calendar", "default", "rule", "exempt", "keep", "mail", "epilog")
+
+
+def read_policy(
+    text: str, *, where: str, expand: Expand | None = None, today: date | None = None
+) -> tuple[Policy, tuple[PolicyFault, ...]]:
+    """A policy and what is wrong with it, by line. What is wrong has its default in the policy, so do not use it.
+
+    ``expand``: takes host lists apart in lists of nodes, else they are patterns.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        fault = syntax_fault(error, text)
+        return Policy(where=where), (PolicyFault(fault.line, fault.message),)
+    reader = _Reader(Lines(text), expand)
+    for key in data:
+        if key not in _TOP:
+            close = difflib.get_close_matches(key, _TOP, 1)
+            hint = f"is {close[0]} meant?" if close else f"known here: {', '.join(_TOP)}"
+            reader.fault((key,), "unknown key", hint)
+    limits = reader.table(data.get("limits", {}), ("limits",), dict.fromkeys(Limits.__slots__, values.whole(0)))
+    evidence = reader.table(
+        data.get("evidence", {}), ("evidence",), {"max_age": values.span, "min_dimensions": values.whole(2)}
+    )
+    default, _ = _settings(reader, data.get("default", {}), ("default",), Settings(), {})
+    policy = Policy(
+        default=default,
+        rules=_rules(reader, data.get("rule", [])),
+        exemptions=_exemptions(reader, data.get("exempt", [])),
+        calendar=_calendar(reader, data.get("calendar", {})),
+        limits=Limits(**limits),
+        max_evidence_age_s=evidence.get("max_age", Policy.__dataclass_fields__["max_evidence_age_s"].default),
+        min_dimensions=evidence.get("min_dimensions", 2),
+        mail=_mail(reader, data.get("mail", {})),
+        keep=_keep(reader, data.get("keep", {})),
+        epilog=_epilog(reader, data.get("epilog", {})),
+        where=where,
+    )
+    return policy, tuple(sorted(reader.faults, key=lambda fault: fault.line))
+
+
+def parse_policy(text: str, *, where: str, expand: Expand | None = None) -> Policy:
+    """A policy. Raises ``InputError`` that names file and line of the first mistake, and how many more there are."""
+    policy, faults = read_policy(text, where=where, expand=expand)
+    if faults:
+        first = faults[0]
+        more = f" (and {len(faults) - 1} more: slurm-affinode zombies policy check)" if len(faults) > 1 else ""
+        raise InputError(f"{first.message}{more}", where=f"{where}:{first.line}", hint=first.hint)
+    return policy
+
+
+def _settings(
+    reader: _Reader, data: Any, path: tuple[str | int, ...], base: Settings, extra: Mapping[str, values.Kind]
+) -> tuple[Settings, dict[str, Any]]:
+    """Settings of a table, and what else (``extra``) is in it."""
+    found = reader.table(data, path, {**_SETTINGS, **extra})
+    changes: dict[str, Any] = {}
+    for key in ("fixed", "sliding"):
+        if key in found:
+            stages = reader.table(found[key], (*path, key), _STAGES)
+            changes[key] = Stages(**{f"{name}_s": value for name, value in stages.items()})
+            _check_stages(reader, (*path, key), changes[key])
+    if "interactive" in found:
+        table = reader.table(found["interactive"], (*path, "interactive"), _INTERACTIVE)
+        changes["interactive"] = Interactive(**_suffixed(table))
+    plain = {key: value for key, value in found.items() if key in _SETTINGS and key not in changes}
+    changes |= _suffixed(plain)
+    return replace(base, **changes), found
+
+
+def _suffixed(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{key}_s" if key in _SPANS else key: value for key, value in table.items()}
+
+
+def _check_stages(reader: _Reader, path: tuple[str | int, ...], stages: Stages) -> None:
+    order = [("first_warning", stages.first_warning_s), ("second_warning", stages.second_warning_s),
+             ("cancel", stages.cancel_s)]  # fmt: skip
+    there = [(name, value) for name, value in order if value is not None]
+    for (name, value), (later, then) in itertools.pairwise(there):
+        if then <= value:
+            reader.fault((*path, later), f"is not after {name}")
+    if stages.second_warning_s is not None and stages.first_warning_s is None:
+        reader.fault((*path, "second_warning"), "there is no first_warning")
+    if stages.cancel_s is not None and stages.first_warning_s is None:
+        reader.fault(
+            (*path, "cancel"), "nobody is warned before", "add first_warning: nothing is cancelled unannounced"
+        )
+
+
+def _rules(reader: _Reader, data: Any) -> tuple[Rule, ...]:
+    rules = []
+    for number, table in enumerate(_tables(reader, data, "rule")):
+        path = ("rule", number)
+        settings, found = _settings(reader, table, path, Settings(), {**_MATCH, "name": values.text})
+        sets = frozenset(key for key in found if key in _SETTINGS)
+        match = _match(reader, found, path)
+        action = found.get("action")
+        kinds = ACTION_KINDS.get(action or "")
+        if kinds is not None and (not match.kinds or not set(match.kinds) <= kinds):
+            reader.fault(
+                (*path, "action"), f"{action} is only for {', '.join(sorted(kinds))}",
+                f'name them in the same rule: kinds = ["{min(kinds)}"]',
+            )  # fmt: skip
+        rules.append(Rule(found.get("name", f"rule {number + 1}"), match, settings, sets, reader.lines.of(*path)))
+    return tuple(rules)
+
+
+def _exemptions(reader: _Reader, data: Any) -> tuple[Exemption, ...]:
+    found = []
+    for number, table in enumerate(_tables(reader, data, "exempt")):
+        path = ("exempt", number)
+        known = {**_MATCH, "until": values.day, "reason": values.text, "warnings": values.yes_no}
+        row = reader.table(table, path, known)
+        match = _match(reader, row, path)
+        if match == Match():
+            reader.fault(path, "it would exempt everything", "name users, accounts, jobs, partitions, ...")
+        if isinstance(table, dict) and "until" not in table:
+            reader.fault(path, "until is missing", 'write until = 2027-03-31, or until = "never"')
+        if isinstance(table, dict) and "reason" not in table:
+            reader.fault(path, "reason is missing", "say why, for those who read the audit")
+        found.append(
+            Exemption(
+                match, row.get("until", NEVER), row.get("reason", ""), row.get("warnings", False),
+                reader.lines.of(*path),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _match(reader: _Reader, row: Mapping[str, Any], path: tuple[str | int, ...]) -> Match:
+    fields = {key: row[key] for key in _MATCH if key in row}
+    if reader.expand is not None and "nodes" in fields:
+        nodes: list[str] = []
+        for text in fields["nodes"]:
+            try:
+                nodes += reader.expand(text) if "[" in text and "*" not in text else (text,)
+            except InputError as error:
+                reader.fault((*path, "nodes"), str(error))
+        fields["nodes"] = tuple(nodes)
+    return Match(**fields)
+
+
+def _tables(reader: _Reader, data: Any, key: str) -> list[Any]:
+    if not isinstance(data, list):
+        reader.fault((key,), f"is a list of tables: write [[{key}]]")
+        return []
+    return data
+
+
+def _calendar(reader: _Reader, data: Any) -> Calendar:
+    known = {
+        "timezone": values.zone, "working_days": values.weekdays, "hours": values.hours, "holidays": values.holidays,
+    }  # fmt: skip
+    found = reader.table(data, ("calendar",), known)
+    calendar = Calendar(found.get("timezone"))
+    if "working_days" in found:
+        calendar = replace(calendar, working_days=found["working_days"])
+    if "hours" in found:
+        calendar = replace(calendar, begin=found["hours"][0], end=found["hours"][1])
+    once, yearly = found.get("holidays", (frozenset(), frozenset()))
+    return replace(calendar, holidays=once, yearly=yearly)
+
+
+def _keep(reader: _Reader, data: Any) -> KeepPolicy:
+    found = reader.table(
+        data, ("keep",), {"allow": values.yes_no, "max": values.span, "min_why": values.whole(0)}
+    )  # fmt: skip
+    base = KeepPolicy()
+    return KeepPolicy(found.get("allow", base.allow), found.get("max", base.max_s), found.get("min_why", base.min_why))
+
+
+def _epilog(reader: _Reader, data: Any) -> EpilogPolicy:
+    found = reader.table(
+        data, ("epilog",), {"dirty": values.one_of("report", "drain"), "kill": values.yes_no, "wait": values.span}
+    )
+    base = EpilogPolicy()
+    return EpilogPolicy(found.get("dirty", base.dirty), found.get("kill", base.kill), found.get("wait", base.wait_s))
+
+
+def _mail(reader: _Reader, data: Any) -> MailPolicy:
+    known: dict[str, values.Kind] = {
+        "via": values.one_of("none", "smtp", "command", "webhook"), "sender": values.address,
+        "address": values.address_pattern, "addresses": values.address_table, "admins": values.addresses,
+        "reply_to": values.address, "language": values.language, "languages": values.text_table,
+        "templates": values.text, "smtp": values.anything, "command": values.texts, "webhook": values.url,
+        "webhook_token_file": values.text, "help_url": values.url,
+    }  # fmt: skip
+    found = reader.table(data, ("mail",), known)
+    if "smtp" in found:
+        smtp: dict[str, values.Kind] = {
+            "host": values.text, "port": values.whole(1), "tls": values.one_of("none", "starttls", "tls"),
+            "user": values.text, "password_file": values.text, "timeout": values.span,
+        }  # fmt: skip
+        table = reader.table(found["smtp"], ("mail", "smtp"), smtp)
+        found["smtp"] = Smtp(**{"timeout_s" if key == "timeout" else key: value for key, value in table.items()})
+    via = found.get("via", "none")
+    if via in ("command", "webhook") and not found.get(via):
+        reader.fault(("mail", "via"), f"is {via}, and mail.{via} is missing")
+    return MailPolicy(**found)
+
+
+def working_now(calendar: Calendar, now: datetime) -> bool:
+    """Whether people are at work at ``now``."""
+    return calendar.working(now.astimezone(values.zone_of(calendar.timezone)))

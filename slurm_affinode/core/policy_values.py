@@ -1,0 +1,225 @@
+"""Values of the policy file: each function takes what TOML has and gives ours, or raises ``ValueError``."""
+
+from __future__ import annotations
+
+import calendar
+import re
+from collections.abc import Callable
+from datetime import date, datetime, time, tzinfo
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from slurm_affinode.model.cleanup import NEVER
+from slurm_affinode.tomllines import span_s
+
+Kind = Callable[[Any], Any]
+
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_ADDRESS = re.compile(r"[^\s@<>,;\"]+(?:@[^\s@<>,;\"]+)?")
+_HOURS = re.compile(r"(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})")
+
+
+def anything(value: Any) -> Any:
+    """As it is: a table that is read by itself."""
+    return value
+
+
+def span(value: Any) -> float:
+    """A span of time."""
+    seconds = span_s(value)
+    if seconds is None:
+        raise ValueError(f'{value!r} is not a span of time: write for example "15m", "2h30m" or "7d"')
+    return seconds
+
+
+def text(value: Any) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{value!r} is not a text")
+    return value
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    """A list of texts; one text alone is a list, too."""
+    if isinstance(value, str) and value:
+        return (value,)
+    if isinstance(value, list) and all(isinstance(one, str) and one for one in value):
+        return tuple(value)
+    raise ValueError(f'{value!r} is not a list of texts: write for example ["a", "b"]')
+
+
+def texts_of(*known: str) -> Kind:
+    """Texts of a set."""
+
+    def convert(value: Any) -> tuple[str, ...]:
+        found = texts(value)
+        for one in found:
+            if one not in known:
+                raise ValueError(f"{one!r} is none; known: {', '.join(known)}")
+        return found
+
+    return convert
+
+
+def one_of(*known: str) -> Kind:
+    """One word of a set."""
+
+    def convert(value: Any) -> str:
+        if value not in known:
+            raise ValueError(f"{value!r} is none of {', '.join(known)}")
+        return str(value)
+
+    return convert
+
+
+def whole(least: int) -> Kind:
+    """A whole number of at least ``least``."""
+
+    def convert(value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{value!r} is not a whole number of at least {least}")
+        return value
+
+    return convert
+
+
+def number(low: float, high: float, *, above: bool = False) -> Kind:
+    """A number from ``low`` (``above``: not ``low`` itself) to ``high``."""
+
+    def convert(value: Any) -> float:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+        if not good or (above and value == low):
+            raise ValueError(f"{value!r} is not a number {'above' if above else 'from'} {low:g} to {high:g}")
+        return float(value)
+
+    return convert
+
+
+def yes_no(value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is not true or false")  # noqa: TRY004 - all mistakes are of one kind
+    return value
+
+
+def day(value: Any) -> date:
+    """A day, or ``never``."""
+    if value == "never":
+        return NEVER
+    if isinstance(value, datetime):
+        return value.date()
+    if isinstance(value, date):
+        return value
+    try:
+        return date.fromisoformat(str(value))
+    except ValueError:
+        raise ValueError(f'{value!r} is not a day: write 2027-03-31, or "never"') from None
+
+
+def zone(value: Any) -> str:
+    """An IANA time zone."""
+    name = text(value)
+    try:
+        ZoneInfo(name)
+    except (OSError, ValueError):
+        raise ValueError(f"{name!r} is not a time zone: write for example Europe/Berlin") from None
+    return name
+
+
+def zone_of(name: str | None) -> tzinfo | None:
+    """The zone; ``None`` is that of the process, as ``datetime.astimezone`` takes it."""
+    return None if name is None else ZoneInfo(name)
+
+
+def weekdays(value: Any) -> frozenset[int]:
+    """Days of the week: ``["mon", "tue"]``."""
+    found = set()
+    for one in texts(value):
+        if one[:3].lower() not in _DAYS:
+            raise ValueError(f"{one!r} is not a day of the week; known: {', '.join(_DAYS)}")
+        found.add(_DAYS.index(one[:3].lower()))
+    return frozenset(found)
+
+
+def hours(value: Any) -> tuple[time, time]:
+    """``08:00-18:00``."""
+    match = _HOURS.fullmatch(text(value).strip())
+    try:
+        if match is not None:
+            begin, end = time(int(match[1]), int(match[2])), _end(int(match[3]), int(match[4]))
+            if begin < end:
+                return begin, end
+    except ValueError:
+        pass
+    raise ValueError(f'{value!r} is no part of a day: write for example "08:00-18:00"')
+
+
+def _end(hour: int, minute: int) -> time:
+    return time.max if (hour, minute) == (24, 0) else time(hour, minute)
+
+
+def holidays(value: Any) -> tuple[frozenset[date], frozenset[tuple[int, int]]]:
+    """Days (``2027-05-01``) and days of each year (``"12-25"``)."""
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r} is not a list of days")  # noqa: TRY004
+    once: set[date] = set()
+    yearly: set[tuple[int, int]] = set()
+    for one in value:
+        match = re.fullmatch(r"(\d{2})-(\d{2})", one) if isinstance(one, str) else None
+        if match is None:
+            once.add(day(one))
+            continue
+        month, number_ = int(match[1]), int(match[2])
+        if not 1 <= month <= 12 or not 1 <= number_ <= calendar.monthrange(2024, month)[1]:
+            raise ValueError(f"{one!r} is not a day of a year")
+        yearly.add((month, number_))
+    return frozenset(once), frozenset(yearly)
+
+
+def address(value: Any) -> str:
+    """A mail address, or the name of a local user."""
+    found = text(value)
+    if not _ADDRESS.fullmatch(found):
+        raise ValueError(f"{found!r} is not a mail address")
+    return found
+
+
+def addresses(value: Any) -> tuple[str, ...]:
+    """Mail addresses."""
+    return tuple(address(one) for one in texts(value))
+
+
+def address_pattern(value: Any) -> str:
+    """``{user}@example.org``."""
+    found = text(value)
+    if "{user}" not in found or not _ADDRESS.fullmatch(found.replace("{user}", "name")):
+        raise ValueError(f"{found!r} is not an address with {{user}} in it")
+    return found
+
+
+def address_table(value: Any) -> dict[str, str]:
+    """User = address."""
+    return {name: address(one) for name, one in text_table(value).items()}
+
+
+def text_table(value: Any) -> dict[str, str]:
+    """A table of texts."""
+    if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
+        raise ValueError(f"{value!r} is not a table of texts")
+    return dict(value)
+
+
+def language(value: Any) -> str:
+    """``en``, ``de``, ``pt_BR``."""
+    found = text(value)
+    if not re.fullmatch(r"[a-z]{2,3}(?:[_-][A-Za-z]{2,4})?", found):
+        raise ValueError(f"{found!r} is not a language: write for example en or de")
+    return found
+
+
+def url(value: Any) -> str:
+    """An HTTP address."""
+    found = text(value)
+    if not re.fullmatch(r"https?://[^\s]+", found):
+        raise ValueError(f"{found!r} is not an address that begins with https:// or http://")
+    return found
