@@ -357,7 +357,7 @@ class FakeStreams:
     def save(self, init_pid, write) -> tuple[SavedOutput, ...]:  # type: ignore[no-untyped-def]
         return ()
 
-    def put_back(self, outputs, fds, image_fd, notice) -> list[InheritFd]:  # type: ignore[no-untyped-def]
+    def put_back(self, outputs, fds, image_fd, notice, *, again=False) -> list[InheritFd]:  # type: ignore[no-untyped-def]
         return []
 
 

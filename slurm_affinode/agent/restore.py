@@ -134,6 +134,11 @@ class JobRestorer:
 
     def _place(self, placing: _Placing) -> int:
         parts, arrival, manifest = self._parts, placing.arrival, placing.found.image.manifest
+        before = placing.record.facts
+        again = placing.record.phase is Phase.RESTORING and (before["init_pid"], before["init_started"]) == (
+            arrival.init_pid,
+            arrival.init_started,
+        )
         placing.record.write(
             Phase.RESTORING, job_id=arrival.job_id, uid=arrival.uid, gid=arrival.gid, seq=manifest.seq,
             restarts=manifest.restarts, run=placing.job.restarts, init_pid=arrival.init_pid,
@@ -148,7 +153,7 @@ class JobRestorer:
             criu = placing.found.store.open_criu(placing.found.image)
             stack.callback(os.close, criu)
             fds = dict(zip(STREAMS, arrival.fds, strict=False))
-            inherit = parts.streams.put_back(manifest.outputs, fds, top, self._notice(placing))
+            inherit = parts.streams.put_back(manifest.outputs, fds, top, self._notice(placing), again=again)
             pid = parts.imager.restore(
                 arrival.init_pid, criu, inherit, root_pid_ns=manifest.root_pid, timeout_s=parts.settings.restore_s
             )

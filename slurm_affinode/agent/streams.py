@@ -114,10 +114,13 @@ def _saved(number: int, fd: int, path: str, before: list[SavedOutput], write: Sa
     return SavedOutput(number, "file", path, file=name, **{**common, "size": size})  # type: ignore[arg-type]
 
 
-def put_back(outputs: Sequence[SavedOutput], fds: Mapping[int, int | None], image_fd: int) -> None:
+def put_back(
+    outputs: Sequence[SavedOutput], fds: Mapping[int, int | None], image_fd: int, *, again: bool = False
+) -> None:
     """Give the output files of the new run the bytes that they had. Raises ``RestoreFailed``.
 
-    What the file holds beyond them stays behind them, but what Slurm and we wrote there ourselves.
+    What the file holds beyond them stays behind them, but what Slurm and we wrote there ourselves; and, where a restore
+    was cut short and is made ``again``, what that tree wrote before it was ended.
     """
     for one in outputs:
         fd = fds.get(one.fd)
@@ -131,7 +134,7 @@ def put_back(outputs: Sequence[SavedOutput], fds: Mapping[int, int | None], imag
         try:
             source = os.open(one.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=image_fd)
             try:
-                _put_back(source, fd, one.size)
+                _put_back(source, fd, one.size, again=again)
             finally:
                 os.close(source)
         except OSError as error:
@@ -142,14 +145,14 @@ def put_back(outputs: Sequence[SavedOutput], fds: Mapping[int, int | None], imag
             os.lseek(fd, 0, os.SEEK_END)
 
 
-def _put_back(source: int, fd: int, size: int) -> None:
+def _put_back(source: int, fd: int, size: int, *, again: bool) -> None:
     """``fd`` is the run's own descriptor, write-only: reading and writing go through one of our own."""
     file = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     try:
         now = os.fstat(file).st_size
         if now >= size and _same(source, file, size):
             tail = os.pread(file, _TAIL_LIMIT, size) if now - size <= _TAIL_LIMIT else b""
-            if tail and _OURS.fullmatch(tail):
+            if again or (tail and _OURS.fullmatch(tail)):
                 os.ftruncate(file, size)
             return
         rest = os.pread(file, _TAIL_LIMIT, 0)
@@ -212,10 +215,15 @@ class ProcessStreams:
 
     @staticmethod
     def put_back(
-        outputs: Sequence[SavedOutput], fds: Mapping[int, int | None], image_fd: int, notice: str | None
+        outputs: Sequence[SavedOutput],
+        fds: Mapping[int, int | None],
+        image_fd: int,
+        notice: str | None,
+        *,
+        again: bool = False,
     ) -> Sequence[InheritFd]:
         """See ``put_back`` and ``inherited``."""
-        put_back(outputs, fds, image_fd)
+        put_back(outputs, fds, image_fd, again=again)
         if notice is not None:
             say(fds, notice)
         return inherited(outputs, fds)

@@ -71,6 +71,21 @@ def test_output_comes_back_as_it_was(tmp_path, now, then):
     assert (tmp_path / "now").read_bytes() == then + b"three\n"
 
 
+def test_what_a_restore_that_was_cut_short_wrote_goes(tmp_path):
+    """Its tree ran for a moment before it was ended; the new one writes those lines itself."""
+    (tmp_path / "out.1").write_bytes(b"one\ntwo\n")
+    (tmp_path / "now").write_bytes(b"one\ntwo\nthree\n")
+    saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
+    fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
+    image = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        streams.put_back((saved,), {1: fd}, image, again=True)
+    finally:
+        os.close(fd)
+        os.close(image)
+    assert (tmp_path / "now").read_bytes() == b"one\ntwo\n"
+
+
 def test_output_that_went_to_a_file_may_go_nowhere_now(tmp_path):
     """``/dev/null`` in place of the file: nothing to put back."""
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
