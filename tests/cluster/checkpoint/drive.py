@@ -72,6 +72,7 @@ class Session:
         self.init = 0
         self.runs = 0
         self.stopped: set[int] = set()
+        self.root = 0
 
     # --- what Slurm and the shepherd do
 
@@ -98,6 +99,7 @@ class Session:
         wait_for("the workload", (self.work / "ready").exists)
         processes = [process_facts(pid) for pid in namespace.members(self.init).values()]
         self.stopped = {one.pid for one in processes if one is not None and one.state == "T"}
+        self.root = min(namespace.members(self.init))
         return {"pids": sorted(namespace.members(self.init))}
 
     def end(self) -> None:
@@ -204,9 +206,13 @@ class Session:
         (self.work / "go").touch()
         wait_for("the workload's end", (self.work / "done").exists)
         found = json.loads((self.work / "done").read_text())
-        wait_for("the root's end", lambda: not namespace.members(self.init))
-        return {"found": found, "status": self.status.read_text().split() if self.status.exists() else None,
-                "output": self.out.read_text()}  # fmt: skip
+        ended = wait_for("the root's end", self._ended)
+        return {"found": found, "status": ended, "output": self.out.read_text()}
+
+    def _ended(self) -> str | None:
+        """The root's wait status, as PID 1 saw it."""
+        text = self.status.read_text() if self.status.exists() else ""
+        return next((line.split()[1] for line in text.splitlines() if line.startswith(f"{self.root} ")), None)
 
     # --- what goes wrong
 
