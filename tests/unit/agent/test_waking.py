@@ -1,0 +1,156 @@
+"""Who wakes sleeping jobs, when, and the small files with which the nodes agree on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from agent_world import Agent, World, make_job
+
+from slurm_affinode.agent import words
+from slurm_affinode.agent.ledger import Ledger
+from slurm_affinode.agent.notes import Note, Notes
+from slurm_affinode.agent.parts import Settings
+from slurm_affinode.agent.waker import Free, Lease, waited_for
+from slurm_affinode.model.cluster import GpuCount, Node
+from slurm_affinode.model.ledger import LedgerEntry, decode
+
+NODE = Node(
+    name="c2", state="MIXED", flags=frozenset(), reason=None, reason_user=None, reason_time=None,
+    gpus=GpuCount(2, "h100"), gpus_used=GpuCount(1, "h100"), partitions=("gpu",), cpus=8, cpus_used=2, memory_mib=16000,
+    memory_used_mib=1000, features=(), version="24.11", boot=None,
+)  # fmt: skip
+
+
+@pytest.fixture
+def asleep(tmp_path):
+    """A job that sleeps, and the agent of another node."""
+    world = World(tmp_path)
+    world.start_run("c1")
+    world.start_script("c1")
+    agent = Agent(world, "c1")
+    agent.suspend()
+    agent.settle()
+    waker = Agent(world, "c2", Settings(wake_backoff_s=100, wake_backoff_limit_s=1000, wake_every_s=1))
+    return world, waker
+
+
+def look(world, agent, nodes, jobs=()):
+    agent.parts.slurm.nodes = lambda: nodes
+    agent.parts.slurm.jobs = lambda: (make_job(world), *jobs)
+    world.clock += 2
+    agent.waker.tick()
+
+
+def test_a_job_wakes_when_it_has_slept_enough_and_gpus_are_free(asleep):
+    world, agent = asleep
+    look(world, agent, (NODE,))
+    assert world.held
+    world.clock += 100
+    look(world, agent, ())
+    assert world.held
+    look(world, agent, (replace(NODE, flags=frozenset({"DRAIN"})),))
+    assert world.held
+    look(world, agent, (NODE,))
+    assert not world.held
+
+
+def test_nobody_who_waits_is_overtaken(asleep):
+    world, agent = asleep
+    world.clock += 100
+    other = make_job(world, job_id=9, held=False, reason="Resources")
+    look(world, agent, (NODE,), (other,))
+    assert world.held
+    look(world, agent, (NODE,), (replace(other, reason="Dependency"),))
+    assert not world.held
+
+
+@pytest.mark.parametrize(("wake", "released"), [("hold", False), ("now+30", True), ("2030-01-01", True), ("now", True)])
+def test_the_option_says_when(asleep, wake, released):
+    world, agent = asleep
+    agent.parts.notes.write(replace(agent.parts.notes.all()[0], wake=wake))
+    look(world, agent, ())
+    assert world.held is not released
+    assert any(effect.startswith("begin 20") for effect in world.effect_log) is (wake not in ("hold", "now"))
+
+
+def test_a_job_whose_restore_failed_is_woken_by_hand_only(asleep):
+    world, agent = asleep
+    note = agent.parts.notes.all()[0]
+    agent.parts.notes.write(replace(note, failure="bad size"))
+    world.clock += 10_000
+    look(world, agent, (NODE,))
+    assert world.held
+    agent.waker.wake(note.key, "alice")
+    assert not world.held
+
+
+def test_a_job_that_was_cancelled_in_its_sleep_leaves_no_note(asleep):
+    world, agent = asleep
+    agent.waker._over = agent.keeper.over
+    world.state = "CANCELLED"
+    look(world, agent, (NODE,))
+    assert agent.parts.notes.all() == []
+    assert agent.images(shared=True) == []
+
+
+def test_one_agent_of_the_cluster_wakes_and_another_takes_over(tmp_path):
+    path = tmp_path / "waker.json"
+    assert Lease(path, "c1").held(100, 8)
+    assert not Lease(path, "c2").held(101, 8)
+    assert Lease(path, "c1").held(105, 8)
+    assert Lease(path, "c2").held(114, 8)
+    assert not Lease(path, "c1").held(115, 8)
+    path.write_text("noise")
+    assert Lease(path, "c1").held(116, 8)
+
+
+def test_free_gpus_are_given_away_once(tmp_path):
+    free = Free((NODE, replace(NODE, name="c1", gpus_used=None)))
+    job = make_job(World(tmp_path))
+    assert [free.take(job) for _ in range(4)] == [True, True, True, False]
+    assert not Free((NODE,)).take(replace(job, partitions=("cpu",)))
+    assert not Free((NODE,)).take(replace(job, gpus_requested=GpuCount(1, "a100")))
+    assert not waited_for(job, (job,), {7})
+
+
+def test_a_run_is_claimed_by_one_shepherd(tmp_path):
+    notes = Notes(tmp_path)
+    assert notes.claim("alpha", 7, 1, "c1/10/5") is None
+    assert notes.claim("alpha", 7, 1, "c1/10/5") is None
+    assert notes.claim("alpha", 7, 1, "c2/10/5") == "c1/10/5"
+    assert notes.claim("alpha", 7, 2, "c2/10/5") is None
+    notes.unclaim([("alpha", 8)])
+    assert notes.claim("alpha", 7, 1, "c2/10/5") is None
+
+
+def test_a_note_that_cannot_be_read_is_none(tmp_path):
+    notes = Notes(tmp_path)
+    note = Note("alpha", 7, 5, 0, 1, 1000, "c1", 1, 1.0, "idle", 1, 2, 3, "auto")
+    notes.write(note)
+    assert notes.all() == [note]
+    (tmp_path / "asleep" / "alpha.8.json").write_text("{")
+    assert notes.all() == [note]
+    assert notes.read("alpha", 8) is None
+
+
+def test_the_ledger_goes_on_after_a_torn_line(tmp_path):
+    ledger = Ledger(tmp_path / "ledger", "c1")
+    ledger.write(LedgerEntry("alpha", 7, 5, 1))
+    path = tmp_path / "ledger" / "c1.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"torn')
+    ledger.write(LedgerEntry("alpha", 8, 5, 1))
+    lines = path.read_text().splitlines()
+    assert [decode(lines[0]).job_id, lines[1], decode(lines[2]).job_id] == [7, '{"torn', 8]
+    Ledger(tmp_path / "ledger" / "c1.jsonl", "c1").write(LedgerEntry("alpha", 8, 5, 1))
+    Ledger(None, "c1").write(LedgerEntry("alpha", 8, 5, 1))
+
+
+def test_words():
+    assert [words.span(s) for s in (5, 119, 900, 7500, 200_000)] == ["5s", "119s", "15m", "2h05m", "2d7h"]
+    assert [words.size(s) for s in (5, 2048, 52 << 30)] == ["5 B", "2.0 KiB", "52 GiB"]
+    own = words.suspended("idle\n15m", 1 << 30, "12_3")
+    assert own == "suspended: idle 15m, 1.0 GiB, wake with: slurm-affinode wake 12_3"
+    assert words.theirs(words.comment(own, "mine")) == "mine"
+    assert words.theirs("mine") == "mine"
+    assert len(words.comment(own, "\u00e4" * 2000).encode()) <= 900
