@@ -52,9 +52,9 @@ class DriveError(Exception):
 class Drive:
     """`drive.py` in a container."""
 
-    def __init__(self, container: str) -> None:
+    def __init__(self, container: str, *options: str) -> None:
         self._process = subprocess.Popen(
-            ("docker", "exec", "--interactive", container, PYTHON, f"{TARGET}/drive.py"),
+            ("docker", "exec", "--interactive", container, PYTHON, f"{TARGET}/drive.py", *options),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -96,12 +96,12 @@ def programs(cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture
-def drive(programs: Cluster) -> Iterator[Callable[[str], Drive]]:
+def drive(programs: Cluster) -> Iterator[Callable[..., Drive]]:
     """Drives on nodes."""
     made: list[Drive] = []
 
-    def on(node: str = "c1") -> Drive:
-        made.append(Drive(programs.container(node)))
+    def on(node: str = "c1", *options: str) -> Drive:
+        made.append(Drive(programs.container(node), *options))
         return made[-1]
 
     yield on
@@ -156,6 +156,23 @@ def test_it_comes_back_on_another_gpu(drive: Callable[..., Drive]) -> None:
     on("restore", True)
     assert on("gpu_processes") == [0, 1]
     assert on("finish")["found"] == whole(("gpu",))
+
+
+def test_it_goes_on_on_another_node(drive: Callable[..., Drive]) -> None:
+    """With all that it has, from the shared store, on GPUs that it has never seen."""
+    here = drive("c1")
+    here("start", list(FEATURES))
+    here("park")
+    here("dump")
+    here("share")
+    assert here("gpu_processes") == [0, 0]
+    there = drive("c2", "--keep")
+    there("restore")
+    assert sum(there("gpu_processes")) == 3
+    done = there("finish")
+    assert done["found"] == whole(FEATURES)
+    assert done["status"] == "0"
+    assert done["output"] == "out before\nerr before\nout after\nerr after\n"
 
 
 def test_files_of_the_node_come_along(drive: Callable[..., Drive]) -> None:

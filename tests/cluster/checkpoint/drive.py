@@ -25,7 +25,7 @@ from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.facts import collect, memory_facts, process_facts
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import InheritFd, Tree
+from slurm_affinode.checkpoint.interface import Image, InheritFd, Tree
 from slurm_affinode.checkpoint.preflight import GpuUseFacts, JobFacts, refusals
 from slurm_affinode.core.suspension import pair_gpus
 from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, Manifest, Mode, SuspendOption, Versions
@@ -57,15 +57,17 @@ def driver_version() -> str:
 class Session:
     """A job's directory, the namespaces of its runs, its image."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep: bool = False) -> None:
         self.work = Path("/home/alice/checkpoint-test")
-        shutil.rmtree(self.work, ignore_errors=True)
-        self.work.mkdir()
-        os.chown(self.work, UID, UID)
         self.out = self.work.with_suffix(".out")
-        self.out.unlink(missing_ok=True)
-        shutil.rmtree("/var/lib/slurm-affinode/test-images", ignore_errors=True)
-        self.store = DirectoryStore(Path("/var/lib/slurm-affinode/test-images"), KEY)
+        images = Path("/shared/checkpoint-test-images" if keep else "/var/lib/slurm-affinode/test-images")
+        if not keep:
+            shutil.rmtree(self.work, ignore_errors=True)
+            self.work.mkdir()
+            os.chown(self.work, UID, UID)
+            self.out.unlink(missing_ok=True)
+            shutil.rmtree(images, ignore_errors=True)
+        self.store = DirectoryStore(images, KEY)
         self.criu = Criu()
         self.cuda = Cuda(driver_version=driver_version)
         self.shepherds: list[subprocess.Popen[bytes]] = []
@@ -154,6 +156,18 @@ class Session:
             "verify_s": time.monotonic() - committed,
         }  # fmt: skip
 
+    def share(self) -> None:
+        """Copy the image to the store that all nodes see; the tree here ends."""
+        path = Path("/shared/checkpoint-test-images")
+        shutil.rmtree(path, ignore_errors=True)
+        shared = DirectoryStore(path, KEY)
+        (image,) = self.store.images()
+        assert isinstance(image, Image)
+        shared.verify(self.store.copy(image, shared))
+        self.store.remove(image)
+        shared.close()
+        self.end()
+
     def gpus(self) -> tuple[GpuFact, ...]:
         """Of this node, in the driver's order."""
         pynvml.nvmlInit()
@@ -182,6 +196,7 @@ class Session:
         assert image is not None
         self.store.verify(image)
         began = time.monotonic()
+        self.root = image.manifest.root_pid
         fd = self.store.open_criu(image)
         out = self.out.open("ab")
         inherit = [InheritFd(out.fileno(), str(self.out).lstrip("/"))] if self.out.exists() else []
@@ -356,7 +371,7 @@ class Session:
 
 def main() -> None:
     """Do what the lines say."""
-    session = Session()
+    session = Session(keep="--keep" in sys.argv)
     try:
         for line in sys.stdin:
             request = json.loads(line)
