@@ -132,7 +132,7 @@ class _Case:
     def _job(self, job: JobRef) -> Action:
         finding, settings = self.finding, self.settings
         keep = self.ledger.keeps.get((finding.cluster, job.job_id))
-        if keep is not None and self.now < keep.until and (job.submit is None or keep.submit == job.submit):
+        if keep is not None and self.now < keep.until and _same(job.submit, keep.submit):
             return self.none("kept", f"{keep.user} asked to keep it until {_clock(keep.until)}: {keep.why}")
         held = finding.allocated_gpus if finding.allocated_gpus is not None else len(finding.gpus)
         if held < settings.min_gpus:
@@ -236,6 +236,11 @@ class _Case:
         if self.settings.warn_admins or not isinstance(self.finding.subject, JobRef):
             return self.do("warn-admin", text, number)
         return self.none("nobody", f"{text}; {self.rule.rule} tells nobody")
+
+
+def _same(submit: datetime | None, kept: datetime) -> bool:
+    """The same run of a job, as far as is known; Slurm counts seconds."""
+    return submit is None or int(submit.timestamp()) == int(kept.timestamp())
 
 
 def _clock(moment: datetime) -> str:

@@ -119,3 +119,56 @@ meta = Table(
     Column("name", String(128), primary_key=True),
     Column("value", Text, nullable=False),
 )
+
+FINDING_LENGTH = 512
+CLAIM_LENGTH = 640
+
+zombie_audit = Table(
+    "zombie_audit",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("run", String(64), nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("verb", String(32), nullable=False),
+    Column("result", String(32), nullable=False),
+    Column("cluster", Text),
+    Column("kind", String(64)),
+    Column("finding", String(FINDING_LENGTH)),
+    Column("job_id", BigInteger),
+    Column("job", Text),
+    Column("user", Text),
+    Column("node", Text),
+    Column("rule", Text),
+    Column("reason", Text, nullable=False),
+    Column("evidence", Text),
+)
+
+zombie_warnings = Table(
+    "zombie_warnings",
+    metadata,
+    Column("finding", String(FINDING_LENGTH), primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("recipient", Text, nullable=False),
+)
+
+zombie_claims = Table(
+    "zombie_claims",
+    metadata,
+    Column("claim", String(CLAIM_LENGTH), primary_key=True),
+    Column("run", String(64), nullable=False),
+    Column("until_ms", BigInteger, nullable=False),
+)
+
+zombie_keeps = Table(
+    "zombie_keeps",
+    metadata,
+    Column("cluster", String(KEY_LENGTHS["cluster"]), primary_key=True),
+    Column("job_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("submit", BigInteger, primary_key=True, autoincrement=False),
+    Column("user", Text, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("until_ms", BigInteger, nullable=False),
+)

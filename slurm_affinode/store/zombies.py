@@ -1,0 +1,240 @@
+"""What was looked at, told and done about squatters, zombies and orphans, and who does what now."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Engine, and_, delete, func, insert, or_, select, update
+
+from slurm_affinode.model.audit import AuditEntry
+from slurm_affinode.model.cleanup import Keep, Ledger, SentWarning
+from slurm_affinode.store.engine import reading, write
+from slurm_affinode.store.journal import storable
+from slurm_affinode.store.tables import (
+    CLAIM_LENGTH,
+    FINDING_LENGTH,
+    zombie_audit,
+    zombie_claims,
+    zombie_keeps,
+    zombie_warnings,
+)
+
+REMEMBERED = timedelta(days=90)
+"""Warnings older than this count for nothing."""
+FOREVER_MS = 1 << 62
+_TEXTS = ("run", "actor", "verb", "result", "reason", "cluster", "kind", "job", "user", "node", "rule")
+
+
+class ZombieLog:
+    """Audit, warnings, claims and keeps of a store. ``engine``: ``Repository.engine``. Each call is one transaction."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    # --- audit
+
+    def record(self, entries: Iterable[AuditEntry]) -> None:
+        """Add to the audit, in this order."""
+        rows = [_row(entry) for entry in entries]
+        if rows:
+            write(self._engine, lambda connection: _append(connection, rows))
+
+    def history(
+        self,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        job: str | None = None,
+        user: str | None = None,
+        verb: str | None = None,
+        result: str | None = None,
+        limit: int | None = None,
+    ) -> list[AuditEntry]:
+        """Records, oldest first; with ``limit`` the newest of them. ``job``: as people or Slurm number it."""
+        table = zombie_audit.c
+        query = select(zombie_audit).order_by(table.id.desc())
+        if since is not None:
+            query = query.where(table.at_ms >= _ms(since))
+        if until is not None:
+            query = query.where(table.at_ms < _ms(until))
+        if job is not None:
+            same = table.job == job
+            # An array's own number finds its tasks, too.
+            number = (
+                or_(same, table.job_id == int(job), table.job.like(f"{job}\\_%", escape="\\"))
+                if job.isdigit()
+                else same
+            )
+            query = query.where(number)
+        for column, value in ((table.user, user), (table.verb, verb), (table.result, result)):
+            if value is not None:
+                query = query.where(column == value)
+        if limit is not None:
+            query = query.limit(limit)
+        with reading(self._engine) as connection:
+            rows = connection.execute(query).mappings().all()
+        return [_entry(dict(row)) for row in reversed(rows)]
+
+    # --- what a decision goes by
+
+    def ledger(self, now: datetime) -> Ledger:
+        """Warnings sent, owners' wishes and when people were told, as far as they still count at ``now``."""
+        table = zombie_warnings.c
+        with reading(self._engine) as connection:
+            rows = connection.execute(
+                select(table.finding, table.number, table.at_ms).where(table.at_ms >= _ms(now - REMEMBERED))
+            ).all()
+            kept = connection.execute(select(zombie_keeps).where(zombie_keeps.c.until_ms > _ms(now))).mappings().all()
+        warnings: dict[str, tuple[SentWarning, ...]] = {}
+        told: dict[str, datetime] = {}
+        for key, number, at_ms in sorted(rows, key=lambda row: int(row.at_ms)):
+            if number == 0:
+                told[key] = _moment(at_ms)
+            else:
+                warnings[key] = (*warnings.get(key, ()), SentWarning(key, int(number), _moment(at_ms)))
+        keeps = sorted((_keep(dict(row)) for row in kept), key=lambda one: one.submit)
+        return Ledger(warnings, {(one.cluster, one.job_id): one for one in keeps}, told)
+
+    # --- claims: nothing is done twice
+
+    def claim(self, claim: str, run: str, now: datetime, hold: timedelta) -> bool:
+        """Take what is to be done for ``run``; ``False``: another run has it, or has done it."""
+        return write(self._engine, lambda connection: _take(connection, claim, run, now, hold))
+
+    def claim_warning(
+        self, key: str, number: int, run: str, *, now: datetime, hold: timedelta, seen: datetime | None
+    ) -> bool:
+        """Take a warning. ``False`` also where it was sent since the decision: ``seen`` is when it was sent last."""
+
+        def work(connection: Connection) -> bool:
+            mine = and_(zombie_warnings.c.finding == bounded(key), zombie_warnings.c.number == number)
+            sent = connection.execute(select(zombie_warnings.c.at_ms).where(mine)).scalar()
+            if sent is not None and (seen is None or int(sent) > _ms(seen)):
+                return False
+            return _take(connection, warning_claim(key, number), run, now, hold)
+
+        return write(self._engine, work)
+
+    def settle(self, claim: str, run: str, until: datetime | None) -> None:
+        """It is done: nobody does it again before ``until`` (``None``: ever)."""
+        until_ms = FOREVER_MS if until is None else _ms(until)
+        mine = and_(zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH), zombie_claims.c.run == run)
+        write(self._engine, lambda c: c.execute(update(zombie_claims).where(mine).values(until_ms=until_ms)))
+
+    def release(self, claim: str, run: str) -> None:
+        """It was not done: the next run may."""
+        mine = and_(zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH), zombie_claims.c.run == run)
+        write(self._engine, lambda c: c.execute(delete(zombie_claims).where(mine)))
+
+    def warned(self, key: str, number: int, at: datetime, recipient: str, run: str) -> None:
+        """A warning was sent: it counts, and its claim is given back."""
+
+        def work(connection: Connection) -> None:
+            finding = bounded(key)
+            mine = and_(zombie_warnings.c.finding == finding, zombie_warnings.c.number == number)
+            # With a first warning the count of the ones after it begins anew.
+            later = and_(zombie_warnings.c.finding == finding, zombie_warnings.c.number > number)
+            connection.execute(delete(zombie_warnings).where(or_(mine, later) if number > 0 else mine))
+            row = {"finding": finding, "number": number, "at_ms": _ms(at), "recipient": storable(recipient)}
+            connection.execute(insert(zombie_warnings).values(**row))
+            claim = bounded(warning_claim(key, number), CLAIM_LENGTH)
+            connection.execute(delete(zombie_claims).where(zombie_claims.c.claim == claim, zombie_claims.c.run == run))
+
+        write(self._engine, work)
+
+    # --- keeps
+
+    def keep(self, keep: Keep) -> Keep | None:
+        """Write down an owner's wish, once for a run of a job; the earlier one where there is one, else ``None``."""
+        table = zombie_keeps.c
+
+        def work(connection: Connection) -> Keep | None:
+            mine = and_(
+                table.cluster == storable(keep.cluster), table.job_id == keep.job_id,
+                table.submit == int(keep.submit.timestamp()),
+            )  # fmt: skip
+            there = connection.execute(select(zombie_keeps).where(mine)).mappings().one_or_none()
+            if there is not None:
+                return _keep(dict(there))
+            connection.execute(
+                insert(zombie_keeps).values(
+                    cluster=storable(keep.cluster), job_id=keep.job_id, submit=int(keep.submit.timestamp()),
+                    user=storable(keep.user), why=storable(keep.why), at_ms=_ms(keep.at), until_ms=_ms(keep.until),
+                )
+            )  # fmt: skip
+            return None
+
+        return write(self._engine, work)
+
+
+def bounded(text: str, length: int = FINDING_LENGTH) -> str:
+    """A text as a key column can have it: a long one ends in its digest."""
+    text = storable(text)
+    if len(text) <= length:
+        return text
+    return f"{text[: length - 33]}~{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+
+
+def warning_claim(key: str, number: int) -> str:
+    """What two runs take turns for, for a warning."""
+    return f"warn{number}|{key}"
+
+
+def _take(connection: Connection, claim: str, run: str, now: datetime, hold: timedelta) -> bool:
+    table, name = zombie_claims.c, bounded(claim, CLAIM_LENGTH)
+    holder = connection.execute(select(table.until_ms).where(table.claim == name)).scalar()
+    if holder is not None:
+        if int(holder) > _ms(now):
+            return False
+        connection.execute(delete(zombie_claims).where(table.claim == name))
+    connection.execute(insert(zombie_claims).values(claim=name, run=run, until_ms=_ms(now + hold)))
+    return True
+
+
+def _append(connection: Connection, rows: list[dict[str, Any]]) -> None:
+    last = int(connection.execute(select(func.max(zombie_audit.c.id))).scalar() or 0)
+    connection.execute(insert(zombie_audit), [{"id": last + 1 + index, **row} for index, row in enumerate(rows)])
+
+
+def _row(entry: AuditEntry) -> dict[str, Any]:
+    row: dict[str, Any] = {name: getattr(entry, name) for name in _TEXTS}
+    row = {name: None if value is None else storable(value) for name, value in row.items()}
+    row["finding"] = None if entry.finding is None else bounded(entry.finding)
+    row["at_ms"] = _ms(entry.at)
+    row["job_id"] = entry.job_id
+    row["evidence"] = None if entry.evidence is None else storable(json.dumps(entry.evidence, ensure_ascii=True))
+    return row
+
+
+def _entry(row: dict[str, Any]) -> AuditEntry:
+    evidence = row.pop("evidence")
+    return AuditEntry(
+        at=_moment(row.pop("at_ms")),
+        number=int(row.pop("id")),
+        evidence=None if evidence is None else json.loads(evidence),
+        **row,
+    )
+
+
+def _keep(row: dict[str, Any]) -> Keep:
+    return Keep(
+        cluster=row["cluster"],
+        job_id=int(row["job_id"]),
+        submit=datetime.fromtimestamp(int(row["submit"]), UTC),
+        user=row["user"],
+        why=row["why"],
+        at=_moment(row["at_ms"]),
+        until=_moment(row["until_ms"]),
+    )
+
+
+def _ms(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)
+
+
+def _moment(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)

@@ -1,0 +1,130 @@
+"""Audit, warnings, claims and keeps: the same on every database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from slurm_affinode.model.audit import AuditEntry
+from slurm_affinode.model.cleanup import Keep
+from slurm_affinode.store.repository import Repository
+from slurm_affinode.store.zombies import ZombieLog, bounded
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+HOLD = timedelta(minutes=10)
+KEY = "alpha/squatter/job:7:1000"
+
+
+@pytest.fixture
+def log(repository: Repository) -> Iterator[ZombieLog]:
+    return ZombieLog(repository.engine)
+
+
+def entry(**values: object) -> AuditEntry:
+    base = AuditEntry(NOW, "r1", "root@login", "cancel", "done", "idle for 2h", cluster="alpha", finding=KEY, job_id=7,
+                      job="5_2", user="alice", evidence={"gpus": [0, 1.5]})  # fmt: skip
+    return replace(base, **values)  # type: ignore[arg-type]
+
+
+def test_records_come_back_in_order_with_everything(log: ZombieLog) -> None:
+    """Hostile texts, too: no NUL, no lone surrogates, nothing is cut off silently."""
+    log.record([entry(), entry(verb="warn-user", reason="a\0b\ud800 '; DROP TABLE jobs --", user="b\u00f6b")])
+    log.record([entry(verb="look", finding="x" * 900)])
+    first, second, third = log.history()
+    assert (first.number, first.evidence, first.at) == (1, {"gpus": [0, 1.5]}, NOW)
+    assert "DROP TABLE" in second.reason
+    assert second.user == "b\u00f6b"
+    assert third.finding == bounded("x" * 900)
+    assert len(third.finding or "") == 512
+
+
+def test_records_are_found_by_job_user_verb_and_time(log: ZombieLog) -> None:
+    """An array is found by its own number and each task by its name or raw id; 5 is not 55."""
+    log.record([entry(), entry(job="55", job_id=55, user="bob"), entry(job="5", job_id=5, at=NOW + HOLD)])
+    assert [one.job for one in log.history(job="5")] == ["5_2", "5"]
+    assert [one.job for one in log.history(job="5_2")] == ["5_2"]
+    assert [one.job for one in log.history(job="7")] == ["5_2"]
+    assert [one.job for one in log.history(user="bob")] == ["55"]
+    assert [one.job for one in log.history(since=NOW + HOLD)] == ["5"]
+    assert [one.job for one in log.history(until=NOW)] == []
+    assert [one.job for one in log.history(limit=1)] == ["5"]
+    assert log.history(verb="keep") == []
+
+
+def test_a_claim_is_one_runs_alone(log: ZombieLog) -> None:
+    """Until it is released, settled for a time that passes, or its holder has been silent for too long."""
+    assert log.claim("cancel|a", "r1", NOW, HOLD)
+    assert not log.claim("cancel|a", "r2", NOW, HOLD)
+    log.release("cancel|a", "r2")
+    assert not log.claim("cancel|a", "r2", NOW, HOLD)
+    assert log.claim("cancel|a", "r2", NOW + HOLD, HOLD)
+    log.release("cancel|a", "r2")
+    assert log.claim("cancel|a", "r3", NOW, HOLD)
+    log.settle("cancel|a", "r3", None)
+    assert not log.claim("cancel|a", "r4", NOW + timedelta(days=3650), HOLD)
+    assert log.claim("drain|b", "r1", NOW, HOLD)
+    log.settle("drain|b", "r1", NOW + timedelta(hours=1))
+    assert not log.claim("drain|b", "r2", NOW + HOLD, HOLD)
+    assert log.claim("drain|b", "r2", NOW + timedelta(hours=1), HOLD)
+
+
+def test_of_many_runs_at_once_one_gets_the_claim(log: ZombieLog) -> None:
+    """On every database."""
+    got: list[str] = []
+    threads = [
+        threading.Thread(target=lambda run=f"r{n}": log.claim("cancel|x", run, NOW, HOLD) and got.append(run))  # type: ignore[misc]
+        for n in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 1
+
+
+def test_a_warning_that_was_sent_meanwhile_is_not_sent_again(log: ZombieLog) -> None:
+    """The second run decided before the first had sent it."""
+    assert log.claim_warning(KEY, 1, "r1", now=NOW, hold=HOLD, seen=None)
+    assert not log.claim_warning(KEY, 1, "r2", now=NOW, hold=HOLD, seen=None)
+    log.warned(KEY, 1, NOW, "alice@example.org", "r1")
+    assert not log.claim_warning(KEY, 1, "r2", now=NOW, hold=HOLD, seen=None)
+    assert log.claim_warning(KEY, 2, "r2", now=NOW, hold=HOLD, seen=None)
+
+
+def test_after_a_new_first_warning_the_later_ones_begin_anew(log: ZombieLog) -> None:
+    """A job that computed in between has its warnings again."""
+    for number in (1, 2):
+        log.claim_warning(KEY, number, "r1", now=NOW, hold=HOLD, seen=None)
+        log.warned(KEY, number, NOW, "alice", "r1")
+    seen = log.ledger(NOW).warnings[KEY]
+    assert [one.number for one in seen] == [1, 2]
+    later = NOW + timedelta(hours=9)
+    assert log.claim_warning(KEY, 1, "r2", now=later, hold=HOLD, seen=seen[0].at)
+    log.warned(KEY, 1, later, "alice", "r2")
+    assert [(one.number, one.at) for one in log.ledger(later).warnings[KEY]] == [(1, later)]
+
+
+def test_when_somebody_was_told_is_kept_apart_from_warnings(log: ZombieLog) -> None:
+    """Number 0 is a matter without stages."""
+    log.claim_warning(KEY, 0, "r1", now=NOW, hold=HOLD, seen=None)
+    log.warned(KEY, 0, NOW, "alice", "r1")
+    ledger = log.ledger(NOW)
+    assert ledger.told == {KEY: NOW}
+    assert ledger.warnings == {}
+    assert log.ledger(NOW + timedelta(days=91)).told == {}
+
+
+def test_an_owner_postpones_once_for_each_run_of_a_job(log: ZombieLog) -> None:
+    """The second wish gets the first one back; a requeued job may have another."""
+    keep = Keep("alpha", 7, NOW - HOLD, "alice", "a long reason", NOW, NOW + timedelta(hours=2))
+    assert log.keep(keep) is None
+    assert log.keep(replace(keep, why="another")) == keep
+    assert log.ledger(NOW).keeps == {("alpha", 7): keep}
+    assert log.ledger(keep.until).keeps == {}
+    again = replace(keep, submit=NOW, until=NOW + timedelta(hours=3))
+    assert log.keep(again) is None
+    assert log.ledger(NOW).keeps[("alpha", 7)] == again
