@@ -76,7 +76,9 @@ def outputs(cluster: Cluster, pair: Pair) -> tuple[str, str]:
 
 def normal(text: str) -> str:
     """Slurm's own lines name job, node and time, or say that a signal came too late."""
-    text = re.sub(r"^slurmstepd\S*: error: _handle_signal_container: failed signal.*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^\[\d{4}-\d\d-\d\dT[^]]*\] ", "", text, flags=re.MULTILINE)
+    late = r"^(?:slurmstepd\S*: )?error: _handle_signal_container: failed signal.*\n"
+    text = re.sub(late, "", text, flags=re.MULTILINE)
     text = re.sub(r"JOB \d+ ON \w+ CANCELLED AT \S+", "JOB N ON NODE CANCELLED AT TIME", text)
     return re.sub(r"job\d{5,}", "jobN", text)
 
