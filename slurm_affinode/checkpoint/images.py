@@ -16,12 +16,13 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from slurm_affinode.checkpoint import digest, manifest, rootdir
+from slurm_affinode.checkpoint import manifest, rootdir
 from slurm_affinode.checkpoint.copying import copy_files
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Usage
+from slurm_affinode.checkpoint.verifying import same_contents, same_files
 from slurm_affinode.checkpoint.writer import CRIU, MANIFEST, SIGNATURE, TMP, ImageWriter, Place, begin_directory, locked
 from slurm_affinode.core.suspension import of_this_run, owns
-from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
+from slurm_affinode.model.suspension import JobKey, LiveRun
 from slurm_affinode.sizes import size as gib
 
 _JOB = re.compile(r"(?P<cluster>[A-Za-z0-9_-]{1,64})\.(?P<job>[1-9]\d{0,9})")
@@ -31,7 +32,7 @@ _MANIFEST_LIMIT = 64 << 20
 
 
 class DirectoryStore:
-    """``ImageStore`` on a directory."""
+    """Images in a directory on one file system. May be used by several threads, and by several nodes."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class DirectoryStore:
     # --- writing
 
     def begin(self, key: JobKey, *, uid: int, estimate: int, at_least: int = 1) -> ImageWriter:
-        """A new image. Raises ``NoRoom``."""
+        """A new image. ``at_least``: lowest sequence number, where another store has older ones. Raises ``NoRoom``."""
         with self._mutex:
             self._make_room_for(uid, estimate)
             rootdir.make_directory(self._top, key.name)
@@ -209,8 +210,8 @@ class DirectoryStore:
         fd = self.open(image)
         try:
             with rootdir.directory(fd, CRIU, owner=self._owner) as criu_fd:
-                _same_files(fd, criu_fd, image.manifest)
-                _same_contents(fd, criu_fd, image.manifest, self._owner, progress)
+                same_files(fd, criu_fd, image.manifest)
+                same_contents(fd, criu_fd, image.manifest, self._owner, progress)
         except (FileNotFoundError, EOFError):
             raise ImageDamaged(f"{label}: is not complete") from None
         except OSError as error:
@@ -269,7 +270,7 @@ class DirectoryStore:
     # --- removing
 
     def remove(self, image: Image) -> None:
-        """Remove it; from the first moment on nobody finds it."""
+        """Remove it; from the first moment on nobody finds it. Removing it twice is no error."""
         self._remove(image.manifest.key.name, [f"{image.manifest.seq:04d}"])
 
     def discard(self, key: JobKey, seq: int) -> None:
@@ -304,7 +305,10 @@ class DirectoryStore:
                 os.unlink(gone, dir_fd=job_fd)
 
     def busy(self, key: JobKey) -> bool:
-        """Whether somebody writes an image of the job now: also a CRIU that has outlived its agent."""
+        """Whether somebody writes an image of the job now: also a CRIU that has outlived its agent.
+
+        The tree must not be let go on before that is over.
+        """
         with self._job(key.name) as job_fd:
             return job_fd is not None and any(
                 locked(job_fd, name) for name in rootdir.names(job_fd) if name.endswith(TMP)
@@ -315,7 +319,8 @@ class DirectoryStore:
     ) -> list[str]:
         """Remove the cluster's images whose job is not among ``live``, and broken writes; what was removed.
 
-        ``dry_run``: what would be removed.
+        ``live``: *all* running and pending jobs of the cluster, of an answer that Slurm really gave. What is younger
+        than ``young_s`` stays: its job may be newer than that answer. ``dry_run``: what would be removed.
         """
         runs: dict[int, list[LiveRun]] = {}
         for run in live:
@@ -374,24 +379,3 @@ class DirectoryStore:
 
 def _complete(job_fd: int) -> list[int]:
     return [int(name) for name in rootdir.names(job_fd) if _SEQ.fullmatch(name)]
-
-
-def _same_files(fd: int, criu_fd: int, facts: Manifest) -> None:
-    here = {name for name in rootdir.names(fd) if name not in (CRIU, MANIFEST, SIGNATURE)}
-    here |= {f"{CRIU}/{name}" for name in rootdir.names(criu_fd)}
-    listed = {fact.path for fact in facts.files}
-    if missing := listed - here:
-        raise ImageDamaged(f"{min(missing)}: is missing")
-    if extra := here - listed:
-        raise ImageDamaged(f"{min(extra)}: does not belong there")
-
-
-def _same_contents(fd: int, criu_fd: int, facts: Manifest, owner: int, progress: Callable[[int], None] | None) -> None:
-    if facts.digest != digest.NAME:
-        raise ImageDamaged(f"its digests are {facts.digest}, this release knows {digest.NAME}")
-    with digest.pool() as executor:
-        for fact in facts.files:
-            at, name = (criu_fd, fact.path[len(CRIU) + 1 :]) if "/" in fact.path else (fd, fact.path)
-            with rootdir.file(at, name, owner=owner, size=fact.size) as opened:
-                if digest.of_file(opened, fact.size, executor, progress) != fact.digest:
-                    raise ImageDamaged(f"{fact.path}: its contents have changed")

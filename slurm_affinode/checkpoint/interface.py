@@ -1,19 +1,20 @@
 """What takes a job off its GPUs, writes it to an image and puts it back: contracts, errors, and their values.
 
-Implementations: ``cuda.py`` (``CudaDriver``), ``criu.py`` (``Imager``), ``images.py`` (``ImageStore``).
+Implementations: ``cuda.py`` (``CudaDriver``), ``criu.py`` (``Imager``), ``writer.py`` (``Writer``). Images are kept by
+``images.DirectoryStore``.
 PIDs are those of the agent's own PID namespace unless the name says ``_ns`` (the job's namespace). Sizes are bytes.
 """
 # ruff: noqa: N818 - the errors are named for what they say
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from slurm_affinode.errors import AffinodeError
-from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
+from slurm_affinode.model.suspension import Manifest
 
 
 class CheckpointError(AffinodeError):
@@ -181,7 +182,7 @@ class Imager(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A complete image whose manifest is authentic. Its files are checked by ``ImageStore.verify``."""
+    """A complete image whose manifest is authentic. Its files are checked by ``DirectoryStore.verify``."""
 
     manifest: Manifest
     store: str
@@ -230,65 +231,4 @@ class Writer(Protocol):
 
     def __exit__(self, *exc: object) -> None:
         """Abandon it unless it was committed."""
-        ...
-
-
-class ImageStore(Protocol):
-    """A directory of images on one file system, root's alone."""
-
-    def begin(self, key: JobKey, *, uid: int, estimate: int, at_least: int = 1) -> Writer:
-        """A new image. ``at_least``: lowest sequence number, where another store has older ones. Raises ``NoRoom``."""
-        ...
-
-    def find(self, run: LiveRun) -> Image | None:
-        """The newest image that may be put in place of this run. ``ImageDamaged`` where the newest one is not sound."""
-        ...
-
-    def images(self) -> list[Image | ImageDamaged]:
-        """All of them; an error for each that is not sound."""
-        ...
-
-    def open(self, image: Image) -> int:
-        """A descriptor of the image's directory (the caller closes it). Raises ``ImageDamaged``."""
-        ...
-
-    def open_criu(self, image: Image) -> int:
-        """A descriptor of the directory with CRIU's files (the caller closes it). Raises ``ImageDamaged``."""
-        ...
-
-    def verify(self, image: Image, *, progress: Callable[[int], None] | None = None) -> None:
-        """Read all of it: inventory, owners, modes, links, sizes, digests. Raises ``ImageDamaged``."""
-        ...
-
-    def copy(self, image: Image, to: ImageStore, *, progress: Callable[[int], None] | None = None) -> Image:
-        """Copy to another store, verified on the way; takes up where a broken copy ended. Raises ``NoRoom``."""
-        ...
-
-    def remove(self, image: Image) -> None:
-        """Remove it; from the first moment on nobody finds it. Removing it twice is no error."""
-        ...
-
-    def discard(self, key: JobKey, seq: int) -> None:
-        """Remove what there is of one suspension's image, complete or not. Nothing there is no error."""
-        ...
-
-    def busy(self, key: JobKey) -> bool:
-        """Whether somebody writes an image of the job now: also a CRIU that has outlived its agent.
-
-        A tree must not be let go on before that is over.
-        """
-        ...
-
-    def usage(self) -> Usage:
-        """What is used, by whom."""
-        ...
-
-    def sweep(
-        self, live: Collection[LiveRun], *, cluster: str, young_s: float = 600, dry_run: bool = False
-    ) -> list[str]:
-        """Remove the cluster's images whose job is not among ``live``, and broken writes; what was removed.
-
-        ``live``: *all* running and pending jobs of the cluster, of an answer that Slurm really gave. What is younger
-        than ``young_s`` stays: its job may be newer than that answer.
-        """
         ...

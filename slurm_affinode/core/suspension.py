@@ -207,7 +207,7 @@ def owns(manifest: Manifest, run: LiveRun) -> bool:
     """Whether an image may be put in place of this run of the job.
 
     The same cluster, job id and user, a higher restart count and a later submit time than those of the run that was
-    dumped: Slurm counts restarts up and moves ``SubmitTime`` whenever it requeues a job (seen with 24.11),
+    dumped: Slurm counts restarts up and moves ``SubmitTime`` whenever it requeues a job (24.11 and 26.05),
     and a new job that was given an old id begins with no restarts.
     """
     key = manifest.key

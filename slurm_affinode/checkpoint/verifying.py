@@ -1,0 +1,33 @@
+"""Whether the files of an image are those that its manifest lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slurm_affinode.checkpoint import digest, rootdir
+from slurm_affinode.checkpoint.interface import ImageDamaged
+from slurm_affinode.checkpoint.writer import CRIU, MANIFEST, SIGNATURE
+from slurm_affinode.model.suspension import Manifest
+
+
+def same_files(fd: int, criu_fd: int, facts: Manifest) -> None:
+    """No file is missing, none is there in addition. Raises ``ImageDamaged``."""
+    here = {name for name in rootdir.names(fd) if name not in (CRIU, MANIFEST, SIGNATURE)}
+    here |= {f"{CRIU}/{name}" for name in rootdir.names(criu_fd)}
+    listed = {fact.path for fact in facts.files}
+    if missing := listed - here:
+        raise ImageDamaged(f"{min(missing)}: is missing")
+    if extra := here - listed:
+        raise ImageDamaged(f"{min(extra)}: does not belong there")
+
+
+def same_contents(fd: int, criu_fd: int, facts: Manifest, owner: int, progress: Callable[[int], None] | None) -> None:
+    """Each file is a regular one, its owner's alone, of the size and digest that are listed. Raises ``ImageDamaged``."""
+    if facts.digest != digest.NAME:
+        raise ImageDamaged(f"its digests are {facts.digest}, this release knows {digest.NAME}")
+    with digest.pool() as executor:
+        for fact in facts.files:
+            at, name = (criu_fd, fact.path[len(CRIU) + 1 :]) if "/" in fact.path else (fd, fact.path)
+            with rootdir.file(at, name, owner=owner, size=fact.size) as opened:
+                if digest.of_file(opened, fact.size, executor, progress) != fact.digest:
+                    raise ImageDamaged(f"{fact.path}: its contents have changed")
