@@ -37,6 +37,7 @@ class JobKeeper:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._swept = 0.0
+        self._said: dict[JobKey, str] = {}
         aftermath.on_later(self._wait)
 
     # --- recovery
@@ -83,6 +84,7 @@ class JobKeeper:
         with self._lock:
             if done:
                 self._waiting.pop(record.key, None)
+                self._said.pop(record.key, None)
             else:
                 self._waiting[record.key] = record
 
@@ -96,7 +98,10 @@ class JobKeeper:
         world = self._world(record)
         todo = recover(record.phase, world)
         names = ", ".join(action.value for action in todo.actions) or "nothing"
-        parts.log.info("job %s was %s: %s (%s)", record.key.job_id, record.phase.value, todo.why, names)
+        said = f"job {record.key.job_id} was {record.phase.value}: {todo.why} ({names})"
+        if self._said.get(record.key) != said:  # once, and not with each look
+            self._said[record.key] = said
+            parts.log.info("%s", said)
         for action in todo.actions:
             if action is Action.WAIT or not self._act(action, record, todo.why):
                 return False
@@ -158,7 +163,10 @@ class JobKeeper:
         """From ``dumped`` on, or again. The phase after it is ``queued``: see ``_finish``."""
         parts, facts = self._parts, record.facts
         init = int(facts["init_pid"]), int(facts["init_started"])
-        members = parts.processes.members(*init)
+        try:
+            members = parts.processes.members(*init)
+        except TreeGoneError:
+            members = ()  # the node was restarted: the image is all there is
         parts.processes.stop(member.pid for member in members)
         if record.phase is not Phase.REQUEUEING:
             record.write(Phase.REQUEUEING)

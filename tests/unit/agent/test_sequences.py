@@ -174,6 +174,17 @@ def test_a_node_that_dies_while_it_suspends(world, at):
     assert world.steps() == [STEPS if complete else 0]
 
 
+def test_a_node_that_is_back_before_slurm_has_missed_it(world):
+    """Killed before the requeue, with a complete image; Slurm still takes the job for running: it is requeued."""
+    world.crash_at = SUSPEND_EFFECTS.index("requeue") + 1
+    with pytest.raises(Crash):
+        Agent(world, "c1").suspend()
+    world.nodes["c1"].init, world.nodes["c1"].processes = None, []
+    recovered(world)
+    check(world)
+    go_on_at_c2(world)
+
+
 @pytest.mark.parametrize("at", range(1, len(RESTORE_EFFECTS) + 1))
 def test_an_agent_killed_while_it_restores(world, at):
     """What its restore had made is ended, and the image put in place from the beginning."""
