@@ -1,0 +1,194 @@
+"""The network form of the control socket, with munge made of a dictionary; the daemon's start and end."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from agent_stand_ins import Acts, Gpus, Node1, Shepherd, Slurm, agent, config_of, identify, wait_until
+
+from slurm_affinode.agent import daemon, munge
+from slurm_affinode.agent.client import AnswerError, ask_node
+from slurm_affinode.agent.interface import AgentContext, Orchestration
+from slurm_affinode.agent.munge import BadCredentialError, Message
+from slurm_affinode.errors import UnreachableError
+from slurm_affinode.slurm.faults import ControllerDownError
+from slurm_affinode.slurm.interface import SlurmClient
+
+HOST = "127.0.0.1"
+
+
+class Munge:
+    """Credentials that are good once. ``uid``: who encodes; the agent's answers are root's."""
+
+    def __init__(self) -> None:
+        self.uid = 2001
+        self.agent_uid = 0
+        self.known: dict[bytes, tuple[Message, int | None]] = {}
+        self._numbers = itertools.count(10**16)
+
+    def encode(self, payload: bytes, *, only_uid: int | None = None) -> bytes:
+        credential = b"MUNGE:%d:" % next(self._numbers)
+        uid = self.uid if only_uid is None else self.agent_uid
+        self.known[credential] = (Message(payload, uid), only_uid)
+        return credential
+
+    def decode(self, credential: bytes) -> Message:
+        if credential not in self.known:
+            raise BadCredentialError("unmunge: Replayed credential")
+        message, only_uid = self.known.pop(credential)
+        assert only_uid in (None, self.uid)
+        return message
+
+
+@pytest.fixture
+def vouch(monkeypatch: pytest.MonkeyPatch) -> Munge:
+    fake = Munge()
+    monkeypatch.setattr(munge, "encode", fake.encode)
+    monkeypatch.setattr(munge, "decode", fake.decode)
+    return fake
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def node(tmp_path: Path, vouch: Munge) -> Iterator[Node1]:
+    with agent(config_of(tmp_path, agent=f'listen = "{HOST}:{free_port()}"')) as running:
+        yield running
+
+
+def port_of(node: Node1) -> int:
+    port = node.daemon.control.port
+    assert port is not None
+    return port
+
+
+def test_request_from_another_node(node: Node1, vouch: Munge) -> None:
+    """Munge says who asks; the answer comes back, and so do refusals."""
+    assert ask_node(HOST, port_of(node), "c1", {"verb": "status"})["node"] == "c1"
+    with pytest.raises(AnswerError, match="knows no job 5"):
+        ask_node(HOST, port_of(node), "c1", {"verb": "wake", "job": 5})
+    vouch.uid = 0
+    with pytest.raises(AnswerError, match="for root on the node itself"):
+        ask_node(HOST, port_of(node), "c1", {"verb": "epilog", "job": 5, "uid": 0})
+
+
+def test_request_for_another_node_is_refused(node: Node1) -> None:
+    """It may have been read on its way and sent on."""
+    with pytest.raises(AnswerError, match="meant for another node"):
+        ask_node(HOST, port_of(node), "c2", {"verb": "status"})
+
+
+def test_answer_that_is_not_roots_is_not_believed(node: Node1, vouch: Munge) -> None:
+    """Anybody can listen at a port."""
+    vouch.agent_uid = 2002
+    with pytest.raises(UnreachableError, match="is not root's"):
+        ask_node(HOST, port_of(node), "c1", {"verb": "status"})
+
+
+@pytest.mark.parametrize(
+    "data", [b"MUNGE:nonsense:\n", b'{"verb": "status"}\n', b"\n", b"x" * 40000, b"GET / HTTP/1.1\r\n\r\n"]
+)
+def test_what_is_no_credential_is_not_answered(node: Node1, data: bytes) -> None:
+    """The connection is closed."""
+    with socket.create_connection((HOST, port_of(node)), timeout=5) as sock:
+        try:
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            assert sock.makefile("rb").read() == b""
+        except (ConnectionResetError, BrokenPipeError, OSError):
+            pass
+    assert ask_node(HOST, port_of(node), "c1", {"verb": "status"})["ok"] is True
+
+
+def test_refused_and_absent_agents_are_unreachable(node: Node1, vouch: Munge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit status 3, with what to look at."""
+    with pytest.raises(UnreachableError, match=r"the agent on c9 \(127\.0\.0\.1:\d+\) does not answer"):
+        ask_node(HOST, free_port(), "c9", {"verb": "status"})
+    monkeypatch.setattr(munge, "encode", lambda payload, only_uid=None: b"MUNGE:forged:")
+    with pytest.raises(UnreachableError, match="refused the request") as caught:
+        ask_node(HOST, port_of(node), "c1", {"verb": "status"})
+    assert caught.value.hint
+
+
+# --- the daemon as a process
+
+
+def parts_of(acts: list[Acts], slurm: Callable[[], SlurmClient]) -> daemon.Parts:
+    def build(context: AgentContext) -> Orchestration:
+        acts.append(Acts(context))
+        return Orchestration(acts[0], acts[0], acts[0], acts[0])
+
+    return daemon.Parts(Gpus, slurm, build, identify)  # type: ignore[arg-type]
+
+
+def test_daemon_ends_when_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SIGTERM: it says so to systemd and to the log, and leaves nothing running."""
+    handlers: dict[int, Callable[..., None]] = {}
+    monkeypatch.setattr(signal, "signal", lambda number, handler: handlers.update({number: handler}))
+    acts: list[Acts] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        config = config_of(tmp_path)
+        with caplog.at_level(logging.INFO):
+            thread = threading.Thread(target=daemon.serve, args=(config, parts_of(acts, Slurm().client)))
+            thread.start()
+            assert systemd.recv(100) == b"READY=1"
+            handlers[signal.SIGTERM]()
+            assert systemd.recv(100) == b"STOPPING=1"
+            thread.join(10)
+    assert not thread.is_alive()
+    assert acts[0].recovered == 1
+    assert "the agent of c1 has ended" in caplog.text
+
+
+def test_slurm_that_cannot_be_opened_is_no_end(tmp_path: Path) -> None:
+    """Not even a client: the job is watched all the same."""
+
+    def broken() -> SlurmClient:
+        raise ControllerDownError("scontrol: no such program")
+
+    slurm = Slurm()
+    slurm.client = broken  # type: ignore[method-assign]
+    with agent(config_of(tmp_path), slurm=slurm) as node:
+        assert Shepherd(node.run_dir).hello().hear() == "start"
+        job = wait_until("it is watched", lambda: node.daemon.registry.get(7))
+        assert job is not None
+        assert job.slurm is None
+
+
+@pytest.mark.parametrize(("journal", "begin"), [(True, "<4>"), (False, "20")])
+def test_log_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], journal: bool, begin: str
+) -> None:
+    """With the time, or for the journal with the priority on every line."""
+    if journal:
+        monkeypatch.setenv("JOURNAL_STREAM", "1:2")
+    else:
+        monkeypatch.delenv("JOURNAL_STREAM", raising=False)
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        daemon.log_to_stderr(verbose=False)
+        logging.getLogger("slurm_affinode.test").warning("one\ntwo")
+    finally:
+        root.handlers[:], root.level = before
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(begin)
+    assert lines[0].endswith("one")
+    assert lines[1] == ("<4>two" if journal else "two")
