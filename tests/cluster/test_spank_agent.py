@@ -149,10 +149,10 @@ def test_mad_agent_does_not_stop_a_job(cluster: Cluster, agents: dict[str, FakeA
 def test_agent_is_told_of_start_and_end_and_heard(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
     """Hello with the option and the root's number, a line and a signal for the job, the wait status at the end."""
     agents["c2"].start("say")
-    body = "trap 'echo got USR1; exit 3' USR1\nfor i in $(seq 300); do sleep 0.1; done\n"
-    job = cluster.submit(*ON, "--nodelist=c2", script="#!/bin/bash\n" + body)
+    body = "import signal, sys\nsignal.signal(10, lambda *_: sys.exit(3))\nwhile True:\n    signal.pause()\n"
+    job = cluster.submit(*ON, "--nodelist=c2", script="#!/usr/bin/python3\n" + body)
     assert outcome(cluster, job).exit_code == "3:0"
-    assert cluster.output(job) == "slurm-affinode: hello from the agent\ngot USR1\n"
+    assert cluster.output(job) == "slurm-affinode: hello from the agent\n"
     (hello,) = agents["c2"].heard("hello")
     assert hello["option"] == "window=300,util=2,mode=requeue,wake=auto,when=pressure"
     assert (hello["job"], hello["root"], hello["image"], hello["streams"]) == (job, "2", "0", 3)
