@@ -18,8 +18,8 @@ from slurm_affinode.core.spans import span
 from slurm_affinode.model.cleanup import DESTRUCTIVE, NEVER, Action, Ledger, Policy, Settings, Stages, Verb
 from slurm_affinode.model.finding import IDLE_KINDS, Finding, JobRef, NodeRef, ProcessRef
 
-NO_MEASUREMENT = frozenset({"time", "state", "power", "queue", "limit", "window"})
-"""Dimensions that say how long or in which state, and not what a GPU does; power is shown and never a condition."""
+NO_MEASUREMENT = frozenset({"time", "use", "state", "power", "queue", "limit", "window"})
+"""Dimensions that say how long or in which state, or that follow from another one. Power is shown, never a condition."""
 NEVER_USED_S = 60.0
 """Idle since this soon after the start counts as never used: the first sample comes later than the job."""
 

@@ -121,7 +121,7 @@ def zone(value: Any) -> str:
     name = text(value)
     try:
         ZoneInfo(name)
-    except (OSError, ValueError):
+    except (KeyError, OSError, ValueError):
         raise ValueError(f"{name!r} is not a time zone: write for example Europe/Berlin") from None
     return name
 

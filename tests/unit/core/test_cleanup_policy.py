@@ -1,0 +1,176 @@
+"""The policy file: what may stand in it, and every mistake by its line."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.core.cleanup_policy import parse_policy, read_policy, working_now
+from slurm_affinode.errors import InputError
+from slurm_affinode.model.cleanup import NEVER, Policy
+from slurm_affinode.slurm.hostlist import expand
+
+BUILT_IN = Path(__file__).resolve().parents[3] / "reports" / "zombies-policy.toml"
+
+WHOLE = """
+[limits]
+cancel = 3
+[calendar]
+timezone = "Europe/Berlin"
+working_days = ["mon", "Tuesday"]
+hours = "08:30-24:00"
+holidays = [2026-11-16, "12-25"]
+[default]
+action = "warn"
+[[rule]]
+name = "nights"
+partitions = "gpu"
+nodes = ["c[01-03]", "gpu*"]
+kinds = ["squatter"]
+action = "cancel"
+sliding = { first_warning = "30m", cancel = 3600 }
+interactive.max_run = "2h"
+[[exempt]]
+users = ["carol"]
+until = 2027-01-31
+reason = "thesis"
+[[exempt]]
+accounts = ["ops*"]
+until = "never"
+reason = "monitoring"
+[mail]
+via = "smtp"
+address = "{user}@example.org"
+smtp = { host = "mail.example.org", port = 465, tls = "tls" }
+"""
+
+
+def faults(text: str) -> list[tuple[int, str]]:
+    return [(one.line, one.message) for one in read_policy(text, where="z.toml")[1]]
+
+
+def test_everything_that_a_site_can_say() -> None:
+    policy = parse_policy(WHOLE, where="z.toml", expand=expand)
+    [rule] = policy.rules
+    assert rule.match.nodes == ("c01", "c02", "c03", "gpu*")
+    assert rule.sets == {"action", "sliding", "interactive"}
+    assert (rule.settings.sliding.first_warning_s, rule.settings.sliding.cancel_s) == (1800.0, 3600.0)
+    assert rule.settings.interactive.max_run_s == 7200.0
+    assert rule.line == 11
+    assert policy.calendar.begin == time(8, 30)
+    assert policy.calendar.working_days == {0, 1}
+    assert policy.exemptions[0].until == date(2027, 1, 31)
+    assert policy.exemptions[1].until == NEVER
+    assert policy.mail.smtp.port == 465
+    assert policy.limits.cancel == 3
+
+
+def test_the_built_in_policy_is_right() -> None:
+    """And the same as no file says where it says nothing."""
+    policy = parse_policy(BUILT_IN.read_text(), where="built-in policy", expand=expand)
+    assert {rule.settings.action for rule in policy.rules} == {"cancel", "kill", "warn"}
+    assert policy.limits == Policy().limits
+    assert policy.keep == Policy().keep
+    assert policy.epilog == Policy().epilog
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("\n\nlimits = 3", 3, "limits: a table is needed"),
+        ("[limits]\n\ncancle = 3", 3, "limits.cancle: unknown key"),
+        ("[limits]\ncancel = -1", 2, "at least 0"),
+        ("[limits]\ncancel = true", 2, "not a whole number"),
+        ("[evidence]\nmin_dimensions = 1", 2, "at least 2"),
+        ("[default]\naction = 'shoot'", 2, "none of none, warn, cancel"),
+        ("[default]\nfixed = { first_warning = '1h', cancel = 'soon' }", 2, "'soon' is not a span"),
+        ("[default.fixed]\nfirst_warning = '2h'\ncancel = '1h'", 3, "is not after first_warning"),
+        ("[default.fixed]\ncancel = '1h'", 2, "nobody is warned before"),
+        ("[default.fixed]\nsecond_warning = '1h'", 2, "no first_warning"),
+        ("[[rule]]\nusers = ['a']\n[[rule]]\nusers = 7", 4, "rule[2].users: 7 is not a list of texts"),
+        ("[[rule]]\nkinds = ['squater']", 2, "'squater' is none; known"),
+        ("[[rule]]\nusers = ['a']\naction = 'cancel'", 3, "cancel is only for idle-allocation, squatter"),
+        ("[[rule]]\nkinds = ['squatter']\naction = 'kill'", 3, "kill is only for orphan-process"),
+        ("[rule]\naction = 'warn'", 1, "is a list of tables"),
+        ("[[exempt]]\nuntil = 2027-01-01\nreason = 'x'", 1, "exempt everything"),
+        ("[[exempt]]\nusers = ['a']\nreason = 'x'", 1, "until is missing"),
+        ("[[exempt]]\nusers = ['a']\nuntil = 'soon'\nreason = 'x'", 3, "is not a day"),
+        ("[calendar]\ntimezone = 'Europe/Berlni'", 2, "not a time zone"),
+        ("[calendar]\nhours = '18-08'", 2, "no part of a day"),
+        ("[calendar]\nholidays = [\n'02-30']", 2, "not a day of a year"),
+        ("[calendar]\nworking_days = ['someday']", 2, "not a day of the week"),
+        ("[mail]\nvia = 'command'", 2, "mail.command is missing"),
+        ("[mail]\naddress = 'all@example.org'", 2, "{user}"),
+        ('[mail]\nadmins = ["a@b\\r\\nBcc: c@d"]', 2, "not a mail address"),
+        ("[mail]\nwebhook = 'file:///etc/passwd'", 2, "http"),
+        ("[default]\ngpu_fraction = 0", 2, "above 0 to 1"),
+        ("[default]\nx y", 2, ""),
+        ("[default]\nmin_run = '1h'\nmin_run = '2h'", 3, ""),
+        ("zombies = 1", 1, "unknown key"),
+    ],
+)
+def test_mistakes_are_shown_by_line(text: str, line: int, says: str) -> None:
+    """With the key and what is allowed."""
+    assert any(where == line and says in message for where, message in faults(text)), faults(text)
+
+
+def test_all_mistakes_are_found_at_once_and_the_first_is_the_error() -> None:
+    """The error names file and line, and that there are more."""
+    text = "[limits]\ncancel = 'x'\nkil = 3\n[default]\naction = 1"
+    assert [line for line, _ in faults(text)] == [2, 3, 5]
+    with pytest.raises(InputError, match=r"^z\.toml:2: limits\.cancel: .* \(and 2 more") as caught:
+        parse_policy(text, where="z.toml")
+    assert caught.value.exit_code == 2
+
+
+def test_a_close_name_is_suggested() -> None:
+    """For keys."""
+    [fault] = read_policy("[default]\nmin_runs = '1h'", where="z")[1]
+    assert fault.hint == "is min_run meant?"
+
+
+def test_working_time_is_the_sites() -> None:
+    """Its zone, its hours, its holidays, both kinds."""
+    calendar = parse_policy(WHOLE, where="z").calendar
+    assert working_now(calendar, datetime(2026, 11, 17, 7, 30, tzinfo=UTC))
+    assert not working_now(calendar, datetime(2026, 11, 17, 7, 29, tzinfo=UTC))
+    assert not working_now(calendar, datetime(2026, 11, 18, 12, tzinfo=UTC))
+    assert not working_now(calendar, datetime(2026, 11, 16, 12, tzinfo=UTC))
+    assert not working_now(calendar, datetime(2028, 12, 25, 12, tzinfo=UTC))
+
+
+@given(st.text(max_size=200))
+def test_no_text_is_too_odd(text: str) -> None:
+    """A policy or a list of mistakes, never an exception."""
+    policy, wrong = read_policy(text, where="z")
+    assert isinstance(policy, Policy)
+    assert all(fault.line >= 1 for fault in wrong)
+
+
+_VALUE = st.recursive(
+    st.one_of(st.sampled_from(['"1h"', "3", "-1", "true", '"x"', "1.5", "2026-01-01", '"mon"'])),
+    lambda inner: st.lists(inner, max_size=2).map(lambda items: f"[{', '.join(items)}]"),
+    max_leaves=4,
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["limits", "default", "calendar", "mail", "keep", "epilog", "evidence"]),
+            st.sampled_from(["cancel", "fixed", "hours", "smtp", "admins", "max", "wait", "max_age", "holidays"]),
+            _VALUE,
+        ),
+        max_size=4,
+        unique_by=lambda row: row[0],
+    )
+)
+def test_values_of_a_wrong_kind_are_mistakes_of_their_line(rows: list[tuple[str, str, str]]) -> None:
+    """Never an exception, and each line is one that has the key."""
+    text = "".join(f"[{table}]\n{key} = {value}\n" for table, key, value in rows)
+    _, wrong = read_policy(text, where="z")
+    assert all(fault.line % 2 == 0 for fault in wrong)
