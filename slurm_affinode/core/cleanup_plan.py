@@ -19,7 +19,7 @@ from slurm_affinode.model.cleanup import DESTRUCTIVE, NEVER, Action, Ledger, Pol
 from slurm_affinode.model.finding import IDLE_KINDS, Finding, JobRef, NodeRef, ProcessRef
 
 NO_MEASUREMENT = frozenset({"time", "use", "state", "power", "queue", "limit", "window"})
-"""Dimensions that say how long or in which state, or that follow from another one. Power is shown, never a condition."""
+"""Dimensions that say how long or in which state, or that follow from another one. Power is only shown."""
 NEVER_USED_S = 60.0
 """Idle since this soon after the start counts as never used: the first sample comes later than the job."""
 

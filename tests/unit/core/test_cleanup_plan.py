@@ -316,9 +316,7 @@ _AGOS = st.lists(st.lists(st.integers(0, 20000), max_size=2), min_size=12, max_s
 
 
 @settings(max_examples=300)
-@given(
-    _FINDINGS, st.lists(_AGO, min_size=12, max_size=12), st.integers(0, 3), st.booleans(), st.sets(st.integers(1, 9))
-)
+@given(_FINDINGS, _AGOS, st.integers(0, 3), st.booleans(), st.sets(st.integers(1, 9)))
 def test_promises(findings: list[Finding], agos: list[list[int]], most: int, holiday: bool, opted_in: set[int]) -> None:
     """Never on one metric, on old evidence, unannounced, exempt, on a holiday, over the limit, or twice."""
     more = f"[limits]\ncancel = {most}\nsuspend = {most}\n[default]\ncancel_working_days_only = true\n[calendar]\n"
