@@ -22,7 +22,7 @@ def same_files(fd: int, criu_fd: int, facts: Manifest) -> None:
 
 
 def same_contents(fd: int, criu_fd: int, facts: Manifest, owner: int, progress: Callable[[int], None] | None) -> None:
-    """Each file is a regular one, its owner's alone, of the size and digest that are listed. Raises ``ImageDamaged``."""
+    """Each file is a regular one, its owner's alone, of the size and digest listed. Raises ``ImageDamaged``."""
     if facts.digest != digest.NAME:
         raise ImageDamaged(f"its digests are {facts.digest}, this release knows {digest.NAME}")
     with digest.pool() as executor:

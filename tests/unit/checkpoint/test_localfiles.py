@@ -1,0 +1,135 @@
+"""Named files of the node: kept with the image, made again where they are missing, nobody else's touched."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.checkpoint.interface import RestoreFailed
+from slurm_affinode.checkpoint.localfiles import INDEX, put_back, save
+
+
+@dataclass
+class Place:
+    """A directory that is taken for /tmp, and an image."""
+
+    tmp: Path
+    image: Path
+    fd: int
+
+    def save(self) -> int:
+        """Of this process."""
+        return save([os.getpid()], self.fd, places=[str(self.tmp)])
+
+    def put_back(self) -> list[str]:
+        """Seen by this process."""
+        return put_back(os.getpid(), self.fd, places=[str(self.tmp)])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Both empty."""
+    tmp, image = tmp_path / "tmp", tmp_path / "image"
+    tmp.mkdir()
+    image.mkdir(mode=0o700)
+    fd = os.open(image, os.O_RDONLY)
+    yield Place(tmp, image, fd)
+    os.close(fd)
+
+
+def test_what_is_open_comes_back(place: Place) -> None:
+    """Files with their mode and holes, directories above them, named pipes; deleted and closed ones do not matter."""
+    deep = place.tmp / "mine" / "deep"
+    deep.mkdir(parents=True)
+    (place.tmp / "mine").chmod(0o750)
+    (place.tmp / "closed").write_text("x")
+    os.mkfifo(deep / "fifo")
+    with (deep / "file").open("w+b") as file, (place.tmp / "gone").open("w") as gone:
+        (place.tmp / "gone").unlink()
+        file.truncate(5 << 20)
+        file.seek(4 << 20)
+        file.write(b"end")
+        file.flush()
+        (deep / "file").chmod(0o640)
+        fifo = os.open(deep / "fifo", os.O_RDWR)
+        assert place.save() == 5 << 20
+        assert not gone.closed
+    os.close(fifo)
+    assert place.put_back() == []
+    before = (deep / "file").read_bytes()
+    for path in (deep / "file", deep / "fifo"):
+        path.unlink()
+    deep.rmdir()
+    (place.tmp / "mine").rmdir()
+    assert [Path(path).name for path in place.put_back()] == ["mine", "deep", "file", "fifo"]
+    assert (deep / "file").read_bytes() == before
+    assert (deep / "file").stat().st_mode & 0o777 == 0o640
+    assert (place.tmp / "mine").stat().st_mode & 0o777 == 0o750
+    assert (deep / "fifo").is_fifo()
+    assert sum(path.stat().st_blocks * 512 for path in place.image.glob("local-*")) < 4 << 20
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="/proc/PID/map_files is for root")
+def test_mapped_files_count_as_open(place: Place) -> None:
+    """As shared memory is: mapped, and closed."""
+    with (place.tmp / "shared").open("w+b") as file:
+        file.truncate(4096)
+        mapped = mmap.mmap(file.fileno(), 4096)
+    mapped[:2] = b"ok"
+    assert place.save() == 4096
+    (place.tmp / "shared").unlink()
+    place.put_back()
+    assert (place.tmp / "shared").read_bytes()[:2] == b"ok"
+    mapped.close()
+
+
+def test_nothing_open_leaves_nothing(place: Place) -> None:
+    """No list in the image."""
+    assert place.save() == 0
+    assert place.put_back() == []
+    assert list(place.image.iterdir()) == []
+
+
+@pytest.mark.parametrize("other", ["contents", "longer", "directory", "symlink"])
+def test_a_file_in_its_place_is_not_touched(place: Place, other: str) -> None:
+    """The restore is refused, and the file is as it was."""
+    path = place.tmp / "file"
+    with path.open("w") as file:
+        file.write("mine")
+        file.flush()
+        place.save()
+    path.unlink()
+    match other:
+        case "contents":
+            path.write_text("his_")
+        case "longer":
+            path.write_text("mine, too")
+        case "directory":
+            path.mkdir()
+        case "symlink":
+            (place.tmp / "target").write_text("mine")
+            path.symlink_to(place.tmp / "target")
+    with pytest.raises(RestoreFailed, match="is another one"):
+        place.put_back()
+    if path.is_file():
+        assert path.read_text() in ("his_", "mine, too", "mine")
+
+
+def test_paths_elsewhere_are_not_made(place: Place) -> None:
+    """A list that names them makes nothing; one that cannot be read is refused."""
+    elsewhere = place.tmp.parent / "elsewhere"
+    entry = {"path": str(elsewhere), "kind": "directory", "mode": 0o755}
+    index = place.image / INDEX
+    index.touch(mode=0o600)
+    index.write_text(json.dumps({"uid": os.getuid(), "gid": os.getgid(), "files": [entry]}))
+    assert place.put_back() == []
+    assert not elsewhere.exists()
+    index.write_text("{}")
+    with pytest.raises(RestoreFailed, match="cannot be read"):
+        place.put_back()

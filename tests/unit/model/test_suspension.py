@@ -1,0 +1,60 @@
+"""The values of a suspension: the option as it travels, names of jobs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.model.suspension import JobKey, Mode, Notice, Pressure, SuspendOption
+
+
+OPTIONS = st.builds(
+    SuspendOption,
+    window_s=st.integers(1, 10**6),
+    util_pct=st.integers(0, 100).map(float),
+    mode=st.sampled_from(Mode),
+    wake=st.sampled_from(["auto", "hold", "2026-11-21T08:00:00", "now+2hours"]),
+    when=st.sampled_from(Pressure),
+    signal=st.none() | st.builds(Notice, st.sampled_from(["USR1", "TERM"]), st.integers(0, 600)),
+)
+
+
+@given(option=OPTIONS)
+def test_an_option_survives_its_text(option: SuspendOption) -> None:
+    """From plugin to agent to manifest and back."""
+    assert SuspendOption.parse(str(option)) == option
+
+
+def test_what_is_not_said_has_its_default() -> None:
+    """Also when nothing is said."""
+    assert SuspendOption.parse("") == SuspendOption()
+    assert SuspendOption.parse("signal=SIGusr1@10").signal == Notice("USR1", 10)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "window",
+        "window=",
+        "window=0",
+        "window=x",
+        "window=1,window=2",
+        "util=101",
+        "mode=later",
+        "what=1",
+        "signal=USR1",
+    ],
+)
+def test_nonsense_is_an_error(text: str) -> None:
+    """That names it."""
+    with pytest.raises(ValueError, match="suspend option"):
+        SuspendOption.parse(text)
+
+
+def test_a_job_has_a_name_that_is_no_path() -> None:
+    """Clusters and ids that could lead elsewhere are refused."""
+    assert JobKey("alpha-1_x", 7, 0).name == "alpha-1_x.7"
+    for cluster, job_id in (("../x", 7), ("a/b", 7), ("", 7), ("a", 0), ("a.b", 7), ("a", -1)):
+        with pytest.raises(ValueError, match="not"):
+            JobKey(cluster, job_id, 0)
