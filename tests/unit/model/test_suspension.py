@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from slurm_affinode.model.suspension import JobKey, Mode, Notice, Pressure, SuspendOption
 
-
 OPTIONS = st.builds(
     SuspendOption,
     window_s=st.integers(1, 10**6),
