@@ -13,6 +13,7 @@ from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.requeue import NotRequeued, Requeuer, Silent
 from slurm_affinode.agent.tree import TreeGoneError
 from slurm_affinode.agent.undo import Undo
+from slurm_affinode.agent.waker import is_over
 from slurm_affinode.checkpoint.interface import CheckpointError, Image
 from slurm_affinode.core.suspension import Action, JobFact, World, recover
 from slurm_affinode.errors import AffinodeError
@@ -268,6 +269,9 @@ class JobKeeper:
                 if not job.ended and job.submit is not None
             ]
             ids = {run.key.job_id for run in live}
+            if not self._complete(ids):
+                parts.log.warning("sweep: Slurm's list of jobs lacks one that it knows by its id; nothing is removed")
+                return
             for store in (parts.local, parts.shared):
                 for name in [] if store is None else store.sweep(live, cluster=parts.cluster, young_s=_YOUNG_S):
                     parts.log.info("removed %s: its job is over", name)
@@ -275,6 +279,13 @@ class JobKeeper:
             parts.notes.unclaim((parts.cluster, job_id) for job_id in ids)
         except (AffinodeError, OSError) as error:
             parts.log.warning("sweep: %s", error)
+
+    def _complete(self, ids: set[int]) -> bool:
+        """Whether a list of jobs has all whose images would go for want of them."""
+        parts = self._parts
+        stores = [store for store in (parts.local, parts.shared) if store is not None]
+        found = {image.manifest.key.job_id for store in stores for image in store.images() if isinstance(image, Image)}
+        return all(is_over(parts, None, job_id) for job_id in found - ids)
 
     def _forget_journals(self) -> None:
         """Restores that ended with their shepherd: nothing is left to be done about them."""

@@ -126,7 +126,7 @@ class JobWaker:
         jobs = parts.slurm.jobs()
         by_id = {job.job_id: job for job in jobs}
         for note in notes:
-            if note.job_id not in by_id or by_id[note.job_id].ended:
+            if is_over(parts, by_id.get(note.job_id), note.job_id):
                 self._over(note.key, note.began_ms)
         asleep = [
             (note, by_id[note.job_id])
@@ -225,6 +225,16 @@ class Free:
             return False
         left, name = min(fitting)
         self._free[name] = (self._free[name][0], left - count)
+        return True
+
+
+def is_over(parts: Parts, job: Job | None, job_id: int) -> bool:
+    """Whether a job is over for good. One that a list lacks is asked for by its id: an image is gone for ever."""
+    if job is not None:
+        return job.ended
+    try:
+        return parts.slurm.job(job_id).ended
+    except UnknownJobError:
         return True
 
 

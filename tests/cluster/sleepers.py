@@ -160,7 +160,13 @@ def configured(cluster: Cluster, nodes: tuple[str, ...] = GPU_NODES, **suspend_k
 def pausing_criu(cluster: Cluster) -> Iterator[None]:
     """Agents that use ``PAUSING_CRIU``."""
     for node in GPU_NODES:
-        cluster.exec(node, "sh", "-c", "cat >/usr/local/sbin/criu-pausing && chmod 0755 /usr/local/sbin/criu-pausing", stdin=PAUSING_CRIU)
+        cluster.exec(
+            node,
+            "sh",
+            "-c",
+            "cat >/usr/local/sbin/criu-pausing && chmod 0755 /usr/local/sbin/criu-pausing",
+            stdin=PAUSING_CRIU,
+        )
     try:
         with configured(cluster, criu="/usr/local/sbin/criu-pausing"):
             yield
