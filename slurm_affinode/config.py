@@ -20,12 +20,15 @@ from slurm_affinode.nodeconfig import AgentConfig as AgentConfig  # noqa: PLC041
 from slurm_affinode.nodeconfig import SuspendConfig as SuspendConfig  # noqa: PLC0414 - exported
 from slurm_affinode.nodeconfig import check as check_node
 from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.zombieconfig import ZombiesConfig as ZombiesConfig  # noqa: PLC0414 - exported
 
 DEFAULT_PATH = Path("/etc/slurm-affinode/config.toml")
 ENV_CONFIG = "SLURM_AFFINODE_CONFIG"
 ENV_STATE = "SLURM_AFFINODE_STATE"
 ENV_DB = "SLURM_AFFINODE_DB"
 ENV_SLURM_BACKEND = "SLURM_AFFINODE_SLURM_BACKEND"
+ENV_POLICY = "SLURM_AFFINODE_ZOMBIE_POLICY"
+DEFAULT_POLICY = Path("/etc/slurm-affinode/zombies.toml")
 SLURM_BACKENDS = ("auto", "pyslurm", "commands")
 
 _NIGHTLY_SPANS = ("sacct_overlap", "keep_samples", "keep_jobs", "keep_reports")
@@ -155,6 +158,7 @@ class Config:
     nightly: NightlyConfig = NightlyConfig()
     agent: AgentConfig = field(default_factory=AgentConfig)
     suspend: SuspendConfig = field(default_factory=SuspendConfig)
+    zombies: ZombiesConfig = field(default_factory=ZombiesConfig)
     source: Path | None = None
     """The file that was read, if any. Not a key of the file."""
 
@@ -232,6 +236,12 @@ def load(
     return replace(config, store=store)
 
 
+def policy_path(config: Config) -> Path:
+    """Where the policy for zombies is: ``zombies.policy``, the environment, else beside the configuration."""
+    named: Path | None = getattr(getattr(config, "zombies", None), "policy", None)
+    return named or Path(os.environ.get(ENV_POLICY) or DEFAULT_POLICY)
+
+
 def backend(text: str, *, where: str) -> str:
     """One of ``SLURM_BACKENDS``. Raises ``ConfigError`` that names ``where``."""
     if text not in SLURM_BACKENDS:
@@ -255,6 +265,8 @@ def parse(text: str, *, where: str) -> Config:
     nightly, prometheus = config.nightly, config.prometheus
     spans = {f"nightly.{key}": getattr(nightly, key) for key in _NIGHTLY_SPANS}
     spans |= {f"prometheus.{key}": getattr(prometheus, key) for key in ("step", "timeout", "overlap")}
+    spans |= {f"zombies.{key}": getattr(config.zombies, key) for key in ("look_back", "completing")}
+    spans["zombies.misfits.min_run"] = config.zombies.misfits.min_run
     for name, span in spans.items():
         try:
             seconds = None if span is None else parse_span_s(span)

@@ -21,15 +21,17 @@ from slurm_affinode.agent.arrivals import Arrivals
 from slurm_affinode.agent.control import ControlServer, name_of
 from slurm_affinode.agent.interface import AgentContext, Orchestration
 from slurm_affinode.agent.loop import Loop, period_of, run
+from slurm_affinode.agent.orphan_verbs import OrphanVerbs
+from slurm_affinode.agent.orphans import Orphans
 from slurm_affinode.agent.peers import Identity, Inspector, Peer
-from slurm_affinode.agent.queue import QueueView
+from slurm_affinode.agent.queue import Queue, QueueView
 from slurm_affinode.agent.registry import Registry
 from slurm_affinode.agent.service import Caller, Service
 from slurm_affinode.agent.shepherd_server import ShepherdServer
 from slurm_affinode.agent.sockets import prepare_directory
 from slurm_affinode.agent.watch import Watch
 from slurm_affinode.agent.work import Work
-from slurm_affinode.config import Config
+from slurm_affinode.config import Config, policy_path
 from slurm_affinode.gpu.interface import GpuDriver
 from slurm_affinode.nodeconfig import listen_address
 from slurm_affinode.slurm.interface import SlurmClient
@@ -84,7 +86,7 @@ class Daemon:
         self.service = Service(
             node=self.node, cluster=config.cluster.name or "default", registry=self.registry, loop=self.loop,
             work=self.work, orchestration=self.orchestration, is_admin=self.admins, ask=self._ask, name_of=name_of,
-            gpu_indices=indices, stopping=self.stopping,
+            gpu_indices=indices, stopping=self.stopping, orphans=self._orphans(),
         )  # fmt: skip
         self.arrivals = Arrivals(
             self.registry, inspector, self.orchestration, self.work, later=self.later, left=self.service.left
@@ -143,6 +145,18 @@ class Daemon:
             future.result(ASK_S)
         except (RuntimeError, FutureTimeoutError):
             return
+
+    def _orphans(self) -> OrphanVerbs:
+        def fresh() -> Queue | None:
+            answer: list[Queue | None] = []
+            self._ask(lambda: answer.append(self.queue.refresh()))
+            return answer[0] if answer else None
+
+        orphans = Orphans(self.watch.driver, fresh, self.node)
+        return OrphanVerbs(orphans, policy_path(self.config), self._drain, name_of)
+
+    def _drain(self, reason: str) -> None:
+        self.later(lambda: self.queue.drain(self.node, reason))
 
     def _tick(self) -> None:
         self.arrivals.sweep()

@@ -17,6 +17,8 @@ from slurm_affinode.errors import AffinodeError, ConfigError
 
 AGENT_S = 2.0
 """The agent has so long to answer: a job waits for its prolog."""
+LEFTOVERS_S = 20.0
+"""For processes that a job left on its GPUs to end; less than Slurm's PrologEpilogTimeout."""
 LOCK_S = 5.0
 """So long the job mapping may be locked by others."""
 CONFIG = "/etc/slurm-affinode/config.toml"
@@ -85,8 +87,23 @@ def run(which: str, settings: Mapping[str, Any], env: Mapping[str, str]) -> list
     try:
         ask_local(Path(str(settings.get("run_dir", RUN_DIR))), request, timeout_s=AGENT_S)
     except AffinodeError as error:
-        problems.append(str(error))
-    return problems
+        return [*problems, str(error)]
+    return problems + (_leftovers(settings, request) if which == "epilog" and "gpus" in request else [])
+
+
+def _leftovers(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
+    """Let the agent end what the job left on its GPUs; what it left, and what is not free, is told."""
+    run_dir = Path(str(settings.get("run_dir", RUN_DIR)))
+    try:
+        report = ask_local(run_dir, {**request, "verb": "leftovers"}, timeout_s=LEFTOVERS_S)
+    except AffinodeError as error:
+        return [str(error)]
+    for one in report.get("left", ()):
+        how = one.get("ended_by") or "it does not end"
+        print(f"slurm-affinode epilog: job {request['job']} left process {one.get('pid')} on a GPU: {how}",
+              file=sys.stderr)  # fmt: skip
+    # A drained node says why itself: failing as well would put Slurm's own reason in its place.
+    return [] if report.get("drained") else [str(one) for one in report.get("dirty", ())]
 
 
 def _map(which: str, directory: Path, names: list[str], job: str) -> None:

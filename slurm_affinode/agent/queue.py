@@ -170,6 +170,10 @@ class QueueView:
         value = "" if config is None else config.get("SlurmUser", "")
         return value.partition("(")[0] or None
 
+    def drain(self, node: str, reason: str) -> None:
+        """No new jobs on a node; what goes wrong is logged."""
+        self._ask(f"drain {node}", lambda client: client.drain(node, reason))
+
     def close(self) -> None:
         """End what was started for the client."""
         if self._client is not None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from slurm_affinode.agent import statusrows
 from slurm_affinode.agent.interface import Orchestration, SuspendedJob
@@ -50,6 +50,14 @@ class Caller:
     """Over the socket of this node."""
 
 
+class GpuVerbs(Protocol):
+    """``orphan_verbs.OrphanVerbs``."""
+
+    def answer(self, request: Mapping[str, Any], caller: Caller, *, admin: bool) -> dict[str, Any]:
+        """The answer to a request. Raises ``RequestError``."""
+        ...
+
+
 @dataclass(slots=True)
 class Service:
     """Answers requests. Called by several threads."""
@@ -67,6 +75,8 @@ class Service:
     name_of: Callable[[int], str]
     """uid -> name."""
     gpu_indices: dict[int, tuple[int, ...]]
+    orphans: GpuVerbs | None = None
+    """Answers what is asked about the node's GPUs and the processes on them."""
     now: Callable[[], float] = time.time
     stopping: threading.Event = field(default_factory=threading.Event)
     _with_option: set[int] = field(default_factory=set)
@@ -89,6 +99,8 @@ class Service:
             if caller.uid != 0 or not caller.local:
                 raise RequestError("not-permitted", f"{verb} is for root on the node itself")
             return self._prolog(request) if verb == "prolog" else self._epilog(request)
+        if verb in ("processes", "kill-orphan", "leftovers") and self.orphans is not None:
+            return self.orphans.answer(request, caller, admin=self.is_admin(caller))
         raise RequestError("bad-request", "no such request", exit_code=2)
 
     # --- status

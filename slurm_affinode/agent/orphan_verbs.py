@@ -1,0 +1,101 @@
+"""What may be asked of the agent about the node's GPUs and the processes on them: ``processes``, ``kill-orphan``,
+``leftovers``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_affinode.agent.orphans import NotAnOrphanError, Orphans
+from slurm_affinode.agent.service import Caller, RequestError
+from slurm_affinode.agent.shepherds import one_line
+from slurm_affinode.core.cleanup_policy import read_policy
+from slurm_affinode.gpu.interface import GpuError
+from slurm_affinode.model.cleanup import EpilogPolicy
+
+log = logging.getLogger(__name__)
+
+VERBS = ("processes", "kill-orphan", "leftovers")
+MAX_PID = 1 << 22
+
+
+@dataclass(slots=True)
+class OrphanVerbs:
+    """Answers for root and administrators. Called by several threads."""
+
+    orphans: Orphans
+    policy: Path
+    """The policy file; that there is none is fine."""
+    drain: Callable[[str], None]
+    """Drains this node with a reason."""
+    name_of: Callable[[int], str]
+    dry_run: bool = False
+
+    def answer(self, request: Mapping[str, Any], caller: Caller, *, admin: bool) -> dict[str, Any]:
+        """The answer to a request. Raises ``RequestError``."""
+        verb = request["verb"]
+        if not admin:
+            raise RequestError("not-permitted", f"{verb} is for root and administrators")
+        try:
+            if verb == "processes":
+                return self._processes()
+            if verb == "kill-orphan":
+                return self._kill(request, caller)
+            if caller.uid != 0 or not caller.local:
+                raise RequestError("not-permitted", "leftovers is for root on the node itself")
+            return self._leftovers(request)
+        except GpuError as error:
+            raise RequestError("no-driver", str(error), exit_code=3) from error
+
+    def _processes(self) -> dict[str, Any]:
+        rows = self.orphans.gpus()
+        for row in rows:
+            for process in row["processes"] or ():
+                process["user"] = self.name_of(process["uid"])
+        return {
+            "node": self.orphans.node, "at": self.orphans.now(), "gpus": rows, "reports": list(self.orphans.reports),
+        }  # fmt: skip
+
+    def _kill(self, request: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        pid, started = request.get("pid"), request.get("start_ticks")
+        if not _whole(pid) or not 1 < pid <= MAX_PID or not _whole(started):  # type: ignore[operator]
+            raise RequestError("bad-request", "pid and start_ticks are needed", exit_code=2)
+        try:
+            return self.orphans.end(pid, started, caller.name)  # type: ignore[arg-type]
+        except NotAnOrphanError as error:
+            raise RequestError(error.code, str(error)) from error
+
+    def _leftovers(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        job, uid, gpus = request.get("job"), request.get("uid"), request.get("gpus")
+        if not _whole(job) or not _whole(uid) or not isinstance(gpus, list) or not all(_whole(one) for one in gpus):
+            raise RequestError("bad-request", "job, uid and gpus are needed", exit_code=2)
+        rule = self._rule()
+        report = self.orphans.leftovers(job, uid, gpus, kill=rule.kill, wait_s=rule.wait_s)  # type: ignore[arg-type]
+        drained = False
+        if report["dirty"]:
+            reason = f"slurm-affinode: after job {job}: {'; '.join(report['dirty'])}"
+            log.error("%s", one_line(reason))
+            if rule.dirty == "drain":
+                self.drain(one_line(reason, 200))
+                drained = True
+        return {**report, "drained": drained}
+
+    def _rule(self) -> EpilogPolicy:
+        """The section of the policy file; with mistakes in it nobody knows what is meant, and the defaults hold."""
+        try:
+            text = self.policy.read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return EpilogPolicy()
+        policy, faults = read_policy(text, where=str(self.policy))
+        if faults:
+            log.error("%s:%d: %s; its section epilog is not used", self.policy, faults[0].line, faults[0].message)
+            return EpilogPolicy()
+        return policy.epilog
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62

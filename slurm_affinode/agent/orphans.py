@@ -1,0 +1,280 @@
+"""Processes on this node's GPUs: whose they are, and ending those that belong to no job.
+
+Whoever asks names a process by PID and start; that it belongs to no job is found out here, anew, at that moment: from
+its cgroup and its ancestors, from what it was started with, and from slurmctld. Whatever is not known speaks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import select
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurm_affinode.agent.queue import Queue
+from slurm_affinode.agent.shepherds import one_line
+from slurm_affinode.agent.watch import by_index
+from slurm_affinode.gpu.interface import GpuDriver, GpuError
+from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.model.gpu import Device, Reading
+
+log = logging.getLogger(__name__)
+
+FIRST_USER = 1000
+"""Users below this are the system's: drivers, exporters, display managers. They are never ended."""
+TERM_S = 5.0
+KILL_S = 5.0
+FREE_MIB = 600.0
+"""A GPU without processes on which more than this is held is not free: what a driver keeps for itself is less."""
+POLL_S = 0.1
+SHOWN = 120
+REPORTS = 200
+
+
+class NotAnOrphanError(Exception):
+    """The process is not to be ended; the text says why, ``code`` says it to machines."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class OnGpu:
+    """A process and the devices that it is on."""
+
+    pid: int
+    started: int
+    """Ticks since boot."""
+    uid: int
+    command: str
+    used_mib: float | None
+    devices: tuple[Device, ...]
+    job: int | None
+    step: str | None
+    source: str | None
+    """How the job is known, see ``model.gpu.JobRef``; ``None``: no job."""
+
+
+@dataclass(slots=True)
+class Orphans:
+    """Looks at the GPUs of a node through ``driver``, which gives the driver for this thread alone."""
+
+    driver: Callable[[], contextlib.AbstractContextManager[GpuDriver]]
+    queue: Callable[[], Queue | None]
+    """A fresh answer of slurmctld; ``None``: it does not answer."""
+    node: str
+    finder: JobFinder = field(default_factory=JobFinder)
+    proc: Path = Path("/proc")
+    first_user: int = FIRST_USER
+    now: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    reports: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=REPORTS))
+    """What jobs left behind, the newest last."""
+
+    # --- looking
+
+    def gpus(self) -> list[dict[str, Any]]:
+        """Every device with what it shows and who is on it, for ``--live``. Raises ``GpuError`` without a driver."""
+        rows = []
+        with self.driver() as driver:
+            for device in driver.devices():
+                row: dict[str, Any] = {
+                    "uuid": device.uuid, "index": device.index, "minor": device.minor, "pci": device.pci,
+                    "model": device.model, "mig": device.mig, "total_mib": device.memory_mib, "processes": None,
+                    "fault": None, "reading": None,
+                }  # fmt: skip
+                rows.append(row)
+                try:
+                    reading = driver.read(device)
+                    row["reading"] = {name: getattr(reading, name) for name in Reading.__slots__}
+                    row["processes"] = [self._row(one) for one in self._on(driver, [device])]
+                except GpuError as error:
+                    row["fault"] = str(error)
+        return rows
+
+    def _row(self, one: OnGpu) -> dict[str, Any]:
+        return {
+            "pid": one.pid, "start_ticks": one.started, "uid": one.uid, "command": one.command,
+            "used_mib": one.used_mib, "job": one.job, "step": one.step, "source": one.source,
+            "system": one.uid < self.first_user,
+        }  # fmt: skip
+
+    def _on(self, driver: GpuDriver, devices: Iterable[Device]) -> list[OnGpu]:
+        """The processes on some devices, each once. Those that ended meanwhile are left out. Raises ``GpuError``."""
+        found: dict[int, OnGpu] = {}
+        for device in devices:
+            for process in driver.processes(device):
+                there = found.get(process.pid)
+                if there is not None:
+                    used = (there.used_mib or 0.0) + (process.used_mib or 0.0)
+                    found[process.pid] = _also(there, device, used)
+                    continue
+                started, uid = self.finder.started(process.pid), self._uid(process.pid)
+                if started is None or uid is None:
+                    continue
+                ref = self.finder.find(process.pid, started)
+                found[process.pid] = OnGpu(
+                    process.pid, started, uid, self._command(process.pid), process.used_mib, (device,),
+                    None if ref is None else ref.job_id, None if ref is None else ref.step,
+                    None if ref is None else ref.source,
+                )  # fmt: skip
+        return list(found.values())
+
+    def _uid(self, pid: int) -> int | None:
+        try:
+            return (self.proc / str(pid)).stat().st_uid
+        except OSError:
+            return None
+
+    def _command(self, pid: int) -> str:
+        """As the process calls itself; a user chooses that."""
+        try:
+            text = (self.proc / str(pid) / "cmdline").read_bytes()[: 4 * SHOWN].replace(b"\0", b" ")
+        except OSError:
+            return ""
+        return one_line(text.decode("utf-8", "replace").strip(), SHOWN)
+
+    # --- ending one
+
+    def end(self, pid: int, started: int, by: str) -> dict[str, Any]:
+        """End a process that belongs to no job. Raises ``NotAnOrphanError`` and ``GpuError``."""
+        with self.driver() as driver:
+            there = {one.pid: one for one in self._on(driver, driver.devices())}
+        one = there.get(pid)
+        if self.finder.started(pid) != started:
+            raise NotAnOrphanError("gone", f"process {pid} has ended, or its number is another's by now")
+        if one is None or one.started != started:
+            raise NotAnOrphanError("not-on-gpu", f"process {pid} is on no GPU of {self.node}")
+        why = self._belongs(one, self.queue())
+        if why is not None:
+            raise why
+        log.warning("process %d (uid %d, %s) belongs to no job: ended for %s", pid, one.uid, one.command, one_line(by))
+        how = self._end(one)
+        if how is None:
+            raise NotAnOrphanError("still-there", f"process {pid} does not end: it is in the driver or the kernel")
+        return {**self._row(one), "node": self.node, "ended_by": how}
+
+    def _belongs(self, one: OnGpu, queue: Queue | None) -> NotAnOrphanError | None:
+        """Why a process is not one to end; ``None``: it belongs to no job."""
+        if one.uid < self.first_user:
+            return NotAnOrphanError("system", f"process {one.pid} is one of the system (uid {one.uid})")
+        if one.source == "slurmstepd":
+            return NotAnOrphanError("has-job", f"process {one.pid} is below a slurmstepd of job {one.job}")
+        if queue is None:
+            return NotAnOrphanError("unknown", "slurmctld does not answer: it is not known which jobs run")
+        here = [job for job in queue.jobs if job.allocated and self.node in job.nodes]
+        if one.job is not None:
+            # Also where the job runs elsewhere by now: requeued, it may be restored from what is on this node.
+            alive = next((job for job in queue.jobs if job.job_id == one.job and not job.ended), None)
+            if alive is not None:
+                return NotAnOrphanError("has-job", f"process {one.pid} is of job {alive.id}, which is {alive.state}")
+        elif any(job.uid == one.uid for job in here):
+            return NotAnOrphanError(
+                "maybe-job", f"process {one.pid} names no job, and its user has one on {self.node}: it may be of that"
+            )
+        return None
+
+    def _end(self, one: OnGpu, term_s: float = TERM_S, kill_s: float = KILL_S) -> str | None:
+        """SIGTERM, then SIGKILL, to this very process; what ended it, ``None``: it is still there."""
+        try:
+            fd = os.pidfd_open(one.pid)
+        except ProcessLookupError:
+            return "itself"
+        try:
+            # The descriptor names one process for good: if that started when the other did, it is the same.
+            if self.finder.started(one.pid) != one.started:
+                return "itself"
+            for number, wait_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
+                try:
+                    signal.pidfd_send_signal(fd, number)
+                except ProcessLookupError:
+                    return "itself"
+                if _ended(fd, wait_s):
+                    return number.name
+        finally:
+            os.close(fd)
+        return None
+
+    # --- what a job left
+
+    def leftovers(self, job: int, uid: int, indices: Sequence[int], *, kill: bool, wait_s: float) -> dict[str, Any]:
+        """End what a job left on its GPUs, and say whether these are free. Raises ``GpuError``.
+
+        For the epilog: the job's own steps are over by then. Processes of other jobs on the same GPUs are left alone.
+        """
+        mine = functools.partial(self._left_by, job=job, uid=uid, alone=functools.cache(lambda: self._alone(job, uid)))
+        with self.driver() as driver:
+            devices = by_index(driver.devices(), indices) or ()
+            there = self._on(driver, devices)
+        # slurmctld is asked, where it has to be, while others have the driver.
+        left = [one for one in there if mine(one)]
+        ended: list[dict[str, Any]] = []
+        for one in left if kill else ():
+            how = self._end(one, min(TERM_S, wait_s / 2), wait_s / 2)
+            log.warning("job %d left process %d (%s) on a GPU: %s", job, one.pid, one.command, how or "it does not end")
+            ended.append({**self._row(one), "ended_by": how})
+        dirty = self._dirty(devices, mine, wait_s if ended else 0.0)
+        report = {
+            "node": self.node, "job": job, "uid": uid, "at": self.now(), "dirty": dirty,
+            "left": ended or [{**self._row(one), "ended_by": None} for one in left],
+        }  # fmt: skip
+        if left or dirty:
+            self.reports.append(report)
+        return report
+
+    def _left_by(self, one: OnGpu, *, job: int, uid: int, alone: Callable[[], bool]) -> bool:
+        if one.uid < self.first_user:
+            return False
+        return one.job == job if one.job is not None else one.uid == uid and alone()
+
+    def _alone(self, job: int, uid: int) -> bool:
+        """The user has no other job here that a process without a name could be of, as far as slurmctld answers."""
+        queue = self.queue()
+        return queue is not None and not any(
+            each.allocated and each.uid == uid and each.job_id != job and self.node in each.nodes for each in queue.jobs
+        )
+
+    def _dirty(self, devices: Sequence[Device], mine: Callable[[OnGpu], bool], wait_s: float) -> list[str]:
+        """What is still not free after a time: memory is given back a little after the process has gone."""
+        deadline = self.monotonic() + wait_s
+        while True:
+            found = [text for device in devices for text in self._held(device, mine)]
+            if not found or self.monotonic() >= deadline:
+                return found
+            self.sleep(POLL_S)
+
+    def _held(self, device: Device, mine: Callable[[OnGpu], bool]) -> list[str]:
+        try:
+            with self.driver() as driver:
+                on, used = self._on(driver, [device]), driver.read(device).fb_used_mib
+        except GpuError as error:
+            return [f"GPU {device.index}: {error}"]
+        still = [one for one in on if mine(one)]
+        if still:
+            return [f"GPU {device.index}: process {one.pid} is still there" for one in still]
+        if not on and used is not None and used > FREE_MIB:
+            return [f"GPU {device.index}: {used:.0f} MiB are held and no process holds them"]
+        return []
+
+
+def _also(one: OnGpu, device: Device, used_mib: float) -> OnGpu:
+    return OnGpu(
+        one.pid, one.started, one.uid, one.command, used_mib, (*one.devices, device), one.job, one.step, one.source
+    )
+
+
+def _ended(fd: int, wait_s: float) -> bool:
+    """Whether the process of a pidfd ends in time: the descriptor can be read then."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(round(wait_s * 1000)))

@@ -1,0 +1,260 @@
+"""Processes on GPUs that belong to no job: only these are ended, and only the very process that was meant."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_stand_ins import NODE, Gpus, Slurm, agent, config_of, job, wait_until
+
+from slurm_affinode.agent import hooks
+from slurm_affinode.agent.orphans import NotAnOrphanError, Orphans
+from slurm_affinode.agent.queue import Queue
+from slurm_affinode.agent.service import Caller, RequestError
+from slurm_affinode.gpu.jobs import JobFinder
+
+ROOT, ALICE, FAR_ROOT = Caller(0, "root", True), Caller(2001, "alice", True), Caller(0, "root", False)
+STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+WILLING = "import time; print(1, flush=True); time.sleep(600)"
+
+
+@dataclass
+class World:
+    """A node with one process on GPU 0."""
+
+    gpus: Gpus = field(default_factory=Gpus)
+    queue: Queue | None = field(default_factory=lambda: Queue(0.0, (), (NODE,)))
+    made: list[subprocess.Popen[str]] = field(default_factory=list)
+    asked: int = 0
+
+    def process(self, text: str = WILLING, device: int = 0, **env: str) -> subprocess.Popen[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        child = subprocess.Popen((sys.executable, "-c", text), env={**clean, **env}, stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        child.stdout.readline()
+        self.made.append(child)
+        self.gpus.holders.setdefault(device, []).append(child.pid)
+        return child
+
+    def orphans(self, **more: Any) -> Orphans:
+        @contextlib.contextmanager
+        def driver() -> Iterator[Gpus]:
+            for pids in self.gpus.holders.values():
+                pids[:] = [pid for pid in pids if any(one.pid == pid and one.poll() is None for one in self.made)]
+            yield self.gpus
+
+        def queue() -> Queue | None:
+            self.asked += 1
+            return self.queue
+
+        return Orphans(driver, queue, "c1", **{"first_user": 0, **more})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    for child in made.made:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+def started(child: subprocess.Popen[str]) -> int:
+    found = JobFinder().started(child.pid)
+    assert found is not None
+    return found
+
+
+def refused(world: World, child: subprocess.Popen[str], **more: Any) -> str:
+    """The code of the refusal; the process still runs."""
+    with pytest.raises(NotAnOrphanError) as caught:
+        world.orphans(**more).end(child.pid, started(child), "root")
+    assert child.poll() is None
+    return caught.value.code
+
+
+def test_a_process_without_a_job_is_ended(world: World) -> None:
+    child = world.process()
+    done = world.orphans().end(child.pid, started(child), "root")
+    assert done["ended_by"] == "SIGTERM"
+    assert child.wait(5) == -15
+
+
+def test_one_that_does_not_want_to_is_killed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its time."""
+    monkeypatch.setattr(Orphans._end, "__defaults__", (0.2, 5.0))
+    child = world.process(STUBBORN)
+    assert world.orphans().end(child.pid, started(child), "root")["ended_by"] == "SIGKILL"
+    assert child.wait(5) == -9
+
+
+def test_a_process_of_an_ended_job_is_one(world: World) -> None:
+    """What it was started with names job 7, which slurmctld shows as ended, or does not know any more."""
+    world.queue = Queue(0.0, (job(7, state="COMPLETED"),), (NODE,))
+    child = world.process(SLURM_JOB_ID="7")
+    assert world.orphans().end(child.pid, started(child), "root")["job"] == 7
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "SUSPENDED", "PENDING", "CONFIGURING"])
+def test_a_process_of_a_job_that_has_not_ended_is_spared(world: World, state: str) -> None:
+    """Also where the job waits: its image may be restored."""
+    world.queue = Queue(0.0, (job(7, state=state, nodes=("c2",)),), (NODE,))
+    assert refused(world, world.process(SLURM_JOB_ID="7")) == "has-job"
+
+
+def test_a_nameless_process_of_a_user_with_a_job_here_is_spared(world: World) -> None:
+    """It may have thrown its environment away and still be of that job."""
+    world.queue = Queue(0.0, (job(7),), (NODE,))
+    assert refused(world, world.process()) == "maybe-job"
+    world.queue = Queue(0.0, (job(7, nodes=("c2",)),), (NODE,))
+    child = world.made[0]
+    assert world.orphans().end(child.pid, started(child), "root")
+
+
+def test_what_is_not_known_speaks_for_the_process(world: World) -> None:
+    """slurmctld is silent; the process is the system's; it is on no GPU."""
+    child = world.process()
+    assert refused(world, child, first_user=1 << 30) == "system"
+    world.queue = None
+    assert refused(world, child) == "unknown"
+    world.gpus.holders.clear()
+    assert refused(world, child) == "not-on-gpu"
+
+
+def test_another_process_with_the_same_number_is_spared(world: World) -> None:
+    """The start does not fit."""
+    child = world.process()
+    with pytest.raises(NotAnOrphanError) as caught:
+        world.orphans().end(child.pid, started(child) - 1, "root")
+    assert caught.value.code == "gone"
+    assert child.poll() is None
+
+
+def test_a_process_below_a_slurmstepd_is_never_ended(world: World, tmp_path: Path) -> None:
+    """Whatever slurmctld says."""
+    child = world.process()
+    entry = tmp_path / "4321"
+    for pid, parent, line in ((child.pid, 4321, "python"), (4321, 1, "slurmstepd: [7.batch]")):
+        directory = tmp_path / str(pid)
+        directory.mkdir()
+        stat = f"{pid} (x) S {parent} " + "0 " * 17 + f"{started(child) - (pid == 4321)} 0\n"
+        (directory / "stat").write_text(stat)
+        (directory / "cmdline").write_text(line)
+    assert entry.is_dir()
+    orphans = world.orphans(finder=JobFinder(tmp_path), proc=tmp_path)
+    with pytest.raises(NotAnOrphanError) as caught:
+        orphans.end(child.pid, started(child), "root")
+    assert caught.value.code == "has-job"
+
+
+# --- leftovers
+
+
+def test_what_a_job_left_on_its_gpus_is_ended_and_reported(world: World) -> None:
+    """Processes of other jobs and on other GPUs are left alone; slurmctld is asked at most once."""
+    world.queue = Queue(0.0, (job(7, state="COMPLETING"), job(8)), (NODE,))
+    world.gpus.count = 2
+    mine, other, elsewhere = (
+        world.process(SLURM_JOB_ID="7"), world.process(SLURM_JOB_ID="8"), world.process(device=1, SLURM_JOB_ID="7"),
+    )  # fmt: skip
+    orphans = world.orphans()
+    report = orphans.leftovers(7, os.getuid(), [0], kill=True, wait_s=5)
+    assert [one["pid"] for one in report["left"]] == [mine.pid]
+    assert report["left"][0]["ended_by"] == "SIGTERM"
+    assert mine.wait(5) == -15
+    assert (other.poll(), elsewhere.poll()) == (None, None)
+    assert list(orphans.reports) == [report]
+    assert world.asked == 0
+
+
+def test_a_nameless_leftover_is_the_jobs_where_the_user_has_no_other(world: World) -> None:
+    """Else it may be the other's."""
+    child = world.process()
+    world.queue = Queue(0.0, (job(7, state="COMPLETING"), job(8)), (NODE,))
+    assert world.orphans().leftovers(7, os.getuid(), [0], kill=True, wait_s=1)["left"] == []
+    assert child.poll() is None
+    world.queue = Queue(0.0, (job(7, state="COMPLETING"),), (NODE,))
+    world.asked = 0
+    assert world.orphans().leftovers(7, os.getuid(), [0], kill=True, wait_s=1)["left"]
+    assert world.asked == 1
+
+
+def test_a_gpu_that_does_not_become_free_is_dirty(world: World) -> None:
+    """Memory without a process, a process that is not to be ended, a GPU that does not answer."""
+    read = Gpus.read
+
+    def full(self: Gpus, device: Any) -> Any:
+        from dataclasses import replace
+
+        return replace(read(self, device), fb_used_mib=4000.0)
+
+    orphans = world.orphans()
+    assert orphans.leftovers(7, os.getuid(), [0], kill=True, wait_s=0.1)["dirty"] == [
+        "GPU 0: 1024 MiB are held and no process holds them"
+    ]
+    world.process(SLURM_JOB_ID="7")
+    report = orphans.leftovers(7, os.getuid(), [0], kill=False, wait_s=0.1)
+    assert "is still there" in report["dirty"][0]
+    world.gpus.lost.add(1)
+    assert "lost" in orphans.leftovers(7, os.getuid(), [1], kill=True, wait_s=0.1)["dirty"][0]
+
+
+# --- as the agent answers
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
+    slurm = Slurm({7: job()})
+    with agent(config_of(tmp_path), slurm=slurm) as node:
+        yield lambda caller=ROOT, **request: node.daemon.service.answer(request, caller)
+
+
+def test_only_administrators_may_ask(ask: Callable[..., dict[str, Any]]) -> None:
+    """And leftovers is for the node's own epilog."""
+    assert [gpu["uuid"] for gpu in ask(verb="processes")["gpus"]] == ["GPU-0", "GPU-1"]
+    for request in ({"verb": "processes"}, {"verb": "kill-orphan", "pid": 5, "start_ticks": 5}):
+        with pytest.raises(RequestError, match="administrators"):
+            ask(ALICE, **request)
+    with pytest.raises(RequestError, match="on the node itself"):
+        ask(FAR_ROOT, verb="leftovers", job=7, uid=1, gpus=[0])
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [{}, {"pid": 1, "start_ticks": 5}, {"pid": -5, "start_ticks": 5}, {"pid": "5", "start_ticks": 5}, {"pid": 5}],
+)
+def test_a_process_is_named_by_number_and_start(ask: Callable[..., dict[str, Any]], request_: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        ask(verb="kill-orphan", **request_)
+    assert caught.value.code == "bad-request"
+
+
+def test_the_epilog_drains_a_dirty_node_where_the_policy_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Else it tells; the stand-in GPUs always hold a gibibyte."""
+    policy = tmp_path / "zombies.toml"
+    monkeypatch.setenv("SLURM_AFFINODE_ZOMBIE_POLICY", str(policy))
+    slurm = Slurm({7: job()})
+    drained: list[tuple[str, str]] = []
+    monkeypatch.setattr(Slurm, "drain", lambda self, node, why: drained.append((node, why)), raising=False)
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "2001", "SLURM_JOB_GPUS": "0"}
+    with agent(config_of(tmp_path), slurm=slurm) as node:
+        settings = {"run_dir": str(node.run_dir)}
+        assert hooks.run("epilog", settings, env) == ["GPU 0: 1024 MiB are held and no process holds them"]
+        assert drained == []
+        policy.write_text('[epilog]\ndirty = "drain"\n')
+        assert hooks.run("epilog", settings, env) == []
+        wait_until("it is drained", lambda: drained)
+        policy.write_text('[epilog]\ndirty = "dry"\n')
+        assert hooks.run("epilog", settings, env) != []
+    assert drained == [("c1", "slurm-affinode: after job 7: GPU 0: 1024 MiB are held and no process holds them")]
