@@ -36,7 +36,7 @@ class GpuFacts:
     memory_total_gib: float | None = None
     power_w: float | None = None
     used_before: bool | None = None
-    """It was above the limit at some earlier time of the same run."""
+    """It was above the limit at some earlier time of the same run, as far as the samples reach back."""
 
     @property
     def peak_pct(self) -> float | None:
@@ -56,7 +56,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Framebuffer held: more than a share of the GPU or than an amount; or, where nobody is on it, at most an amount."""
+    """Framebuffer held: more than a share of the GPU or an amount; or, where nobody is on it, at most an amount."""
 
     weight: float
     required: bool
@@ -147,9 +147,10 @@ class Verdict:
 
 def judge(signature: Signature, gpu: GpuFacts, run: RunFacts) -> Verdict:
     """Hold one GPU against one signature."""
+    compute = _compute(signature.compute, gpu)
     found = {
         "memory": None if signature.memory is None else _memory(signature.memory, gpu),
-        "compute": _compute(signature.compute, gpu),
+        "compute": compute,
         "time": _time(signature.time, gpu),
         "use": None if signature.use is None else _use(signature.use, gpu, signature.compute.at_most_pct),
         "state": None if signature.state is None else _state(signature.state, run),
@@ -163,8 +164,8 @@ def judge(signature: Signature, gpu: GpuFacts, run: RunFacts) -> Verdict:
         if one is not None and part.required and not one.met:
             why_not = one.text
             break
-    if not why_not and not found["compute"].met:  # type: ignore[union-attr] - compute is always there
-        why_not = found["compute"].text  # type: ignore[union-attr]
+    if not why_not and not compute.met:
+        why_not = compute.text
     if not why_not and sum(one.met and one.weight > 0 for one in evidence) < 2:
         why_not = "one dimension alone accuses nobody"
     if not why_not and score < signature.min_score - 1e-9:
@@ -225,7 +226,7 @@ def _use(rule: Use, gpu: GpuFacts, limit: float) -> Evidence:
     threshold = "never above the limit" if never else "above the limit before"
     if gpu.used_before is None:
         return _unknown("use", "", threshold, rule.weight, "whether it was used before is not known")
-    text = f"it was above {limit:g} % before" if gpu.used_before else f"never above {limit:g} % since it was allocated"
+    text = f"it was above {limit:g} % before" if gpu.used_before else f"never above {limit:g} % in the time looked at"
     value = "before" if gpu.used_before else "never"
     return Evidence("use", value, "", threshold, rule.weight, text, met=gpu.used_before is not never)
 

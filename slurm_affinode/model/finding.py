@@ -28,16 +28,27 @@ KINDS: Mapping[str, str] = {
     "time-limit": "the time limit is far above the time used",
     "cpu-only-in-gpu-partition": "the job computes on CPUs alone and is in a GPU partition",
     "low-efficiency-user": "a user's GPUs did little over the period",
+    "cpu-idle": "CPU cores are allocated and not used",
+    "host-memory": "far more host memory allocated than used",
+    "serial-job": "many cores are allocated and one is used",
+    "cpu-fragmentation": "CPU cores on more nodes than necessary",
+    "low-cpu-efficiency-user": "a user's CPU cores did little over the period",
 }
 """Kind of finding -> what it means, for people."""
 
 JOB_KINDS = frozenset(
     {
         "squatter", "idle-allocation", "completing", "cpu-cores-per-gpu", "memory-per-gpu", "gpu-too-powerful",
-        "fragmentation", "time-limit", "cpu-only-in-gpu-partition",
+        "fragmentation", "time-limit", "cpu-only-in-gpu-partition", "cpu-idle", "host-memory", "serial-job",
+        "cpu-fragmentation",
     }
 )  # fmt: skip
 """Kinds that are about one job."""
+
+CPU_KINDS = frozenset({"cpu-idle", "host-memory", "serial-job", "cpu-fragmentation", "low-cpu-efficiency-user"})
+"""Kinds that are about jobs without GPUs: looked for where they are asked for."""
+
+USER_KINDS = frozenset({"low-efficiency-user", "low-cpu-efficiency-user"})
 
 IDLE_KINDS = frozenset({"squatter", "idle-allocation"})
 """Kinds for which a job may be cancelled: it holds GPUs that compute nothing."""
@@ -236,7 +247,7 @@ class Finding:
                 which = f"process:{node}:{pid}:{'' if ticks is None else ticks}"
             case NodeRef(node=node, gpu=gpu):
                 which = f"node:{node}:{gpu or ''}"
-        if self.kind == "low-efficiency-user":
+        if self.kind in USER_KINDS:
             which = f"user:{self.user}"
         return f"{self.cluster}/{self.kind}/{which}"
 

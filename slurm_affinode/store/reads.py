@@ -63,6 +63,23 @@ def jobs(engine: Engine, selection: Selection, columns: Sequence[str] | None = N
     return _frame(engine, tables.jobs, schema, selection.condition())
 
 
+def pending(engine: Engine, before: datetime, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """Runs that were submitted before ``before`` and have not started, as far as the store knows."""
+    schema = JOBS if columns is None else {name: JOBS[name] for name in columns}
+    job = tables.jobs.c
+    condition = and_(job.state == "PENDING", job.start.is_(None), job.submit < ceil_s(before))
+    return _frame(engine, tables.jobs, schema, condition)
+
+
+def find_job(engine: Engine, job_id: int, cluster: str | None) -> pl.DataFrame:
+    """Every run of the job, of the tasks of the array or of the components that go by this number."""
+    job = tables.jobs.c
+    condition = or_(job.job_id == job_id, job.array_job_id == job_id, job.het_job_id == job_id)
+    if cluster is not None:
+        condition = and_(condition, job.cluster == cluster)
+    return _frame(engine, tables.jobs, JOBS, condition)
+
+
 def steps(engine: Engine, selection: Selection) -> pl.DataFrame:
     """All steps of the runs."""
     job, step = tables.jobs.c, tables.steps.c

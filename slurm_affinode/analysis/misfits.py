@@ -1,0 +1,372 @@
+"""Jobs whose shape does not fit what they do: rules over accounting and, where there is one, the GPU history.
+
+Each rule is a filter over one row per run, and needs at least two things to be true; what is not known makes the rule
+silent for that run. A job in which a GPU was idle is left to ``squatters``: its shape is not the first thing to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Any
+
+import polars as pl
+
+from slurm_affinode.analysis.prices import normalized
+from slurm_affinode.analysis.squatters import Held, run_ref
+from slurm_affinode.core.spans import span
+from slurm_affinode.model.finding import Evidence, Finding, JobRef
+from slurm_affinode.zombieconfig import MisfitConfig, NodeClass
+
+GIB = 2.0**30
+IDLE_PCT = 5.0
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A kind, and what it says of a run: evidence that is met and advice, or nothing."""
+
+    kind: str
+    of_gpu_jobs: bool
+    look: Callable[[Row, MisfitConfig], tuple[tuple[Evidence, ...], str] | None]
+
+
+def table(held: Held, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
+    """One row per run that passes the filters: accounting, what its GPUs did, and what its nodes have per GPU."""
+    seen = held.any
+    whole = held.pairs.with_columns(
+        pl.Series("peak", seen.peak_all), pl.Series("util_sum", seen.util_sum), pl.Series("util_n", seen.util_count),
+        pl.Series("fb", seen.fb_peak), pl.Series("n", seen.samples),
+        pl.Series("act_sum", seen.activity_sum),
+        pl.Series("model", held.devices["model"][held.pairs["at"].to_list()] if held.pairs.height else [], pl.String),
+        pl.Series("step_s", held.steps_ms / 1000),
+    )  # fmt: skip
+    known = pl.col("n") > 0
+    by_run = whole.group_by("run").agg(
+        known.all().alias("measured"),
+        pl.len().cast(pl.Int64).alias("mapped"),
+        pl.col("peak").fill_nan(None).min().alias("least_peak"),
+        (pl.col("util_sum").sum() / pl.col("util_n").sum()).fill_nan(None).alias("util_pct"),
+        (pl.col("fb").fill_nan(None).max() / 1024).alias("fb_gib"),
+        (pl.col("n") * pl.col("step_s")).sum().alias("measured_gpu_s"),
+        (pl.col("act_sum") * pl.col("step_s")).sum().alias("activity_pct_s"),
+        pl.col("model").drop_nulls().first().alias("model"),
+    )
+    per_node = _per_node(held, nodes)
+    elapsed = (pl.col("finish") - pl.col("start")).dt.total_milliseconds() / 1000
+    return (
+        held.runs.filter(pl.col("wanted"))
+        .with_columns(pl.min_horizontal(pl.col("end"), pl.lit(held.query.until)).fill_null(held.query.until)
+                      .alias("finish"))
+        .with_columns(elapsed.alias("ran_s"), (pl.col("end").is_null() | (pl.col("end") > held.query.until))
+                      .alias("running"))
+        .join(by_run, on="run", how="left", maintain_order="left")
+        .join(per_node, on="run", how="left", maintain_order="left")
+    )  # fmt: skip
+
+
+def _per_node(held: Held, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
+    """``run``, ``node_cores``, ``node_gpus``, ``node_gib``: of its smallest node."""
+    names = held.nodes["node"].unique().to_list()
+    seen = dict(held.devices.group_by("node").len().iter_rows())
+    rows = []
+    for name in names:
+        one = nodes.get(name) or next((c for pattern, c in nodes.items() if fnmatchcase(name, pattern)), None)
+        rows.append((name, one.cores if one else None, one.gpus if one else seen.get(name),
+                     one.memory_gib if one else None))  # fmt: skip
+    schema = {"node": pl.String(), "cores": pl.Int64(), "of_node": pl.Int64(), "gib": pl.Float64()}
+    have = pl.DataFrame(rows, schema=schema, orient="row")
+    return (
+        held.nodes.join(have, on="node")
+        .group_by("run")
+        .agg(pl.col("cores").min().alias("node_cores"), pl.col("of_node").max().alias("node_gpus"),
+             pl.col("gib").min().alias("node_gib"))
+    )  # fmt: skip
+
+
+def find(
+    held: Held, config: MisfitConfig, nodes: Mapping[str, NodeClass], *, min_run_s: float, kinds: frozenset[str]
+) -> list[Finding]:
+    """The misfits of ``kinds``, one finding per run and rule, and per user."""
+    rows = table(held, nodes)
+    long = rows.filter(pl.col("ran_s") >= min_run_s)
+    mostly_gpu = _gpu_partitions(held.runs, config)
+    node_lists = dict(held.nodes.group_by("run").agg("node").iter_rows())
+    found: list[Finding] = []
+    chosen = [rule for rule in RULES if rule.kind in kinds]
+    if chosen:
+        for row in _candidates(long, chosen).iter_rows(named=True):
+            row["gpu_partition"] = row["partition"] in mostly_gpu
+            on = node_lists.get(row["run"], ())
+            found += [
+                _finding(rule.kind, row, *told, held.query.until, on)
+                for rule in chosen
+                if rule.of_gpu_jobs == bool(row["gpus"]) and (told := rule.look(row, config)) is not None
+            ]
+    if "low-efficiency-user" in kinds:
+        found += _users(long, config, held.query.until)
+    if "low-cpu-efficiency-user" in kinds:
+        found += _cpu_users(long, config, held.query.until)
+    return found
+
+
+def _candidates(rows: pl.DataFrame, rules: Sequence[Rule]) -> pl.DataFrame:
+    gpu, cpu = any(rule.of_gpu_jobs for rule in rules), any(not rule.of_gpu_jobs for rule in rules)
+    has = pl.col("gpus").fill_null(0) > 0
+    return rows.filter((has & pl.lit(gpu)) | (~has & pl.lit(cpu)))
+
+
+def _gpu_partitions(runs: pl.DataFrame, config: MisfitConfig) -> set[str]:
+    if config.cpu_only_partitions:
+        return set(config.cpu_only_partitions)
+    share = runs.group_by("partition").agg((pl.col("gpus").fill_null(0) > 0).mean().alias("share"))
+    return set(share.filter(pl.col("share") > 0.5)["partition"].drop_nulls())
+
+
+def _finding(  # noqa: PLR0917
+    kind: str, row: Row, evidence: tuple[Evidence, ...], advice: str, until: datetime, nodes: Sequence[str]
+) -> Finding:
+    ref: JobRef = run_ref(row, until)
+    return Finding(
+        kind=kind, cluster=row["cluster"], subject=ref, user=row["user"], account=row["account"],
+        partition=row["partition"], qos=row["qos"], nodes=tuple(nodes), gpus=(), since=row["start"],
+        window_s=row["ran_s"], score=min(1.0, sum(one.points for one in evidence)), evidence=evidence,
+        held_gpu_hours=None, held_gib_hours=None, impact=None, source="history", observed_at=row["finish"],
+        advice=advice, allocated_gpus=row["gpus"],
+    )  # fmt: skip
+
+
+def _met(  # noqa: PLR0917
+    dimension: str, value: float | str, unit: str, threshold: str, weight: float, text: str
+) -> Evidence:
+    return Evidence(dimension, value, unit, threshold, weight, text, met=True)
+
+
+def _uses_all(row: Row) -> bool:
+    """Every GPU was measured and did something at some time."""
+    return bool(row["measured"]) and row["least_peak"] is not None and row["least_peak"] > IDLE_PCT
+
+
+def _cores(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
+    limit = config.cores_per_gpu
+    if limit is None and row["node_cores"] and row["node_gpus"]:
+        limit = row["node_cores"] / row["node_gpus"]
+    if limit is None or not row["cpus"] or (row["node_gpus"] and row["gpus"] >= row["node_gpus"] * (row["nodes"] or 1)):
+        return None
+    each = row["cpus"] / row["gpus"]
+    used = None if row["total_cpu_s"] is None or not row["ran_s"] else row["total_cpu_s"] / row["ran_s"]
+    # Cores that work are not too many.
+    if each <= limit or (row["running"] and used is None) or (used is not None and used > limit * row["gpus"]):
+        return None
+    text = f"{row['cpus']} cores for {row['gpus']} GPUs: {each:g} per GPU, {limit:g} are there for each"
+    rows = [_met("allocation", each, "cores", f"above {limit:g} per GPU", 0.6, text)]
+    if used is None:
+        rows.append(Evidence("cpu", None, "cores", None, 0.4, "cores used are not known", unknown=True))
+    else:
+        rows.append(_met("cpu", used, "cores", f"at most {limit:g} per GPU", 0.4, f"{used:.1f} cores used on average"))
+    return tuple(rows), f"--cpus-per-gpu={int(limit)} leaves the other GPUs of the node usable."
+
+
+def _memory(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
+    limit = config.memory_gib_per_gpu
+    if limit is None and row["node_gib"] and row["node_gpus"]:
+        limit = row["node_gib"] / row["node_gpus"]
+    bytes_ = row["alloc_mem_bytes"] or row["req_mem_bytes"]
+    if limit is None or not bytes_ or (row["node_gpus"] and row["gpus"] >= row["node_gpus"] * (row["nodes"] or 1)):
+        return None
+    each, peak = bytes_ / GIB / row["gpus"], row["max_rss_bytes"]
+    if each <= limit or peak is None or peak / bytes_ * (row["nodes"] or 1) >= config.memory_used_share:
+        return None
+    return (
+        _met("allocation", each, "GiB", f"above {limit:.0f} GiB per GPU", 0.6,
+             f"{bytes_ / GIB:.0f} GiB of host memory for {row['gpus']} GPUs: {each:.0f} GiB each"),
+        _met("memory", peak / GIB, "GiB", f"below {config.memory_used_share:.0%} of it", 0.4,
+             f"the largest step used {peak / GIB:.1f} GiB"),
+    ), f"--mem-per-gpu={max(1, round(peak * 1.2 / GIB / row['gpus']))}G would have been enough."  # fmt: skip
+
+
+def _powerful(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
+    model = row["model"] or row["gpu_type"]
+    if row["gpus"] != 1 or model is None or row["util_pct"] is None or row["fb_gib"] is None or not _uses_all(row):
+        return None
+    if not any(fnmatchcase(normalized(model), pattern) for pattern in config.too_powerful):
+        return None
+    host = None if row["max_rss_bytes"] is None else row["max_rss_bytes"] / GIB
+    if row["util_pct"] > config.small_util_pct or row["fb_gib"] >= config.small_gpu_gib:
+        return None
+    if (row["cpus"] or 0) > config.small_cores or (host is not None and host >= config.small_host_gib):
+        return None
+    rows = [
+        _met("compute", row["util_pct"], "%", f"at most {config.small_util_pct:g} %", 0.5,
+             f"mean utilization {row['util_pct']:.0f} %"),
+        _met("memory", row["fb_gib"], "GiB", f"below {config.small_gpu_gib:g} GiB", 0.4,
+             f"at most {row['fb_gib']:.1f} GiB of GPU memory"),
+        Evidence("host memory", host, "GiB", f"below {config.small_host_gib:g} GiB", 0.1,
+                 "host memory used is not known" if host is None else f"{host:.1f} GiB of host memory used",
+                 unknown=host is None, met=host is not None),
+    ]  # fmt: skip
+    return tuple(rows), f"A smaller GPU or a MIG instance would do in place of a {model}."
+
+
+def _fragmented(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
+    nodes, gpus, each = row["nodes"] or 0, row["gpus"], row["node_gpus"]
+    if nodes < 2 or not each or (row["measured"] and not _uses_all(row)):
+        return None
+    needed = -(-gpus // each)
+    if needed >= nodes:
+        return None
+    return (
+        _met("nodes", float(nodes), "nodes", f"above {needed}", 0.6, f"{gpus} GPUs on {nodes} nodes"),
+        _met("node", float(each), "GPUs", "GPUs of a node", 0.4, f"a node has {each}: {needed} would do"),
+    ), f"--nodes={needed} --gpus-per-node={min(each, -(-gpus // needed))} keeps whole nodes free for others."
+
+
+def _time(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
+    limit, amount = row["timelimit_s"], row["gpus"] or row["cpus"] or 0
+    if row["running"] or not limit or row["state"] != "COMPLETED" or row["ran_s"] >= config.time_share * limit:
+        return None
+    unused = (limit - row["ran_s"]) * amount / 3600
+    if unused < config.time_min_unused_gpu_hours * (1 if row["gpus"] else 32):
+        return None
+    what = "GPU-hours" if row["gpus"] else "core-hours"
+    share = row["ran_s"] / limit
+    return (
+        _met("time", 100 * share, "%", f"below {config.time_share:.0%} of the limit", 0.6,
+             f"ran {span(row['ran_s'])} of {span(limit)}: {share:.0%}"),
+        _met("unused", unused, what, "", 0.4, f"{unused:.0f} {what} planned and not needed"),
+    ), f"A limit of {span(max(600, row['ran_s'] * 1.5))} would start it sooner."  # fmt: skip
+
+
+def _cpu_only(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
+    if not row["gpu_partition"] or row["gpus"] is None:
+        return None
+    return (
+        _met("allocation", 0.0, "GPUs", "no GPU", 0.5, f"no GPU, {row['cpus'] or '?'} cores"),
+        _met("partition", row["partition"], "", "for GPU jobs", 0.5, f"partition {row['partition']} is for GPU jobs"),
+    ), "A partition without GPUs starts it sooner and leaves the cores to GPU jobs."
+
+
+def _cpu_use(row: Row) -> float | None:
+    if row["running"] or row["total_cpu_s"] is None or not row["cpus"] or not row["ran_s"]:
+        return None
+    return float(row["total_cpu_s"] / (row["cpus"] * row["ran_s"]))
+
+
+def _cpu_idle(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
+    share = _cpu_use(row)
+    if share is None or share >= 0.005 or row["ran_s"] < 3600:
+        return None
+    return (
+        _met("cpu", 100 * share, "%", "below 0.5 %", 0.6, f"{100 * share:.1f} % of {row['cpus']} cores used"),
+        _met("time", row["ran_s"], "s", "at least 1h", 0.4, f"for {span(row['ran_s'])}"),
+    ), "Did the program start, or wait for input?"
+
+
+def _host_memory(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
+    bytes_, peak = row["alloc_mem_bytes"] or row["req_mem_bytes"], row["max_rss_bytes"]
+    if row["running"] or not bytes_ or peak is None:
+        return None
+    used = peak * (row["nodes"] or 1) / bytes_
+    unused = (1 - used) * bytes_ / GIB * row["ran_s"] / 3600
+    if used >= 0.35 or unused < config.host_memory_min_gib_hours:
+        return None
+    return (
+        _met("memory", 100 * used, "%", "below 35 %", 0.6, f"{peak / GIB:.1f} of {bytes_ / GIB:.0f} GiB used"),
+        _met("unused", unused, "GiB-hours", "", 0.4, f"{unused:.0f} GiB-hours held and not used"),
+    ), f"--mem={max(1, round(peak * 1.2 / GIB))}G would have been enough."
+
+
+def _serial(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
+    share, cpus = _cpu_use(row), row["cpus"] or 0
+    if share is None or cpus < 2 or row["nodes"] != 1 or abs(share * cpus - 1) > 0.1:
+        return None
+    return (
+        _met("allocation", float(cpus), "cores", "more than 1", 0.5, f"{cpus} cores allocated"),
+        _met("cpu", share * cpus, "cores", "1", 0.5, f"{share * cpus:.2f} cores used"),
+    ), "A serial program needs one core: --ntasks=1 --cpus-per-task=1."
+
+
+def _cpu_fragmented(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
+    nodes, cpus, each = row["nodes"] or 0, row["cpus"] or 0, row["node_cores"]
+    if nodes < 2 or not each or not cpus or -(-cpus // each) >= nodes:
+        return None
+    needed = -(-cpus // each)
+    return (
+        _met("nodes", float(nodes), "nodes", f"above {needed}", 0.6, f"{cpus} cores on {nodes} nodes"),
+        _met("node", float(each), "cores", "cores of a node", 0.4, f"a node has {each}: {needed} would do"),
+    ), f"--nodes={needed} keeps whole nodes free for others."
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("cpu-cores-per-gpu", of_gpu_jobs=True, look=_cores),
+    Rule("memory-per-gpu", of_gpu_jobs=True, look=_memory),
+    Rule("gpu-too-powerful", of_gpu_jobs=True, look=_powerful),
+    Rule("fragmentation", of_gpu_jobs=True, look=_fragmented),
+    Rule("time-limit", of_gpu_jobs=True, look=_time),
+    Rule("cpu-only-in-gpu-partition", of_gpu_jobs=False, look=_cpu_only),
+    Rule("cpu-idle", of_gpu_jobs=False, look=_cpu_idle),
+    Rule("host-memory", of_gpu_jobs=False, look=_host_memory),
+    Rule("serial-job", of_gpu_jobs=False, look=_serial),
+    Rule("cpu-fragmentation", of_gpu_jobs=False, look=_cpu_fragmented),
+)
+
+
+def _users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Iterator[Finding]:
+    """Users whose measured GPU time was little used, among those with the most GPU-hours."""
+    gpu_h = (pl.col("gpus") * (pl.col("end_ms") - pl.col("start_ms")) / 3.6e6).sum()
+    per = _per_user(rows.filter(pl.col("gpus").fill_null(0) > 0), gpu_h)
+    whole = float(per["hours"].sum() or 0)
+    for row in per.head(config.user_top).iter_rows(named=True):
+        measured_h = (row["measured_gpu_s"] or 0) / 3600
+        if row["hours"] < config.user_min_gpu_hours or row["hours"] < config.user_min_share * whole or not measured_h:
+            continue
+        mean = row["activity_pct_s"] / row["measured_gpu_s"]
+        if mean > config.user_efficiency_pct:
+            continue
+        share = f", {row['hours'] / whole:.0%} of all" if whole else ""
+        yield _of_user("low-efficiency-user", row, until, (
+            _met("compute", mean, "%", f"at most {config.user_efficiency_pct:g} %", 0.6,
+                 f"mean activity {mean:.0f} % in {measured_h:.0f} measured GPU-hours"),
+            _met("time", row["hours"], "GPU-hours", f"at least {config.user_min_gpu_hours:g}", 0.4,
+                 f"{row['hours']:.0f} GPU-hours in {row['jobs']} jobs{share}"),
+        ), "See slurm-affinode report --user for the jobs that weigh most.")  # fmt: skip
+
+
+def _cpu_users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Iterator[Finding]:
+    ended = rows.filter((pl.col("gpus").fill_null(0) == 0) & ~pl.col("running") & pl.col("total_cpu_s").is_not_null())
+    hours = (pl.col("cpus") * pl.col("ran_s") / 3600).sum()
+    for row in _per_user(ended, hours).head(config.user_top).iter_rows(named=True):
+        mean = 100 * row["cpu_s"] / 3600 / row["hours"] if row["hours"] else 100.0
+        if row["hours"] < config.cpu_user_min_core_hours or mean > config.cpu_efficiency_pct:
+            continue
+        yield _of_user("low-cpu-efficiency-user", row, until, (
+            _met("cpu", mean, "%", f"at most {config.cpu_efficiency_pct:g} %", 0.6,
+                 f"{mean:.0f} % of the core time used"),
+            _met("time", row["hours"], "core-hours", f"at least {config.cpu_user_min_core_hours:g}", 0.4,
+                 f"{row['hours']:.0f} core-hours in {row['jobs']} jobs"),
+        ), "Fewer cores, or a program that uses them.")  # fmt: skip
+
+
+def _per_user(rows: pl.DataFrame, hours: pl.Expr) -> pl.DataFrame:
+    return (
+        rows.group_by("cluster", "user")
+        .agg(
+            hours.alias("hours"), pl.len().alias("jobs"), pl.col("measured_gpu_s").sum(),
+            pl.col("activity_pct_s").sum(), pl.col("total_cpu_s").sum().alias("cpu_s"),
+            pl.col("account").drop_nulls().mode().sort().first(), pl.col("start").min().alias("first"),
+            pl.col("job_id").first(), pl.col("submit").first(),
+        )
+        .sort("hours", "user", descending=[True, False])
+    )  # fmt: skip
+
+
+def _of_user(kind: str, row: Row, until: datetime, evidence: tuple[Evidence, ...], advice: str) -> Finding:
+    return Finding(
+        kind=kind, cluster=row["cluster"], subject=JobRef(row["job_id"], str(row["job_id"]), row["submit"]),
+        user=row["user"], account=row["account"], partition=None, qos=None, nodes=(), gpus=(), since=row["first"],
+        window_s=(until - row["first"]).total_seconds(), score=1.0, evidence=evidence, held_gpu_hours=None,
+        held_gib_hours=None, impact=None, source="history", observed_at=until, advice=advice,
+    )  # fmt: skip

@@ -1,0 +1,307 @@
+"""Jobs that hold GPUs and do not use them, from the stored history and accounting in one pass.
+
+A GPU that no signature fits, or that was not measured, accuses nobody. Of a job with several GPUs:
+
+- ``squatter``: a GPU fits a squatter's signature, and no GPU of the job computes;
+- ``idle-allocation``, ``partly-used``: some GPUs are idle while others compute;
+- ``idle-allocation``, ``never-used`` or ``used-once``: every measured GPU is idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from slurm_affinode.analysis import mapping, samples, trailing
+from slurm_affinode.analysis import runs as job_runs
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.analysis.trailing import NEVER, Pairs, Trailing
+from slurm_affinode.core.signature import GpuFacts, RunFacts, Signature, Verdict, judge
+from slurm_affinode.history.schema import ACTIVITY
+from slurm_affinode.history.store import SampleStore
+from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, JobRef, Source
+from slurm_affinode.slurm.schema import ALLOCATION_GPUS, conform
+
+MIB_PER_GIB = 1024.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Runs of the interval and their GPUs, with what these did until the end."""
+
+    query: WasteQuery
+    runs: pl.DataFrame
+    """``runs.prepare``; the row number is ``run``."""
+    nodes: pl.DataFrame
+    """``run``, ``node``."""
+    devices: pl.DataFrame
+    """``DEVICES``."""
+    pairs: pl.DataFrame
+    """``run``, ``at``, ``mapping`` and the run's ``start_ms``, ``end_ms``; sorted by run."""
+    followed: dict[float, Trailing]
+    """Limit in percent -> what was seen of each pair."""
+    steps_ms: np.ndarray[Any, np.dtype[np.int64]]
+    """Of each pair's device."""
+
+    @property
+    def any(self) -> Trailing:
+        """Whatever limit: for figures that do not depend on it."""
+        return next(iter(self.followed.values()))
+
+
+def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
+    query: WasteQuery,
+    jobs: pl.DataFrame,
+    allocation_gpus: pl.DataFrame,
+    history: SampleStore,
+    limits_pct: Sequence[float],
+    now: datetime,
+) -> Held:
+    """Join accounting with the history. ``jobs``: every run of the interval, also those that the filters leave out."""
+    gap = query.thresholds.max_gap_steps
+    index = samples.read_index(history, query.since, query.until, max_gap_steps=gap)
+    runs = job_runs.prepare(jobs, query, now)
+    nodes = job_runs.nodes_of(runs)
+    devices = mapping.one_cluster(index.devices, runs)
+    mapped = mapping.find(runs, nodes, devices, index.labels, conform(allocation_gpus, ALLOCATION_GPUS))
+    pairs = mapped.pairs.join(
+        runs.filter(pl.col("wanted")).select("run", "start_ms", "end_ms"), on="run", maintain_order="left"
+    ).sort("run", "at")
+    about = devices[pairs["at"].to_list()] if pairs.height else devices.head(0)
+    steps = about["step_ms"].to_numpy().astype(np.int64)
+    keys = Pairs(
+        about["device"].to_numpy(), pairs["start_ms"].to_numpy(), pairs["end_ms"].to_numpy(), steps,
+    )  # fmt: skip
+    followed = {
+        limit: trailing.follow(history, keys, query.since, query.until, limit_pct=limit, max_gap_steps=gap)
+        for limit in sorted(set(limits_pct)) or [5.0]
+    }
+    return Held(query, runs, nodes, devices, pairs, followed, steps)
+
+
+def find(held: Held, signatures: Sequence[Signature], *, source: Source = "history") -> list[Finding]:
+    """The findings, without their queue impact."""
+    if held.pairs.is_empty() or not signatures:
+        return []
+    chosen = np.zeros(held.pairs.height, np.bool_)
+    for one in signatures:
+        chosen |= _may_fit(held, one)
+    run_of = held.pairs["run"].to_numpy()
+    wanted = np.unique(run_of[chosen])
+    if not len(wanted):
+        return []
+    rows = held.runs.filter(pl.col("run").is_in(wanted)).rows(named=True)
+    low, high = np.searchsorted(run_of, wanted), np.searchsorted(run_of, wanted, side="right")
+    table = held.devices.rows(named=True)
+    at = held.pairs["at"].to_numpy()
+    nodes = dict(held.nodes.filter(pl.col("run").is_in(wanted)).group_by("run").agg("node").iter_rows())
+    found: list[Finding] = []
+    for row, first, last in zip(rows, low, high, strict=True):
+        seen = [_see(held, table[at[i]], i, signatures, row) for i in range(first, last)]
+        made = finding(run_ref(row, held.query.until), row, tuple(nodes.get(row["run"], ())), seen, source)
+        if made is not None:
+            found.append(made)
+    return found
+
+
+def _may_fit(held: Held, one: Signature) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Pairs that are worth a closer look: idle for long enough."""
+    followed = held.followed[one.compute.at_most_pct]
+    until = np.minimum(followed.last + held.steps_ms, held.pairs["end_ms"].to_numpy())
+    fits: np.ndarray[Any, np.dtype[np.bool_]] = followed.since != NEVER
+    fits &= until - followed.since >= one.time.longer_than_s * 1000
+    return fits
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One GPU of a job as it was seen, and what the signatures say of it."""
+
+    gpu: GpuEvidence
+    verdict: Verdict | None
+    """The signature that fits; ``None``: none does."""
+    computes: bool
+    """It was measured, and is above the limit."""
+    since: datetime | None
+    window_s: float
+    last: datetime | None = None
+
+
+def _see(held: Held, device: dict[str, Any], i: int, signatures: Sequence[Signature], row: dict[str, Any]) -> Seen:
+    end = int(held.pairs["end_ms"][i])
+    run = run_facts(row, held.query.until)
+    best: Seen | None = None
+    for one in signatures:
+        followed = held.followed[one.compute.at_most_pct]
+        facts, since = facts_of(followed, i, end, int(held.steps_ms[i]), held.query.thresholds.max_gap_steps)
+        verdict = judge(one, facts, run)
+        seen = _seen(followed, i, device, facts, since)
+        if verdict.fits:
+            return replace(seen, verdict=verdict, gpu=replace(seen.gpu, flagged=True))
+        best = best or seen
+    assert best is not None  # noqa: S101 - there is a signature
+    return best
+
+
+def facts_of(seen: Trailing, i: int, end_ms: int, step_ms: int, max_gap_steps: float) -> tuple[GpuFacts, int]:
+    """What is known of pair ``i``, and since when it is idle (``NEVER``: it is not).
+
+    Samples that end long before the run (or the interval) say nothing of its end: then the GPU is unknown.
+    """
+    limit = max(step_ms * max_gap_steps, 1000)
+    stale = seen.last[i] == NEVER or end_ms - int(seen.last[i]) > limit + step_ms
+    total = None if np.isnan(seen.fb_total[i]) else float(seen.fb_total[i]) / MIB_PER_GIB
+    fb = float(seen.fb_sum[i] / seen.fb_count[i]) / MIB_PER_GIB if seen.fb_count[i] else None
+    power = float(seen.power_sum[i] / seen.power_count[i]) if seen.power_count[i] else None
+    if stale:
+        return GpuFacts(memory_total_gib=total), NEVER
+    since = int(seen.since[i])
+    if since == NEVER:
+        peaks: dict[str, float | None] = {"busiest signal": float(seen.peak_all[i])}
+        return GpuFacts(peaks, 0.0, fb, total, power, used_before=True), NEVER
+    until = min(int(seen.last[i]) + step_ms, end_ms)
+    known = {name: float(seen.peaks[i, k]) for k, name in enumerate(ACTIVITY) if not np.isnan(seen.peaks[i, k])}
+    before = bool(seen.last_active[i] != NEVER)
+    return GpuFacts(known, (until - since) / 1000, fb, total, power, before), since
+
+
+def _seen(followed: Trailing, i: int, device: dict[str, Any], facts: GpuFacts, since: int) -> Seen:
+    gpu = gpu_evidence(followed, i, device, facts, since)
+    computes = facts.peak_pct is not None and since == NEVER
+    return Seen(
+        gpu, None, computes, trailing.moment(since), facts.idle_s or 0.0, trailing.moment(int(followed.last[i]))
+    )
+
+
+def gpu_evidence(  # noqa: PLR0917
+    followed: Trailing,
+    i: int,
+    device: dict[str, Any],
+    facts: GpuFacts,
+    since: int,
+    flagged: Collection[tuple[str | None, str]] = (),
+) -> GpuEvidence:
+    """The GPU of pair ``i``. ``flagged``: node and name of those that count as idle."""
+    samples_ = int(followed.samples[i])
+    xid = int(followed.xid[i])
+    return GpuEvidence(
+        node=device["node"],
+        gpu=_name(device),
+        uuid=device["uuid"],
+        model=device["model"],
+        held_gib=facts.memory_gib,
+        total_gib=facts.memory_total_gib,
+        activity_pct=float(followed.activity_sum[i]) / samples_ if samples_ else None,
+        peak_pct=facts.peak_pct,
+        power_w=facts.power_w,
+        xid=None if xid == NEVER else xid,
+        idle_s=facts.idle_s,
+        last_active=trailing.moment(int(followed.last_active[i])),
+        measured=facts.peak_pct is not None,
+        flagged=(device["node"], _name(device)) in flagged,
+    )
+
+
+def _name(device: dict[str, Any]) -> str:
+    if device["index"] is not None:
+        return str(device["index"]) + ("" if device["mig"] is None else f".{device['mig']}")
+    return str(device["pci"] or device["uuid"] or "?")
+
+
+def run_facts(row: dict[str, Any], until: datetime) -> RunFacts:
+    """State, time and limit of a run as of ``until``."""
+    running = row["end"] is None or row["end"] > until
+    elapsed = ((until if running else row["end"]) - row["start"]).total_seconds()
+    state = "RUNNING" if running and row["state"] not in ("SUSPENDED", "COMPLETING") else row["state"]
+    return RunFacts(state, running, elapsed, row["timelimit_s"])
+
+
+def run_ref(row: dict[str, Any], until: datetime) -> JobRef:
+    """The job of a row of ``JOBS``."""
+    facts = run_facts(row, until)
+    shown = str(row["job_id"])
+    if row["array_job_id"] is not None and row["array_task_id"] is not None:
+        shown = f"{row['array_job_id']}_{row['array_task_id']}"
+    elif row["het_job_id"] is not None:
+        shown = f"{row['het_job_id']}+{row['het_offset'] or 0}"
+    return JobRef(
+        job_id=row["job_id"],
+        id=shown,
+        submit=row["submit"],
+        start=row["start"],
+        end=None if facts.running else row["end"],
+        name=row["job_name"],
+        state=facts.state,
+        time_limit_s=row["timelimit_s"],
+    )
+
+
+def finding(
+    ref: JobRef, row: dict[str, Any], nodes: tuple[str, ...], seen: Sequence[Seen], source: Source
+) -> Finding | None:
+    """What the GPUs of a job amount to; ``None``: nothing. ``row``: cluster, user, account, partition, qos, gpus."""
+    flagged = [one for one in seen if one.verdict is not None]
+    if not flagged:
+        return None
+    squatting = [one for one in flagged if one.verdict is not None and one.verdict.signature.kind == "squatter"]
+    computing = [one for one in seen if one.computes]
+    worst = max(squatting or flagged, key=lambda one: one.window_s)
+    assert worst.verdict is not None  # noqa: S101 - flagged
+    signature = worst.verdict.signature
+    if computing:
+        kind, variant = "idle-allocation", "partly-used"
+    elif squatting:
+        kind, variant = "squatter", signature.name
+    else:
+        names = [one.verdict.signature.name for one in flagged if one.verdict is not None]
+        kind, variant = "idle-allocation", "used-once" if "used-once" in names else names[0]
+    allocated = max(int(row["gpus"] or 0), len(seen))
+    gpus = tuple(sorted((one.gpu for one in seen), key=lambda gpu: (gpu.node or "", _order(gpu.gpu))))
+    held = [one.gpu.held_gib for one in flagged]
+    known = [(gib, one.window_s) for gib, one in zip(held, flagged, strict=True) if gib is not None]
+    since = [one.since for one in flagged if one.since is not None]
+    return Finding(
+        kind=kind,
+        cluster=row["cluster"],
+        subject=ref,
+        user=row["user"],
+        account=row["account"],
+        partition=row["partition"],
+        qos=row["qos"],
+        nodes=nodes,
+        gpus=gpus,
+        since=min(since, default=None),
+        window_s=worst.window_s,
+        score=worst.verdict.score,
+        evidence=(*worst.verdict.evidence, *_about_gpus(flagged, computing, allocated, len(seen), seen)),
+        held_gpu_hours=sum(one.window_s for one in flagged) / 3600,
+        held_gib_hours=sum(gib * window for gib, window in known) / 3600 if known else None,
+        impact=None,
+        source=source,
+        observed_at=max((one.last for one in flagged if one.last is not None), default=datetime.now(UTC)),
+        variant=variant,
+        advice=signature.advice if not computing else "Ask for as many GPUs as the program uses.",
+        allocated_gpus=allocated,
+    )
+
+
+def _order(name: str) -> tuple[int, str]:
+    return (int(name), "") if name.isdigit() else (1 << 30, name)
+
+
+def _about_gpus(
+    flagged: Sequence[Seen], computing: Sequence[Seen], allocated: int, mapped: int, seen: Sequence[Seen]
+) -> tuple[Evidence, ...]:
+    text = f"{len(flagged)} of {allocated} GPUs idle" + (f", {len(computing)} computing" if computing else "")
+    rows = [Evidence("gpus", float(len(flagged)), "GPUs", None, 0.0, text)]
+    unmeasured = allocated - mapped + sum(not one.gpu.measured for one in seen)
+    if unmeasured > 0:
+        what = "GPU was" if unmeasured == 1 else "GPUs were"
+        text = f"{unmeasured} {what} not measured: nothing is held against it"
+        rows.append(Evidence("coverage", None, "", None, 0.0, text, unknown=True))
+    return tuple(rows)

@@ -1,0 +1,259 @@
+"""What each GPU of each run did until the end: the idle time that reaches to the last sample, and the time before it.
+
+One pass over the samples, day by day, whatever the number of runs. Per pair of run and GPU it keeps when the GPU was
+last above the limit, what it held and drew since then, and what it did in all. A sample without any signal of activity
+is as none; where samples lie further apart than ``max_gap_steps`` steps, the idle time begins anew: what is unknown is
+not idle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from slurm_affinode.analysis.segments import ranges
+from slurm_affinode.history.schema import ACTIVITY
+from slurm_affinode.history.store import SampleStore
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+NEVER = -1
+_SHIFT = 44
+"""Bits for the time in the key of a sample: 557 years of milliseconds."""
+_VALUES = (*ACTIVITY, "fb_used_mib", "fb_total_mib", "power_w")
+
+
+@dataclass(slots=True)
+class Trailing:
+    """Per pair, by row. Times are epoch milliseconds, ``NEVER`` where there is none; NaN is unknown."""
+
+    samples: Ints
+    """Samples within the run that have any signal of activity."""
+    rows: Ints
+    """Samples within the run."""
+    last: Ints
+    """The last sample with a signal."""
+    first: Ints
+    last_active: Ints
+    """The last sample above the limit."""
+    since: Ints
+    """The first sample of the idle time that reaches to ``last``; ``NEVER``: the last sample is above the limit."""
+    peaks: Floats
+    """Pairs x signals: the largest value of each signal since then, percent."""
+    peak_all: Floats
+    """The largest value of any signal in the whole run."""
+    activity_sum: Floats
+    """Sum of the busiest signal over the run's samples."""
+    util_sum: Floats
+    util_count: Ints
+    fb_sum: Floats
+    """Since ``since``; MiB."""
+    fb_count: Ints
+    fb_peak: Floats
+    """Of the whole run."""
+    fb_total: Floats
+    power_sum: Floats
+    power_count: Ints
+    xid: Ints
+    """The last XID of the run; ``NEVER``: not known."""
+
+    @classmethod
+    def empty(cls, pairs: int) -> Trailing:
+        """Nothing seen yet."""
+
+        def never() -> Ints:
+            return np.full(pairs, NEVER, np.int64)
+
+        def none() -> Ints:
+            return np.zeros(pairs, np.int64)
+
+        def zero() -> Floats:
+            return np.zeros(pairs)
+
+        def unknown() -> Floats:
+            return np.full(pairs, np.nan)
+
+        return cls(
+            none(), none(), never(), never(), never(), never(), np.full((pairs, len(ACTIVITY)), np.nan), unknown(),
+            zero(), zero(), none(), zero(), none(), unknown(), unknown(), zero(), none(), never(),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Runs and their GPUs, one row each."""
+
+    device: npt.NDArray[np.uint64]
+    """The number of the device in the history."""
+    start: Ints
+    """Begin of the run, epoch milliseconds."""
+    end: Ints
+    """Its end, or the end of the interval."""
+    step: Ints
+    """Sampling step of the device, milliseconds."""
+
+
+def follow(
+    store: SampleStore, pairs: Pairs, since: datetime, until: datetime, *, limit_pct: float, max_gap_steps: float = 3.0
+) -> Trailing:
+    """Go through the samples of ``[since, until)`` once."""
+    found = Trailing.empty(len(pairs.device))
+    devices = np.unique(pairs.device)
+    if not len(devices):
+        return found
+    at = np.searchsorted(devices, pairs.device)
+    day = since.replace(hour=0, minute=0, second=0, microsecond=0)
+    wanted = pl.Series("device", devices, dtype=pl.UInt64)
+    have = set(store.days())
+    while day < until:
+        if day.date() in have:
+            begin, finish = max(day, since), min(day + timedelta(days=1), until)
+            _day(store, pairs, found, wanted, at, begin, finish, limit_pct, max_gap_steps)
+        day += timedelta(days=1)
+    return found
+
+
+def _day(  # noqa: PLR0917
+    store: SampleStore,
+    pairs: Pairs,
+    found: Trailing,
+    wanted: pl.Series,
+    at: Ints,
+    begin: datetime,
+    finish: datetime,
+    limit_pct: float,
+    max_gap_steps: float,
+) -> None:
+    percent = [
+        (pl.col(name) if name == "util_pct" else pl.col(name) * 100).cast(pl.Float32).alias(name) for name in ACTIVITY
+    ]
+    frame = (
+        store.scan(begin, finish)
+        .filter(pl.col("device").is_in(wanted.implode()))
+        .select("device", pl.col("time").dt.epoch("ms").alias("ms"), *percent, *_VALUES[len(ACTIVITY) :], "xid")
+        .collect()
+    )
+    if frame.is_empty():
+        return
+    zero_ms = int(begin.timestamp() * 1000)
+    device = np.searchsorted(wanted.to_numpy(), frame["device"].to_numpy()).astype(np.int64)
+    ms = frame["ms"].to_numpy()
+    key = (device << _SHIFT) + (ms - zero_ms)
+    if len(key) > 1 and (key[1:] < key[:-1]).any():
+        order = np.argsort(key, kind="stable")
+        frame, key, ms = frame[order], key[order], ms[order]
+    span = int((finish - begin).total_seconds() * 1000)
+    low = np.searchsorted(key, (at << _SHIFT) + np.clip(pairs.start - zero_ms, 0, span))
+    high = np.searchsorted(key, (at << _SHIFT) + np.clip(pairs.end - zero_ms, 0, span))
+    which = np.flatnonzero(high > low)
+    if len(which):
+        _fold(frame, ms, pairs, found, which, low[which], high[which], limit_pct, max_gap_steps)
+
+
+def _fold(  # noqa: PLR0917, PLR0915 - one pass over the same arrays
+    frame: pl.DataFrame,
+    ms: Ints,
+    pairs: Pairs,
+    found: Trailing,
+    which: Ints,
+    low: Ints,
+    high: Ints,
+    limit_pct: float,
+    max_gap_steps: float,
+) -> None:
+    """Take in the rows ``low[i]:high[i]`` of the pairs ``which[i]``."""
+    count = high - low
+    rows = ranges(low, count)
+    pair = np.repeat(np.arange(len(which)), count)
+    found.rows[which] += count
+    signals = frame.select(ACTIVITY).to_numpy().astype(np.float32)[rows]
+    fb = _column(frame, "fb_used_mib")[rows]
+    starts = np.concatenate([[0], np.cumsum(count)[:-1]])
+    _keep_max(found.fb_peak, which, np.fmax.reduceat(fb, starts))
+    _keep_max(found.fb_total, which, np.fmax.reduceat(_column(frame, "fb_total_mib")[rows], starts))
+    _xids(frame, rows, pair, found, which)
+    with np.errstate(invalid="ignore"):
+        busiest = np.fmax.reduce(signals, axis=1)
+    known = np.flatnonzero(~np.isnan(busiest))
+    if not len(known):
+        return
+    rows, pair, signals, busiest, fb = rows[known], pair[known], signals[known], busiest[known], fb[known]
+    power = _column(frame, "power_w")[rows]
+    some, starts = np.unique(pair, return_index=True)
+    mine = which[some]
+    time = ms[rows]
+    local = np.repeat(np.arange(len(some)), np.diff(np.append(starts, len(pair))))
+    position = np.arange(len(rows))
+    # Where the idle time begins: behind the last active sample, or behind the last gap.
+    active = busiest > limit_pct
+    before = np.empty(len(rows), np.int64)
+    before[1:] = time[:-1]
+    before[starts] = found.last[mine]
+    limit = (pairs.step[mine] * max_gap_steps)[local]
+    gap = (before != NEVER) & (time - before > np.maximum(limit, 1))
+    last_active = np.maximum.reduceat(np.where(active, position, NEVER), starts)
+    last_gap = np.maximum.reduceat(np.where(gap, position, NEVER), starts)
+    ends = np.append(starts[1:], len(rows)) - 1
+    begins = np.maximum(last_active + 1, last_gap)
+    broken = (last_active >= 0) | (last_gap >= 0)
+    _reset(found, mine[broken])
+    begins = np.where(broken, begins, starts)
+    idle_now = begins <= ends
+    fresh = found.since[mine] == NEVER
+    new = idle_now & fresh
+    found.since[mine[new]] = time[begins[new]]
+    tail = position >= begins[local]
+    for number in range(len(ACTIVITY)):
+        values = np.where(tail, signals[:, number], np.nan)
+        found.peaks[mine, number] = np.fmax(found.peaks[mine, number], np.fmax.reduceat(values, starts))
+    _add(found.fb_sum, found.fb_count, mine, np.where(tail, fb, np.nan), starts)
+    _add(found.power_sum, found.power_count, mine, np.where(tail, power, np.nan), starts)
+    _add(found.util_sum, found.util_count, mine, signals[:, 0].astype(np.float64), starts)
+    was = last_active >= 0
+    found.last_active[mine[was]] = time[last_active[was]]
+    never = found.first[mine] == NEVER
+    found.first[mine[never]] = time[starts[never]]
+    found.last[mine] = time[ends]
+    found.samples[mine] += ends - starts + 1
+    found.activity_sum[mine] += np.add.reduceat(busiest.astype(np.float64), starts)
+    _keep_max(found.peak_all, mine, np.fmax.reduceat(busiest, starts))
+
+
+def _column(frame: pl.DataFrame, name: str) -> Floats:
+    return frame[name].cast(pl.Float64).to_numpy()
+
+
+def _reset(found: Trailing, mine: Ints) -> None:
+    found.since[mine] = NEVER
+    found.peaks[mine] = np.nan
+    found.fb_sum[mine] = found.power_sum[mine] = 0.0
+    found.fb_count[mine] = found.power_count[mine] = 0
+
+
+def _add(total: Floats, count: Ints, mine: Ints, values: Floats, starts: Ints) -> None:
+    known = ~np.isnan(values)
+    total[mine] += np.add.reduceat(np.where(known, values, 0.0), starts)
+    count[mine] += np.add.reduceat(known.astype(np.int64), starts)
+
+
+def _keep_max(into: Floats, mine: Ints, values: Floats) -> None:
+    into[mine] = np.fmax(into[mine], values)
+
+
+def _xids(frame: pl.DataFrame, rows: Ints, pair: Ints, found: Trailing, which: Ints) -> None:
+    if frame["xid"].null_count() == frame.height:
+        return
+    xid = frame["xid"].cast(pl.Int64).fill_null(NEVER).to_numpy()[rows]
+    known = np.flatnonzero(xid != NEVER)
+    # Of equal places the last assignment stays: that of the latest sample.
+    found.xid[which[pair[known]]] = xid[known]
+
+
+def moment(ms: int) -> datetime | None:
+    """A time of ``Trailing``."""
+    return None if ms == NEVER else datetime.fromtimestamp(ms / 1000, UTC)
