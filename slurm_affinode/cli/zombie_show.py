@@ -1,0 +1,265 @@
+"""Findings and explanations on a terminal: aligned, without a break in a word, from 60 columns on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from slurm_affinode.cli.options import printable
+from slurm_affinode.core.signature import Verdict
+from slurm_affinode.core.signature_file import SignatureFile, Tried
+from slurm_affinode.core.spans import span
+from slurm_affinode.model.finding import KINDS, Evidence, Finding, GpuEvidence, NodeRef, ProcessRef, QueueImpact
+from slurm_affinode.workflow.zombie_explain import Explanation, GpuPage, Slot
+from slurm_affinode.workflow.zombies import Found
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+UNKNOWN = "·"
+
+
+def console() -> Console:
+    """Of standard output; 100 columns where it is no terminal and COLUMNS does not say otherwise."""
+    shown = Console(file=sys.stdout, highlight=False)
+    if not sys.stdout.isatty() and "COLUMNS" not in shown._environ:
+        shown = Console(file=sys.stdout, highlight=False, width=100)
+    return shown
+
+
+def found_json(found: Found) -> dict[str, Any]:
+    """For machines."""
+    return {
+        "source": found.source, "since": found.since, "until": found.until, "jobs": found.jobs, "gpus": found.gpus,
+        "unmeasured_gpus": found.unmeasured, "counts": dict(found.counts), "notes": list(found.notes),
+        "findings": [one.as_json() for one in found.findings],
+    }  # fmt: skip
+
+
+def print_found(found: Found, *, wide: bool = False) -> None:
+    """A row per finding: what, who, since when, how much; below it the evidence in one line, or all of it."""
+    out = console()
+    looked = f"{found.jobs} GPU jobs, {found.gpus} GPUs, {_time(found.since)} to {_time(found.until)}"
+    if not found.findings:
+        out.print(Text(f"Nothing found: {looked} ({found.source})."))
+    else:
+        table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+        names = ("what", "subject", "user", "where", "idle", "GPU-h", "score")
+        for name in names:
+            right = name in ("idle", "GPU-h", "score")
+            table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis",
+                             max_width=_WIDTHS.get(name))  # fmt: skip
+        for one in found.findings:
+            table.add_row(*(Text(printable(cell), style=style) for cell, style in _row(one)))
+        out.print(table)
+        if wide:
+            for one in found.findings:
+                out.print()
+                _print_finding(out, one)
+        held = sum(one.held_gpu_hours or 0.0 for one in found.findings)
+        out.print()
+        out.print(Text(f"{len(found.findings)} found, {held:,.1f} GPU-hours held idle. Looked at {looked}."))
+        first = next((one for one in found.findings if one.job is not None), None)
+        if first is not None and first.job is not None and not wide:
+            out.print(Text(f"Evidence: slurm-affinode zombies explain {first.job.id}, or --wide", style="dim"))
+    if found.unmeasured:
+        few = "1 GPU was" if found.unmeasured == 1 else f"{found.unmeasured} GPUs were"
+        out.print(Text(f"{few} not measured, and accused of nothing.", style="dim"))
+
+
+_WIDTHS = {"what": 19, "subject": 14, "user": 12, "where": 14}
+_COLOURS = {"squatter": "red", "idle-allocation": "yellow", "orphan-process": "red", "orphan-memory": "red"}
+
+
+def _row(one: Finding) -> list[tuple[str, str]]:
+    what = one.variant if one.kind == "idle-allocation" and one.variant else one.kind
+    idle = span(one.window_s) if one.kind in ("squatter", "idle-allocation", "completing") else ""
+    hours = "" if one.held_gpu_hours is None else f"{one.held_gpu_hours:,.1f}"
+    return [
+        (what, _COLOURS.get(one.kind, "")), (_subject(one), ""), (one.user or "?", ""), (_where(one), ""),
+        (idle, ""), (hours, ""), (f"{one.score:.2f}", ""),
+    ]  # fmt: skip
+
+
+def _subject(one: Finding) -> str:
+    match one.subject:
+        case ProcessRef(pid=pid):
+            return f"pid {pid}"
+        case NodeRef(gpu=gpu):
+            return "node" if gpu is None else f"GPU {gpu}"
+    if one.kind.endswith("-user"):
+        return one.account or ""
+    return one.job.id if one.job is not None else ""
+
+
+def _where(one: Finding) -> str:
+    if not one.nodes:
+        return one.partition or ""
+    flagged, held = len(one.flagged_gpus), one.allocated_gpus
+    of = f" {flagged}/{held}" if flagged and held else ""
+    more = f"+{len(one.nodes) - 1}" if len(one.nodes) > 1 else ""
+    return f"{one.nodes[0]}{more}{of}"
+
+
+def _time(when: datetime) -> str:
+    return when.astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def evidence_table(rows: Sequence[Evidence]) -> Table:
+    """What was seen, what it is held against, what it counts for."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column("dimension", no_wrap=True)
+    table.add_column("what was seen", ratio=3, overflow="fold")
+    table.add_column("held against", ratio=2, overflow="fold")
+    table.add_column("weight", justify="right", no_wrap=True)
+    for one in rows:
+        mark, style = ("?", "dim") if one.unknown else ("✓", "") if one.met else ("–", "dim")
+        if one.weight == 0 and not one.unknown:
+            mark, style = "i", "dim"
+        weight = "" if one.weight == 0 else f"{one.points:.2f}/{one.weight:.2f}"
+        seen = f"unknown: {one.text}" if one.unknown else one.text
+        cells = (mark, one.dimension, seen, one.threshold or "", weight)
+        table.add_row(*(Text(printable(cell), style=style) for cell in cells))
+    return table
+
+
+def impact_text(impact: QueueImpact) -> str:
+    """What a finding keeps from others, in a sentence."""
+    if not impact.jobs:
+        return "No waiting job that fits these GPUs was held up."
+    jobs = "1 waiting job fits" if impact.jobs == 1 else f"{impact.jobs} waiting jobs fit"
+    names = ", ".join(impact.examples) + (", ..." if impact.jobs > len(impact.examples) else "")
+    return (
+        f"{jobs} these GPUs ({names}); {impact.startable} could run on them at once. Together they waited "
+        f"{span(impact.waited_s)} meanwhile, one of them {span(impact.longest_s)}."
+    )
+
+
+def _print_finding(out: Console, one: Finding) -> None:
+    title = Text(printable(f"{one.kind}{f' ({one.variant})' if one.variant else ''}: {KINDS[one.kind]}"), style="bold")
+    about = f"{_subject(one)} of {one.user or '?'}, {_where(one)}, score {one.score:.2f}"
+    parts: list[Any] = [title, Text(printable(about)), evidence_table(one.evidence)]
+    if one.held_gpu_hours is not None:
+        memory = "" if one.held_gib_hours is None else f", {one.held_gib_hours:,.0f} GiB-hours of GPU memory"
+        parts.append(Text(f"Held and not used: {one.held_gpu_hours:,.1f} GPU-hours{memory}."))
+    if one.impact is not None:
+        parts.append(Text(printable(impact_text(one.impact))))
+    if one.advice:
+        parts.append(Text(printable(one.advice)))
+    out.print(Group(*parts))
+
+
+def print_explanation(page: Explanation) -> None:
+    """The page of one job."""
+    out = console()
+    job = page.job
+    state = (job.state or "in an unknown state") + (f", ended {_time(job.end)}" if job.end else "")
+    name = f" ({job.name})" if job.name else ""
+    out.print(Text(printable(f"Job {job.id}{name} of {page.user or '?'}: {state}"), style="bold"))
+    limit = "" if job.time_limit_s is None else f" of at most {span(job.time_limit_s)}"
+    ran = span((page.until - page.since).total_seconds())
+    where = f"{', '.join(page.nodes) or 'nodes not known'}, partition {page.partition or '?'}"
+    out.print(Text(printable(f"{page.allocated_gpus or 0} GPUs on {where}; looked at {ran}{limit}")))
+    if not page.findings:
+        out.print()
+        out.print(Text("Nothing is held against this job.", style="green"))
+    for one in page.findings:
+        out.print()
+        _print_finding(out, one)
+    for gpu in page.gpus:
+        out.print()
+        _print_gpu(out, gpu)
+    if page.gpus:
+        out.print()
+        first, last = _time(page.since), _time(page.until)
+        out.print(Text(f"Time line from {first} to {last}; {UNKNOWN} is not measured.", style="dim"))
+    for note in page.notes:
+        out.print(Text(printable(note), style="dim"))
+
+
+def _print_gpu(out: Console, page: GpuPage) -> None:
+    gpu = page.gpu
+    word = "not measured" if not gpu.measured else "idle" if gpu.flagged else "not flagged"
+    title = f"GPU {gpu.gpu} on {gpu.node or '?'}{f', {gpu.model}' if gpu.model else ''}: {word}"
+    out.print(Text(printable(title), style="bold"))
+    width = max(20, min(out.width - 22, len(page.slots) or 1))
+    for label, line, right in lines_of(gpu, page.slots, width):
+        out.print(Text(f"  {label:<9}{line}  {right}"), no_wrap=True, overflow="ellipsis")
+    fits = [one for one in page.verdicts if one.fits]
+    for one in fits[:1] or page.verdicts:
+        out.print(Padding(Text(printable(verdict_text(one)), style="" if one.fits else "dim"), (0, 0, 0, 2)))
+
+
+def verdict_text(one: Verdict) -> str:
+    """Whether a signature fits, and why not."""
+    return f"fits {one.signature.name}" if one.fits else f"not {one.signature.name}: {one.why_not}"
+
+
+def lines_of(gpu: GpuEvidence, slots: Sequence[Slot], width: int) -> list[tuple[str, str, str]]:
+    """Label, blocks, and the figure at the right."""
+    total = gpu.total_gib or max((one.memory_gib for one in slots if one.memory_gib is not None), default=0.0)
+    most_w = max((one.power_w for one in slots if one.power_w is not None), default=0.0)
+    mean = "unknown" if gpu.activity_pct is None else f"{gpu.activity_pct:.0f} %"
+    held = "unknown" if gpu.held_gib is None else f"{gpu.held_gib:.1f} GiB"
+    power = "unknown" if gpu.power_w is None else f"{gpu.power_w:.0f} W"
+    return [
+        ("activity", blocks([one.activity_pct for one in slots], 100.0, width), mean),
+        ("memory", blocks([one.memory_gib for one in slots], total, width), held),
+        ("power", blocks([one.power_w for one in slots], most_w, width), power),
+    ]
+
+
+def blocks(values: Sequence[float | None], most: float, width: int) -> str:
+    """A line of blocks; several values in one column show their largest. Anything above 0 shows a block."""
+    shown = []
+    count = min(width, len(values))
+    for column in range(count):
+        part = values[column * len(values) // count : max((column + 1) * len(values) // count, 1)]
+        known = [one for one in part if one is not None]
+        if not known:
+            shown.append(UNKNOWN)
+            continue
+        share = 0.0 if most <= 0 else min(1.0, max(known) / most)
+        shown.append(BLOCKS[0 if share <= 0 else max(1, round(share * (len(BLOCKS) - 1)))])
+    return "".join(shown)
+
+
+def print_signatures(where: Path, file: SignatureFile) -> None:
+    """What is in a file that is right."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("signature", "kind", "window", "min score", "examples", "line"):
+        table.add_column(name, justify="left" if name in ("signature", "kind") else "right", no_wrap=True)
+    for one in file.signatures:
+        count = sum(example.signature == one.name for example in file.examples)
+        table.add_row(one.name, one.kind, span(one.time.longer_than_s), f"{one.min_score:g}", str(count), str(one.line))
+    out = console()
+    out.print(Text(printable(f"{where}: {len(file.signatures)} signatures, nothing wrong.")))
+    out.print(table)
+
+
+def print_tried(where: Path, tried: Sequence[Tried]) -> None:
+    """How each example was judged."""
+    out = console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column("signature", no_wrap=True)
+    table.add_column("example", ratio=3, overflow="fold")
+    table.add_column("judged", ratio=3, overflow="fold")
+    for one in tried:
+        judged = "fits" if one.verdict.fits else one.verdict.why_not
+        cells = ("✓" if one.ok else "✗", one.example.signature, one.example.says, judged)
+        table.add_row(*(Text(printable(cell), style="" if one.ok else "red") for cell in cells))
+    out.print(table)
+    wrong = [one for one in tried if not one.ok]
+    for one in wrong:
+        expected = "fit" if one.example.fits else "not fit"
+        out.print(Text(printable(f"{where}:{one.example.line}: should {expected}: {one.example.says}")))
+    out.print(Text(f"{len(tried) - len(wrong)} of {len(tried)} examples are judged as they say."))

@@ -1,0 +1,218 @@
+"""What ``zombies explain`` shows of one job: every finding, every GPU, every signature and why it does not fit, and the
+time line. Also for a job of which nothing is found: then it says why."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import polars as pl
+
+from slurm_affinode.analysis import squatters
+from slurm_affinode.config import Config
+from slurm_affinode.core.signature import Verdict
+from slurm_affinode.core.signature import judge as judge_gpu
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.history.schema import ACTIVITY
+from slurm_affinode.history.store import SampleStore
+from slurm_affinode.model.finding import KINDS, Finding, GpuEvidence, JobRef, plain
+from slurm_affinode.slurm import jobid
+from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow import zombies
+from slurm_affinode.workflow.zombies import COLUMNS, Request, Slurm
+
+SLOTS = 60
+"""Columns of a time line."""
+
+
+class UnknownJobError(AffinodeError):
+    """No run of the job is stored."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A stretch of time on one GPU. ``None``: not measured."""
+
+    start: datetime
+    activity_pct: float | None
+    """The largest mean of all signals."""
+    memory_gib: float | None
+    power_w: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPage:
+    """One GPU of the job."""
+
+    gpu: GpuEvidence
+    verdicts: tuple[Verdict, ...]
+    """Of every signature."""
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything about one run of a job."""
+
+    job: JobRef
+    cluster: str
+    user: str | None
+    account: str | None
+    partition: str | None
+    qos: str | None
+    nodes: tuple[str, ...]
+    allocated_gpus: int | None
+    since: datetime
+    until: datetime
+    findings: tuple[Finding, ...]
+    gpus: tuple[GpuPage, ...]
+    notes: tuple[str, ...]
+    runs: int
+    """Runs that the job has had; the last one is explained."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "job": plain(self.job), "cluster": self.cluster, "user": self.user, "account": self.account,
+            "partition": self.partition, "qos": self.qos, "nodes": list(self.nodes),
+            "allocated_gpus": self.allocated_gpus, "since": self.since, "until": self.until,
+            "findings": [one.as_json() for one in self.findings],
+            "gpus": [
+                {**plain(page.gpu), "timeline": plain(page.slots),
+                 "signatures": [{"name": one.signature.name, "fits": one.fits, "score": round(one.score, 3),
+                                 "why_not": one.why_not, "evidence": plain(one.evidence)} for one in page.verdicts]}
+                for page in self.gpus
+            ],
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def explain(
+    config: Config,
+    job: str,
+    *,
+    cluster: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    window_s: float | None = None,
+    history: Callable[[], AbstractContextManager[SampleStore]] | None = None,
+    slurm: Slurm | None = None,
+    now: datetime | None = None,
+) -> Explanation:
+    """The page of the last run of ``job`` (``123``, ``123_4``, ``123+1``). Raises ``UnknownJobError``."""
+    moment = now or datetime.now(UTC)
+    asked = _parse(job)
+    file = zombies.signatures(config)
+    if window_s is not None:
+        file = file.with_window(window_s)
+    with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as samples:
+        with Repository.open(config.db_url) as store:
+            found = store.find_job(asked.job_id, cluster=cluster)
+            mine = _pick(found, asked)
+            if mine.is_empty():
+                raise UnknownJobError(
+                    f"no run of job {job} is stored",
+                    hint="is it one of yours, and was accounting taken in since (slurm-affinode ingest sacct)?",
+                )
+            row = mine.row(mine.height - 1, named=True)
+            query, notes = zombies.interval(config, Request(since, until), samples, moment)
+            end = row["end"] or query.until
+            begin, finish = since or row["start"], max(min(end, until or end), row["start"] + timedelta(seconds=1))
+            query = replace(query, since=begin, until=finish)
+            jobs = store.jobs(begin, finish, columns=COLUMNS)
+            gpus = store.allocation_gpus(begin, finish)
+            pending = store.pending(finish, columns=COLUMNS)
+        held = zombies.hold(query, jobs, gpus, samples, file.signatures, moment)
+        nodes, trouble = zombies.slurm_nodes(slurm)
+        request = Request(kinds=tuple(KINDS))
+        everything = zombies.judge(
+            config, request, held, file.signatures, zombies.waiting(jobs, pending, finish), nodes, notes=trouble
+        )
+        run = held.runs.filter((pl.col("job_id") == row["job_id"]) & (pl.col("submit") == row["submit"])
+                               & (pl.col("cluster") == row["cluster"]))  # fmt: skip
+        number = run["run"][0] if run.height else -1
+        at = [i for i, one in enumerate(held.pairs["run"].to_list()) if one == number]
+        table = held.devices.rows(named=True)
+        rows = held.pairs["at"].to_list()
+        ref = squatters.run_ref(row, finish)
+        facts = squatters.run_facts(row, finish)
+        findings = tuple(one for one in everything.findings if one.job is not None and _same(one.job, ref))
+        flagged = {(gpu.node, gpu.gpu) for one in findings for gpu in one.flagged_gpus}
+        pages = []
+        for i in at:
+            verdicts, gpu = [], None
+            for one in file.signatures:
+                seen, when = squatters.facts_of(
+                    held.followed[one.compute.at_most_pct], i, int(held.pairs["end_ms"][i]), int(held.steps_ms[i]),
+                    query.thresholds.max_gap_steps,
+                )  # fmt: skip
+                verdicts.append(judge_gpu(one, seen, facts))
+                gpu = gpu or squatters.gpu_evidence(
+                    held.followed[one.compute.at_most_pct], i, table[rows[i]], seen, when, flagged
+                )
+            assert gpu is not None  # noqa: S101 - a file has signatures
+            slots = _timeline(samples, table[rows[i]]["device"], begin, finish)
+            pages.append(GpuPage(gpu, tuple(verdicts), slots))
+    if not at and (row["gpus"] or 0) > 0:
+        notes.append("which GPUs the job has is not known: nothing is held against it")
+    node_names = tuple(held.nodes.filter(pl.col("run") == number)["node"])
+    return Explanation(
+        ref, row["cluster"], row["user"], row["account"], row["partition"], row["qos"], node_names, row["gpus"],
+        begin, finish, findings, tuple(pages), (*notes, *trouble), mine.height,
+    )  # fmt: skip
+
+
+def _parse(job: str) -> jobid.JobId:
+    try:
+        return jobid.parse(job)
+    except ValueError as error:
+        raise AffinodeError(str(error), hint="a job id is 123, 123_4 or 123+1") from None
+
+
+def _pick(found: pl.DataFrame, asked: jobid.JobId) -> pl.DataFrame:
+    started = found.drop_nulls("start").sort("start")
+    if asked.array_task_id is not None:
+        return started.filter(
+            (pl.col("array_job_id") == asked.job_id) & (pl.col("array_task_id") == asked.array_task_id)
+        )
+    if asked.het_offset is not None:
+        return started.filter((pl.col("het_job_id") == asked.job_id) & (pl.col("het_offset") == asked.het_offset))
+    exact = started.filter(pl.col("job_id") == asked.job_id)
+    return exact if exact.height else started
+
+
+def _same(one: JobRef, other: JobRef) -> bool:
+    return one.job_id == other.job_id and one.submit == other.submit
+
+
+def _timeline(history: SampleStore, device: int, begin: datetime, finish: datetime) -> tuple[Slot, ...]:
+    """``SLOTS`` stretches of equal length, fewer for a run that is shorter than as many seconds."""
+    whole_ms = int((finish - begin).total_seconds() * 1000)
+    count = max(1, min(SLOTS, whole_ms // 1000))
+    each = whole_ms / count
+    start_ms = int(begin.timestamp() * 1000)
+    busiest = pl.max_horizontal(
+        (pl.col(name) if name == "util_pct" else pl.col(name) * 100).mean() for name in ACTIVITY
+    )
+    frame = (
+        history.scan(begin, finish)
+        .filter(pl.col("device") == device)
+        .with_columns(((pl.col("time").dt.epoch("ms") - start_ms) / each).floor().cast(pl.Int64).alias("slot"))
+        .group_by("slot")
+        .agg(busiest.alias("activity"), pl.col("fb_used_mib").mean(), pl.col("power_w").mean())
+        .collect()
+    )
+    known = {row["slot"]: row for row in frame.iter_rows(named=True)}
+    slots = []
+    for number in range(count):
+        row = known.get(number)
+        fb = None if row is None or row["fb_used_mib"] is None else row["fb_used_mib"] / 1024
+        slots.append(Slot(begin + timedelta(milliseconds=number * each), None if row is None else row["activity"], fb,
+                          None if row is None else row["power_w"]))  # fmt: skip
+    return tuple(slots)

@@ -1,0 +1,5 @@
+"""stub"""
+
+
+def find(*a, **k):
+    raise NotImplementedError

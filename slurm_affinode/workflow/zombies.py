@@ -1,0 +1,308 @@
+"""What ``zombies list`` shows: findings from the stored history, with what they keep from the queue.
+
+One read of accounting and one pass over the GPU history for a whole run of the command, however many jobs there are;
+Slurm is asked once for its nodes, where it can be asked, and not at all with ``slurm=None``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from slurm_affinode.analysis import misfits, squatters
+from slurm_affinode.analysis.queue import Queue, Waiting, with_impact
+from slurm_affinode.analysis.result import Thresholds, WasteQuery
+from slurm_affinode.analysis.squatters import Held
+from slurm_affinode.config import Config
+from slurm_affinode.core import signature_file
+from slurm_affinode.core.signature import Signature
+from slurm_affinode.core.signature_file import SignatureFile
+from slurm_affinode.core.spans import span
+from slurm_affinode.errors import AffinodeError, InputError
+from slurm_affinode.history.store import SampleStore
+from slurm_affinode.model.cluster import Node
+from slurm_affinode.model.finding import CPU_KINDS, KINDS, Finding
+from slurm_affinode.resources import asset_dir
+from slurm_affinode.slurm import units
+from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.slurm.schema import JOBS
+from slurm_affinode.store.repository import Repository
+from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.zombieconfig import NodeClass
+
+History = Callable[[], AbstractContextManager[SampleStore]]
+Slurm = Callable[[], SlurmClient]
+
+FRESH_S = 900.0
+"""A history that ends longer ago than this is said to be old."""
+_UNREAD = frozenset({"comment", "admin_comment", "work_dir", "submit_line"})
+COLUMNS = tuple(name for name in JOBS if name not in _UNREAD)
+_FEW_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for. Empty filters do not filter."""
+
+    since: datetime | None = None
+    """``None``: ``zombies.look_back`` before the end."""
+    until: datetime | None = None
+    """``None``: the end of the history, and now at the latest."""
+    clusters: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    variants: frozenset[str] = frozenset()
+    """Of idle allocations: only these."""
+    min_score: float = 0.0
+    window_s: float | None = None
+    """In place of the windows of the signatures."""
+    running_only: bool = False
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """Kinds to look for."""
+        return frozenset(self.kinds) or frozenset(KINDS) - CPU_KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found, and how well it could be looked."""
+
+    findings: tuple[Finding, ...]
+    since: datetime
+    until: datetime
+    source: str
+    jobs: int = 0
+    """Runs with GPUs that were looked at."""
+    gpus: int = 0
+    """Pairs of run and GPU that were looked at."""
+    unmeasured: int = 0
+    """GPUs of runs that nothing is known of."""
+    notes: tuple[str, ...] = ()
+    """What is not known, for people."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Kind -> findings, before ``min_score`` and filters by kind."""
+
+
+def signatures(config: Config, path: Path | None = None) -> SignatureFile:
+    """The signatures of ``path``, else of the site, else those that come with the package. Raises ``InputError``."""
+    where = path or config.zombies.signatures or asset_dir("reports") / "signatures.toml"
+    file = signature_file.parse(read_signatures(where))
+    if file.faults:
+        first = file.faults[0]
+        more = f" (and {len(file.faults) - 1} more)" if len(file.faults) > 1 else ""
+        hint = f"all of them: slurm-affinode zombies signatures check {where}"
+        raise InputError(f"{first.text}{more}", where=f"{where}:{first.line}", hint=hint)
+    return file
+
+
+def read_signatures(where: Path) -> str:
+    """The text of a file of signatures. Raises ``InputError``."""
+    try:
+        return where.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", where=str(where)) from error
+    except UnicodeDecodeError as error:
+        raise InputError("is not UTF-8 text", where=str(where)) from error
+
+
+def find(
+    config: Config,
+    request: Request,
+    *,
+    history: History | None = None,
+    slurm: Slurm | None = None,
+    now: datetime | None = None,
+    step: Callable[[str], None] | None = None,
+) -> Found:
+    """Findings from what is stored, the most GPU-hours held first.
+
+    Raises ``AffinodeError`` where there is nothing to look at, ``UnreachableError`` where the store does not answer.
+    """
+    moment = now or datetime.now(UTC)
+    say = step or (lambda _: None)
+    file = signatures(config)
+    if request.window_s is not None:
+        file = file.with_window(request.window_s)
+    with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as samples:
+        query, notes = interval(config, request, samples, moment)
+        say("reading accounting")
+        with Repository.open(config.db_url) as store:
+            jobs = store.jobs(query.since, query.until, columns=COLUMNS)
+            gpus = store.allocation_gpus(query.since, query.until)
+            pending = store.pending(query.until, columns=COLUMNS)
+            if jobs.is_empty():
+                raise AffinodeError(
+                    f"no job ran between {query.since:%Y-%m-%d %H:%M} and {query.until:%Y-%m-%d %H:%M} UTC",
+                    hint="take accounting in first: slurm-affinode ingest sacct --since 2d",
+                )
+        say("following the GPUs")
+        held = hold(query, jobs, gpus, samples, file.signatures, moment)
+    nodes, trouble = slurm_nodes(slurm)
+    return judge(config, request, held, file.signatures, waiting(jobs, pending, query.until), nodes,
+                 notes=(*notes, *trouble))  # fmt: skip
+
+
+def interval(config: Config, request: Request, history: SampleStore, now: datetime) -> tuple[WasteQuery, list[str]]:
+    """The interval to look at: by default up to the last sample, so that what is old is not taken for new."""
+    notes: list[str] = []
+    span_ = history.span()
+    until = request.until
+    if until is None:
+        until = now
+        if span_ is not None and span_[1] < now:
+            step_ms = history.devices(span_[1] - timedelta(hours=1))["step_ms"].median()
+            grace = timedelta(milliseconds=float(step_ms) if isinstance(step_ms, int | float) else 0.0)
+            until = min(now, span_[1] + max(grace, timedelta(seconds=1)))
+            if (now - until).total_seconds() > FRESH_S:
+                ago = span((now - until).total_seconds())
+                notes.append(f"the GPU history ends {ago} ago: this is how it was at {until:%Y-%m-%d %H:%M} UTC")
+    if span_ is None:
+        notes.append("there is no GPU history: whether GPUs are idle is unknown")
+    since = request.since or until - timedelta(seconds=parse_span_s(config.zombies.look_back))
+    if until <= since:
+        raise AffinodeError("the interval ends before it begins", hint="choose --since before --until")
+    filters = {"clusters": request.clusters, "partitions": request.partitions, "accounts": request.accounts,
+               "users": request.users}  # fmt: skip
+    gaps = Thresholds(max_gap_steps=config.idle.max_gap_steps)
+    return WasteQuery(since, until, **filters, thresholds=gaps), notes
+
+
+def hold(  # noqa: PLR0917
+    query: WasteQuery,
+    jobs: pl.DataFrame,
+    gpus: pl.DataFrame,
+    history: SampleStore,
+    chosen: Sequence[Signature],
+    now: datetime,
+) -> Held:
+    """Join, and follow the GPUs of the runs that pass the filters."""
+    return squatters.hold(query, jobs, gpus, history, [one.compute.at_most_pct for one in chosen], now)
+
+
+def judge(  # noqa: PLR0917
+    config: Config,
+    request: Request,
+    held: Held,
+    chosen: Sequence[Signature],
+    queue: Iterable[Waiting],
+    nodes: Sequence[Node],
+    *,
+    notes: Iterable[str] = (),
+) -> Found:
+    """The findings of what is held."""
+    wanted = request.wanted
+    classes = {**config.zombies.nodes, **node_classes(nodes)}
+    rules = config.zombies.misfits
+    found = squatters.find(held, chosen)
+    found += misfits.find(held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=wanted)
+    types = {node: kind for node, kind in held.devices.select("node", "model").iter_rows() if kind is not None}
+    by_run = dict(held.runs.select("job_id", "gpu_type").iter_rows())
+
+    def gpu_type(one: Finding) -> str | None:
+        named = by_run.get(one.job.job_id) if one.job else None
+        return named if named is not None else _type_of(types.get(one.nodes[0])) if one.nodes else None
+
+    features = {node.name: node.features for node in nodes} or None
+    found = with_impact(found, Queue(queue), gpu_type=gpu_type, features=features)
+    about = held.runs.filter(pl.col("wanted") & (pl.col("gpus").fill_null(0) > 0))
+    pairs = held.pairs.filter(pl.col("run").is_in(about["run"].implode()))
+    measured = int((held.any.samples > 0).sum())
+    return select(
+        Found((), held.query.since, held.query.until, "history", about.height, pairs.height,
+              max(0, int(about["gpus"].sum() or 0) - measured), tuple(notes)),
+        found, request,
+    )  # fmt: skip
+
+
+def select(about: Found, found: Iterable[Finding], request: Request) -> Found:
+    """Filter and order findings."""
+    counts: dict[str, int] = {}
+    kept: list[Finding] = []
+    asked = {"clusters": request.clusters, "partitions": request.partitions, "accounts": request.accounts,
+             "users": request.users}  # fmt: skip
+    for one in found:
+        counts[one.kind] = counts.get(one.kind, 0) + 1
+        if one.kind not in request.wanted or one.score < request.min_score:
+            continue
+        if request.variants and one.kind == "idle-allocation" and one.variant not in request.variants:
+            continue
+        if request.nodes and not set(one.nodes) & set(request.nodes):
+            continue
+        if request.running_only and one.job is not None and not one.job.running:
+            continue
+        if any(names and getattr(one, key[:-1]) not in names for key, names in asked.items()):
+            continue
+        kept.append(one)
+    order = list(KINDS)
+    kept.sort(key=lambda one: (-(one.held_gpu_hours or 0.0), order.index(one.kind), -one.score, one.key))
+    return replace(about, findings=tuple(kept), counts=counts)
+
+
+def _type_of(model: str | None) -> str | None:
+    """The GRES type that a model most likely has: ``a100`` for ``NVIDIA A100-SXM4-80GB``."""
+    if model is None:
+        return None
+    words = model.lower().replace("-", " ").split()
+    return next((word for word in words if any(c.isdigit() for c in word)), None)
+
+
+def slurm_nodes(slurm: Slurm | None) -> tuple[tuple[Node, ...], list[str]]:
+    """Slurm's nodes by one request, and what went wrong."""
+    if slurm is None:
+        return (), []
+    try:
+        with slurm() as client:
+            return client.nodes(), []
+    except AffinodeError as error:
+        return (), [f"Slurm was not asked for its nodes: {error}"]
+
+
+def node_classes(nodes: Iterable[Node]) -> dict[str, NodeClass]:
+    """What Slurm says its GPU nodes have."""
+    return {
+        node.name: NodeClass(node.cpus, 0 if node.gpus is None else node.gpus.count, node.memory_mib / 1024)
+        for node in nodes
+    }
+
+
+def waiting(jobs: pl.DataFrame, pending: pl.DataFrame, until: datetime) -> list[Waiting]:
+    """The GPU jobs of accounting that waited: those that have started since, and those that had not."""
+    frame = pl.concat([jobs, pending]).filter(
+        (pl.coalesce("req_gpus", "gpus").fill_null(0) > 0)
+        & pl.col("eligible").is_not_null()
+        & (pl.col("start").is_null() | (pl.col("start") > pl.col("eligible")))
+    )
+    wanted = frame.select("job_id", "array_job_id", "array_task_id", "cluster", "partition", "req_gpus", "gpus",
+                          "eligible", "start", "req_tres", "nodes", "constraints", "user", "reason")  # fmt: skip
+    return [_waiting(row, until) for row in wanted.iter_rows(named=True) if row["reason"] not in _HELD]
+
+
+_HELD = frozenset({"JobHeldUser", "JobHeldAdmin", "Dependency", "DependencyNeverSatisfied", "BeginTime"})
+
+
+def _waiting(row: dict[str, Any], until: datetime) -> Waiting:
+    task = row["array_task_id"]
+    kinds = {name.split(":")[1] for name in units.parse_tres(row["req_tres"] or "") if name.startswith("gres/gpu:")}
+    return Waiting(
+        id=str(row["job_id"]) if task is None else f"{row['array_job_id']}_{task}",
+        cluster=row["cluster"],
+        partitions=tuple((row["partition"] or "").split(",")),
+        gpus=row["req_gpus"] or row["gpus"] or 0,
+        eligible=row["eligible"],
+        until=min(row["start"] or until, until),
+        gpu_type=next(iter(kinds)) if len(kinds) == 1 else None,
+        nodes=row["nodes"] or 1,
+        constraint=row["constraints"],
+        user=row["user"],
+    )
