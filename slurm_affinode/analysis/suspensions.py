@@ -21,7 +21,7 @@ SUSPENSIONS: dict[str, pl.DataType] = {
     "user": pl.String(),
     "account": pl.String(),
     "partition": pl.String(),
-    "outcome": pl.String(),  # asleep, restored, ended, failed
+    "outcome": pl.String(),  # asleep, restoring, restored, afresh, ended, failed
     "why": pl.String(),
     "gpus": pl.Int64(),
     "gpu_model": pl.String(),
@@ -103,14 +103,16 @@ def _span_s(begin_ms: int | None, end_ms: int | None) -> float | None:
 
 
 def outcome(entry: LedgerEntry) -> str:
-    """``failed`` (it ran on), ``restored``, ``ended`` (it never ran again), ``restoring``, ``asleep``."""
+    """``failed`` (it ran on), ``restored``, ``ended`` (it never ran again), ``restoring``, ``asleep``, ``afresh``."""
     if entry.queued_ms is None:
         return "failed"
     if entry.restored_ms is not None:
         return "restored"
     if entry.ended_ms is not None:
         return "ended"
-    return "restoring" if entry.restoring_ms is not None and entry.restore_failure is None else "asleep"
+    if entry.restoring_ms is None:
+        return "asleep"
+    return "restoring" if entry.restore_failure is None else "afresh"
 
 
 def totals(frame: pl.DataFrame) -> Mapping[str, float | int | None]:

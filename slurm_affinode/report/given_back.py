@@ -14,6 +14,7 @@ _WORDS = {
     "asleep": "asleep",
     "restoring": "being restored",
     "restored": "restored",
+    "afresh": "started afresh",
     "ended": "ended asleep",
     "failed": "ran on",
 }

@@ -6,8 +6,8 @@ SELECT
   (SELECT COUNT(*) FROM allocation_gpus AS a WHERE EXISTS (
     SELECT 1 FROM jobs AS r WHERE r."cluster" = a."cluster" AND r."job_id" = a."job_id"
       AND r."start" < :until AND (r."end" IS NULL OR r."end" > :since OR r."start" >= :since))) AS gpus,
-  (SELECT COALESCE(MAX(s."revision"), 0) FROM suspensions AS s WHERE s."began_ms" < :until * 1000
-    AND (COALESCE(s."restoring_ms", s."ended_ms") IS NULL OR COALESCE(s."restoring_ms", s."ended_ms") >= :since * 1000))
+  (SELECT COALESCE(MAX(s."revision"), 0) FROM suspensions AS s WHERE s."began_ms" / 1000 < :until
+    AND (COALESCE(s."restoring_ms", s."ended_ms") IS NULL OR COALESCE(s."restoring_ms", s."ended_ms") / 1000 >= :since))
     AS suspensions
 FROM jobs
 WHERE "start" < :until AND ("end" IS NULL OR "end" > :since OR "start" >= :since)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.analysis.suspensions import given_back, totals
+from slurm_affinode.analysis.suspensions import given_back, outcome, totals
 from slurm_affinode.cli.ingest_suspensions import ingest_suspensions
 from slurm_affinode.errors import AffinodeError, InputError
 from slurm_affinode.model.ledger import LedgerEntry, encode
@@ -95,3 +95,19 @@ def test_a_directory_that_is_not_there_is_an_error(tmp_path):
 def test_nothing_named_is_an_error(tmp_path):
     with pytest.raises(AffinodeError, match="no ledger is named"):
         CliRunner().invoke(ingest_suspensions, ["--state", str(tmp_path)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, "failed"),
+        ({"queued_ms": 5}, "asleep"),
+        ({"queued_ms": 5, "restore_failure": "bad size"}, "asleep"),
+        ({"queued_ms": 5, "restoring_ms": 6}, "restoring"),
+        ({"queued_ms": 5, "restoring_ms": 6, "restore_failure": "bad size"}, "afresh"),
+        ({"queued_ms": 5, "restoring_ms": 6, "restored_ms": 7}, "restored"),
+        ({"queued_ms": 5, "ended_ms": 6}, "ended"),
+    ],
+)
+def test_what_became_of_a_suspension(facts, expected):
+    assert outcome(entry(1, 1, **facts)) == expected
