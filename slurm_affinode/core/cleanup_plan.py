@@ -69,6 +69,13 @@ def decide(
     return _Case(finding, policy, ledger, now, effective(policy, finding)).decide(opted_in)
 
 
+def stages_of(settings: Settings, finding: Finding) -> Stages:
+    """The stages that a finding goes through: of GPUs that were never used, or were, and are idle since."""
+    start = None if finding.job is None else finding.job.start
+    fixed = start is not None and finding.since is not None and (finding.since - start).total_seconds() <= NEVER_USED_S
+    return settings.fixed if fixed else settings.sliding
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
     """One finding and everything that a decision about it goes by."""
@@ -152,8 +159,7 @@ class _Case:
             extra_s = allowed.extra_s
         if finding.since is None:
             return self.none("unknown", "it is not known since when")
-        fixed = job.start is not None and (finding.since - job.start).total_seconds() <= NEVER_USED_S
-        return self._stage(settings.fixed if fixed else settings.sliding, finding.since, extra_s, held)
+        return self._stage(stages_of(settings, finding), finding.since, extra_s, held)
 
     def _stage(self, stages: Stages, since: datetime, extra_s: float, held: int) -> Action:
         times = stages.warnings

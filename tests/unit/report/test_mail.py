@@ -1,0 +1,169 @@
+"""Mails: what they say, in which language, and that no name of a job gets out of its place."""
+
+from __future__ import annotations
+
+import html.parser
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from zombie_samples import HOSTILE, NOW, evidence, gpu, job, node, orphan, squatter
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.model.cleanup import Action, MailPolicy, Settings, Stages
+from slurm_affinode.model.finding import KINDS
+from slurm_affinode.report.mail import Digest, address_of, digest, message
+
+TEXTS = Path(__file__).resolve().parents[3] / "reports" / "mail"
+STAGES = Stages(3600.0, 6300.0, 7200.0)
+SETTINGS = Settings(action="cancel", fixed=STAGES, sliding=STAGES)
+
+
+def action(number: int = 1, verb: str = "warn-user", **values: object) -> Action:
+    finding = squatter(advice="End the job.", **values)
+    return Action(verb, finding, "due", "idle", "rule", number, SETTINGS)  # type: ignore[arg-type]
+
+
+def mail(*actions: Action, policy: MailPolicy | None = None, user: str | None = "alice") -> Digest:
+    return digest(
+        actions or (action(),), policy or MailPolicy(), recipient="alice@example.org", user=user, now=NOW,
+        timezone="UTC", keep_s=7200.0,
+    )  # fmt: skip
+
+
+class Tags(html.parser.HTMLParser):
+    """Elements and attributes of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen += [tag, *(name for name, _ in attrs)]
+
+
+def test_a_warning_says_what_was_seen_and_what_comes() -> None:
+    """And what its reader can do."""
+    found = mail()
+    assert found.subject == "[alpha] GPUs of job 7 are idle"
+    for text in (found.text, found.html):
+        assert "Warning 1 of 2" in text
+        assert "2026-11-18 13:00 UTC" in text  # one hour between this warning and the end
+        assert "77.0 / 80 GiB" in text
+        assert "memory speaks against it" in text
+        assert "scancel 7" in text
+    assert 'slurm-affinode keep 7 --for 2h --why "..."' in found.text
+
+
+def test_the_last_warning_is_called_so_and_a_cancelled_job_too() -> None:
+    """Nothing to do is offered for what is over."""
+    assert "Last warning" in mail(action(2)).text
+    done = mail(action(0, "cancel"))
+    assert done.subject == "[alpha] Job 7 was cancelled"
+    assert "scancel" not in done.text
+    assert "Its state was saved" in mail(action(0, "suspend")).text
+
+
+def test_one_mail_has_everything_for_its_reader() -> None:
+    """Several jobs, processes, nodes."""
+    second = action(0, subject=job(job_id=8, id="8_1", name="b"))
+    found = mail(action(), second)
+    assert found.subject == "[alpha] 2 of your jobs and GPUs need a look"
+    assert "Job 7 (train)" in found.text
+    assert "Job 8_1 (b)" in found.text
+    admins = mail(*(Action("warn-admin", one, "due", "x") for one in (orphan(), node())), user=None)
+    assert "Process 4242 on n1" in admins.text
+    assert "Node n1" in admins.text
+    assert "administrators of alpha" in admins.text
+
+
+def test_what_could_not_be_measured_is_said_so() -> None:
+    """Not shown as 0."""
+    blind = gpu(held_gib=None, peak_pct=None, measured=False, idle_s=None)
+    found = mail(action(gpus=(blind,), evidence=(evidence("power", met=False, unknown=True, text="no power"),)))
+    assert found.text.count("not known") == 3
+    assert "no power" in found.text
+
+
+def test_the_language_is_the_readers() -> None:
+    """With what a language lacks in English."""
+    policy = MailPolicy(language="en", languages={"alice": "de"})
+    german = mail(policy=policy)
+    assert "Guten Tag alice" in german.text
+    assert 'lang="de"' in german.html
+    assert "Hello bob" in mail(policy=policy, user="bob").text
+    assert "Hello alice" in mail(policy=MailPolicy(language="fr")).text
+
+
+def test_every_language_has_every_text_with_its_values() -> None:
+    """And every kind of finding."""
+    import re
+
+    catalogues = {path.name: tomllib.loads(path.read_text()) for path in TEXTS.glob("texts.*.toml")}
+    english = catalogues["texts.en.toml"]
+    assert set(english["kinds"]) >= set(KINDS)
+    for texts in catalogues.values():
+        assert set(texts) == set(english)
+        assert set(texts["kinds"]) == set(english["kinds"])
+        for key, text in texts.items():
+            if key != "kinds":
+                assert sorted(re.findall(r"\{\w+\}", text)) == sorted(re.findall(r"\{\w+\}", english[key])), key
+
+
+def test_a_site_has_its_own_texts_and_templates(tmp_path: Path) -> None:
+    """What it does not have is ours; a template that is wrong is shown by its line."""
+    (tmp_path / "texts.en.toml").write_text('hello = "Dear {user} {what}"\n')
+    (tmp_path / "digest.txt.j2").write_text("{{ greeting }}\n{{ t.footer }}\n")
+    policy = MailPolicy(templates=str(tmp_path))
+    assert mail(policy=policy).text.startswith("Dear alice {what}\nSent by")
+    (tmp_path / "digest.txt.j2").write_text("ok\n{{ greeting")
+    with pytest.raises(InputError, match=r"^digest\.txt\.j2:2: "):
+        mail(policy=policy)
+    (tmp_path / "texts.en.toml").write_text("hello = ")
+    with pytest.raises(InputError, match=r"texts\.en\.toml: cannot be read"):
+        mail(policy=policy)
+
+
+def hostile(text: str) -> Action:
+    return action(
+        subject=job(name=text, id="7"), user="alice", partition=text, nodes=(text,), gpus=(gpu(node=text),),
+        evidence=(evidence("memory", text=text), evidence("power", met=False, unknown=True, text=text)),
+    )  # fmt: skip
+
+
+def test_hostile_names_stay_where_they_are() -> None:
+    """No element, no header, no line and no control character more than without them."""
+    plain, bad = mail(hostile("x")), mail(hostile(HOSTILE))
+    assert Tags(bad.html).seen == Tags(plain.html).seen
+    assert "{{ 7*7 }}" in bad.html
+    assert "{{ 7*7 }}" in bad.text
+    assert len(bad.text.splitlines()) == len(plain.text.splitlines())
+    assert "\x1b" not in bad.text + bad.html
+    sent = message(bad, MailPolicy(), NOW)
+    assert "Bcc" not in sent
+    assert sent.keys() == message(plain, MailPolicy(), NOW).keys()
+
+
+@given(st.text(min_size=1, max_size=60))
+def test_no_name_adds_anything(name: str) -> None:
+    """Whatever it is made of."""
+    plain, bad = mail(hostile("x")), mail(hostile(name))
+    assert Tags(bad.html).seen == Tags(plain.html).seen
+    assert message(replace(bad, subject=name), MailPolicy(), NOW).as_bytes()
+
+
+@pytest.mark.parametrize("recipient", ["alice@example.org\r\nBcc: x@y", "a b@example.org", "a@b@c", ""])
+def test_an_address_that_is_none_is_refused(recipient: str) -> None:
+    """Before anything is sent."""
+    with pytest.raises(InputError, match="not a mail address"):
+        message(replace(mail(), recipient=recipient), MailPolicy(), NOW)
+
+
+def test_users_have_addresses() -> None:
+    policy = MailPolicy(address="{user}@example.org", addresses={"bob": "robert@example.net"})
+    assert address_of("alice", policy) == "alice@example.org"
+    assert address_of("bob", policy) == "robert@example.net"
