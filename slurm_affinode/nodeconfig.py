@@ -92,6 +92,8 @@ class SuspendConfig:
     """The key of the images' HMAC: 32 bytes or more, the same on all nodes, readable by root alone."""
     criu: str = "criu"
     """The program, found through ``PATH`` or by its path."""
+    criu_sockets: bool = False
+    """It dumps network sockets also where its version on this kernel says that it cannot: a patched one."""
     on_restore_failure: str = "hold"
     """``hold`` the job with the reason, or start it ``fresh`` with ``SLURM_AFFINODE_RESTORE_FAILED=1``."""
     notices: bool = True

@@ -82,6 +82,8 @@ class Settings:
     fresh: bool = False
     """After a restore that failed the job starts afresh; else it is held."""
     notices: bool = True
+    criu_sockets: bool = False
+    """CRIU dumps network sockets, whatever its version and the kernel's say."""
 
     @classmethod
     def of(cls, config: SuspendConfig) -> Settings:
@@ -96,6 +98,7 @@ class Settings:
             wake_backoff_limit_s=parse_span_s(config.wake_backoff_limit),
             fresh=config.on_restore_failure == "fresh",
             notices=config.notices,
+            criu_sockets=config.criu_sockets,
         )
 
 

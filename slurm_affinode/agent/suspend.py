@@ -105,7 +105,7 @@ class JobSuspender:
                 allowed=(Mode.REQUEUE,),
                 uid=job.uid,
                 criu=self._criu(),
-                kernel=os.uname().release,
+                kernel="" if parts.settings.criu_sockets else os.uname().release,
                 room=self._no_room(job, preflight.estimate(tree, used, _OUTPUT_BYTES)),
             ),
         ]

@@ -144,3 +144,46 @@ def test_a_job_that_is_cancelled_in_its_sleep_leaves_nothing(cluster: Cluster) -
     job = asleep(cluster, idle_job(idle=9), BY_HAND)
     cluster.exec("login", "scancel", job, user="alice")
     wait_for_no_images(cluster, job)
+
+
+EVERYTHING = """#!/bin/bash
+#SBATCH --partition=gpu --gres=gpu:2
+/usr/local/share/workloads/multi_process.py --seconds 1 >/dev/null 2>&1 &
+python3 - <<'PYTHON'
+import mmap, os, signal, socket, subprocess, threading, time
+append = open(os.path.expanduser("~/appended"), "a")
+gone = open("/tmp/gone-%d" % os.getpid(), "w+"); gone.write("deleted"); gone.flush(); os.unlink(gone.name)
+shared = mmap.mmap(-1, 4096); shared[:6] = b"shared"
+reader, writer = os.pipe(); os.write(writer, b"piped")
+listening = socket.create_server(("127.0.0.1", 0))
+near, far = socket.socketpair(); near.send(b"paired")
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+ticks = []
+signal.signal(signal.SIGALRM, lambda *_: ticks.append(1)); signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+counted = []
+def count():
+    while True: counted.append(1); time.sleep(0.2)
+threading.Thread(target=count, daemon=True).start()
+for step in range(1, 8):
+    print("step number=%d" % step, flush=True); append.write("%d\\n" % step); append.flush(); time.sleep(1)
+before = len(ticks), len(counted)
+time.sleep(2)
+gone.seek(0)
+print("kept", gone.read(), shared[:6].decode(), os.read(reader, 5).decode(), far.recv(6).decode(),
+      listening.getsockname()[1] > 0, child.poll(), len(ticks) > before[0], len(counted) > before[1])
+child.kill()
+PYTHON
+exit 7
+"""
+
+
+def test_files_memory_pipes_sockets_children_threads_and_timers_survive(cluster: Cluster) -> None:
+    """All that a script can hold; and its exit code is Slurm's."""
+    cluster.run("login", "rm", "-f", "/home/alice/appended", user="alice")
+    job = asleep(cluster, EVERYTHING, BY_HAND)
+    wake(cluster, job)
+    cluster.wait_for_output(job, "kept")
+    assert "kept deleted shared piped paired True None True True" in cluster.output(job)
+    runs = cluster.wait_for_runs(job, "REQUEUED", "FAILED", duplicates=True)
+    assert runs[-1].exit_code == "7:0"
+    assert cluster.exec("login", "cat", "/home/alice/appended").split() == [str(n) for n in range(1, 8)]
