@@ -163,7 +163,8 @@ def facts_of(seen: Trailing, i: int, end_ms: int, step_ms: int, max_gap_steps: f
     since = int(seen.since[i])
     if since == NEVER:
         peaks: dict[str, float | None] = {"busiest signal": float(seen.peak_all[i])}
-        return GpuFacts(peaks, 0.0, fb, total, power, used_before=True), NEVER
+        peak = None if np.isnan(seen.fb_peak[i]) else float(seen.fb_peak[i]) / MIB_PER_GIB
+        return GpuFacts(peaks, 0.0, peak, total, power, used_before=True), NEVER
     until = min(int(seen.last[i]) + step_ms, end_ms)
     known = {name: float(seen.peaks[i, k]) for k, name in enumerate(ACTIVITY) if not np.isnan(seen.peaks[i, k])}
     before = bool(seen.last_active[i] != NEVER)

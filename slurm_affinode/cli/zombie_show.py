@@ -22,7 +22,7 @@ from slurm_affinode.model.finding import KINDS, Evidence, Finding, GpuEvidence, 
 from slurm_affinode.workflow.zombie_explain import Explanation, GpuPage, Slot
 from slurm_affinode.workflow.zombies import Found
 
-BLOCKS = " ▁▂▃▄▅▆▇█"
+BLOCKS = "_▁▂▃▄▅▆▇█"
 UNKNOWN = "·"
 
 
@@ -174,24 +174,25 @@ def print_explanation(page: Explanation) -> None:
     for one in page.findings:
         out.print()
         _print_finding(out, one)
+    most_w = max((one.power_w for gpu in page.gpus for one in gpu.slots if one.power_w is not None), default=0.0)
     for gpu in page.gpus:
         out.print()
-        _print_gpu(out, gpu)
+        _print_gpu(out, gpu, most_w)
     if page.gpus:
         out.print()
         first, last = _time(page.since), _time(page.until)
-        out.print(Text(f"Time line from {first} to {last}; {UNKNOWN} is not measured.", style="dim"))
+        out.print(Text(f"Time line from {first} to {last}; {BLOCKS[0]} is 0, {UNKNOWN} is not measured.", style="dim"))
     for note in page.notes:
         out.print(Text(printable(note), style="dim"))
 
 
-def _print_gpu(out: Console, page: GpuPage) -> None:
+def _print_gpu(out: Console, page: GpuPage, most_w: float) -> None:
     gpu = page.gpu
     word = "not measured" if not gpu.measured else "idle" if gpu.flagged else "not flagged"
     title = f"GPU {gpu.gpu} on {gpu.node or '?'}{f', {gpu.model}' if gpu.model else ''}: {word}"
     out.print(Text(printable(title), style="bold"))
     width = max(20, min(out.width - 22, len(page.slots) or 1))
-    for label, line, right in lines_of(gpu, page.slots, width):
+    for label, line, right in lines_of(gpu, page.slots, width, most_w):
         out.print(Text(f"  {label:<9}{line}  {right}"), no_wrap=True, overflow="ellipsis")
     fits = [one for one in page.verdicts if one.fits]
     for one in fits[:1] or page.verdicts:
@@ -203,13 +204,14 @@ def verdict_text(one: Verdict) -> str:
     return f"fits {one.signature.name}" if one.fits else f"not {one.signature.name}: {one.why_not}"
 
 
-def lines_of(gpu: GpuEvidence, slots: Sequence[Slot], width: int) -> list[tuple[str, str, str]]:
+def lines_of(gpu: GpuEvidence, slots: Sequence[Slot], width: int, most_w: float) -> list[tuple[str, str, str]]:
     """Label, blocks, and the figure at the right."""
     total = gpu.total_gib or max((one.memory_gib for one in slots if one.memory_gib is not None), default=0.0)
-    most_w = max((one.power_w for one in slots if one.power_w is not None), default=0.0)
     mean = "unknown" if gpu.activity_pct is None else f"{gpu.activity_pct:.0f} %"
     held = "unknown" if gpu.held_gib is None else f"{gpu.held_gib:.1f} GiB"
-    power = "unknown" if gpu.power_w is None else f"{gpu.power_w:.0f} W"
+    watts = [one.power_w for one in slots if one.power_w is not None]
+    mean_w = gpu.power_w if gpu.power_w is not None else sum(watts) / len(watts) if watts else None
+    power = "unknown" if mean_w is None else f"{mean_w:.0f} W"
     return [
         ("activity", blocks([one.activity_pct for one in slots], 100.0, width), mean),
         ("memory", blocks([one.memory_gib for one in slots], total, width), held),

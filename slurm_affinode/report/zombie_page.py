@@ -72,6 +72,7 @@ def render(page: Explanation) -> str:
     name = f" ({fmt.visible(job.name)})" if job.name else ""
     lead = f"{fmt.visible(page.user or 'unknown user')}, {state}; partition {fmt.visible(page.partition or 'unknown')}"
     lead += f"; {', '.join(page.nodes) or 'nodes not known'}"
+    most_w = max((one.power_w for gpu in page.gpus for one in gpu.slots if one.power_w is not None), default=0.0)
     return render_page(
         "zombie.html.j2",
         title=f"Job {job.id}{name}",
@@ -79,7 +80,7 @@ def render(page: Explanation) -> str:
         answer=_answer(page),
         cards=_cards(page),
         findings=[_shown(one) for one in page.findings],
-        gpus=[_gpu(one, number) for number, one in enumerate(page.gpus)],
+        gpus=[_gpu(one, number, most_w) for number, one in enumerate(page.gpus)],
         notes=[fmt.visible(note) for note in page.notes],
         span=f"{fmt.moment(page.since)} to {fmt.moment(page.until)} UTC",
     )
@@ -131,12 +132,11 @@ def _line(row: Evidence) -> Line:
     return Line(mark, row.dimension, fmt.visible(row.text), row.threshold or "", weight, row.unknown)
 
 
-def _gpu(page: GpuPage, number: int) -> Gpu:
+def _gpu(page: GpuPage, number: int, most_w: float) -> Gpu:
     gpu = page.gpu
     title = f"GPU {gpu.gpu} on {gpu.node or 'an unknown node'}" + (f", {gpu.model}" if gpu.model else "")
     word = "not measured" if not gpu.measured else "idle" if gpu.flagged else "not flagged"
     total = gpu.total_gib or max((one.memory_gib for one in page.slots if one.memory_gib is not None), default=0.0)
-    most_w = max((one.power_w for one in page.slots if one.power_w is not None), default=0.0)
     charts = (
         _bars(f"activity-{number}", "Activity, % of the busiest signal", page.slots,
               [one.activity_pct for one in page.slots], 100.0, "%"),

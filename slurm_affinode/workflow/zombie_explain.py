@@ -19,7 +19,7 @@ from slurm_affinode.core.signature import judge as judge_gpu
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history.schema import ACTIVITY
 from slurm_affinode.history.store import SampleStore
-from slurm_affinode.model.finding import KINDS, Finding, GpuEvidence, JobRef, plain
+from slurm_affinode.model.finding import KINDS, USER_KINDS, Finding, GpuEvidence, JobRef, plain
 from slurm_affinode.slurm import jobid
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.workflow import zombies
@@ -130,7 +130,7 @@ def explain(
             pending = store.pending(finish, columns=COLUMNS)
         held = zombies.hold(query, jobs, gpus, samples, file.signatures, moment)
         nodes, trouble = zombies.slurm_nodes(slurm)
-        request = Request(kinds=tuple(KINDS))
+        request = Request(kinds=tuple(kind for kind in KINDS if kind not in USER_KINDS))
         everything = zombies.judge(
             config, request, held, file.signatures, zombies.waiting(jobs, pending, finish), nodes, notes=trouble
         )

@@ -211,7 +211,7 @@ def judge(  # noqa: PLR0917
 
     def gpu_type(one: Finding) -> str | None:
         named = by_run.get(one.job.job_id) if one.job else None
-        return named if named is not None else _type_of(types.get(one.nodes[0])) if one.nodes else None
+        return named if named is not None else type_of(types.get(one.nodes[0])) if one.nodes else None
 
     features = {node.name: node.features for node in nodes} or None
     found = with_impact(found, Queue(queue), gpu_type=gpu_type, features=features)
@@ -249,7 +249,7 @@ def select(about: Found, found: Iterable[Finding], request: Request) -> Found:
     return replace(about, findings=tuple(kept), counts=counts)
 
 
-def _type_of(model: str | None) -> str | None:
+def type_of(model: str | None) -> str | None:
     """The GRES type that a model most likely has: ``a100`` for ``NVIDIA A100-SXM4-80GB``."""
     if model is None:
         return None

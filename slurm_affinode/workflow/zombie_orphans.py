@@ -1,0 +1,180 @@
+"""What is on the nodes and should not be: processes and memory of no job, jobs that do not end, drained nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from slurm_affinode.core.spans import span
+from slurm_affinode.model.cluster import Job, Node
+from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, JobRef, NodeRef, ProcessRef
+from slurm_affinode.workflow.zombie_nodes import LiveGpu, LiveProcess, NodeAnswer
+
+FREE_MIB = 600.0
+"""What a driver keeps for itself on a GPU that nobody uses."""
+KILL_FAILED = "kill task failed"
+XIDS = {
+    13: "an error of the program", 31: "an access to memory that is not its own", 43: "the GPU stopped processing",
+    45: "a clean-up after earlier errors", 48: "a double-bit error of the memory", 61: "the microcontroller halted",
+    62: "the microcontroller halted", 63: "a row of memory was remapped", 64: "a row of memory could not be remapped",
+    74: "an error of NVLink", 79: "the GPU has fallen off the bus", 94: "a contained memory error",
+    95: "an uncontained memory error", 119: "the GPU's system processor does not answer",
+}  # fmt: skip
+"""NVIDIA's "XID Errors", in short."""
+
+
+def find(
+    cluster: str, jobs: Sequence[Job], nodes: Iterable[Node], answers: Iterable[NodeAnswer], now: datetime, *,
+    completing_s: float,
+) -> list[Finding]:  # fmt: skip
+    """Findings about processes, GPUs and nodes; jobs that are COMPLETING for ``completing_s``."""
+    found: list[Finding] = []
+    for answer in answers:
+        here = [job for job in jobs if job.allocated and answer.node in job.nodes]
+        if answer.by != "agent":
+            continue
+        found += _processes(cluster, answer, jobs, here, now)
+        found += [one for gpu in answer.gpus if (one := _memory(cluster, gpu, here, now)) is not None]
+    found += [one for job in jobs if (one := _completing(cluster, job, now, completing_s)) is not None]
+    found += [one for node in nodes if (one := _drained(cluster, node, now)) is not None]
+    return found
+
+
+def orphan(process: LiveProcess, jobs: Iterable[Job], here: Iterable[Job]) -> str | None:
+    """Why a process belongs to no job; ``None``: it does, or may. What is not known speaks for the process."""
+    if process.system:
+        return None
+    if process.job is not None:
+        alive = next((job for job in jobs if job.job_id == process.job and not job.ended), None)
+        if alive is not None or process.source == "slurmstepd":
+            return None
+        return f"it is of job {process.job}, which does not run any more"
+    if any(job.uid == process.uid for job in here):
+        return None
+    return "it names no job, and its user has none on this node"
+
+
+def _processes(
+    cluster: str, answer: NodeAnswer, jobs: Sequence[Job], here: Sequence[Job], now: datetime
+) -> list[Finding]:
+    on: dict[int, tuple[LiveProcess, list[LiveGpu]]] = {}
+    for gpu in answer.gpus:
+        for process in gpu.processes or ():
+            on.setdefault(process.pid, (process, []))[1].append(gpu)
+    found = []
+    for process, gpus in on.values():
+        why = orphan(process, jobs, here)
+        if why is None:
+            continue
+        used = process.used_mib
+        evidence = (
+            Evidence("job", "none", "", "a job that runs", 0.5, why, met=True),
+            Evidence("processes", float(process.pid), "", "on a GPU", 0.3,
+                     f"process {process.pid} ({process.command or '?'}) is on GPU "
+                     + ", ".join(str(gpu.index) for gpu in gpus), met=True),
+            Evidence("memory", None if used is None else used / 1024, "GiB", "above 0", 0.2,
+                     "its GPU memory is not known" if used is None else f"it holds {used / 1024:.1f} GiB",
+                     unknown=used is None, met=bool(used)),
+        )  # fmt: skip
+        claims = None if process.job is None else str(process.job)
+        subject = ProcessRef(answer.node, process.pid, process.start_ticks, process.command, process.uid, claims)
+        advice = "slurm-affinode zombies clean ends it; with the epilog hook it would not have stayed."
+        found.append(
+            _made("orphan-process", cluster, subject, evidence, now, user=process.user, node=answer.node, gpus=gpus,
+                  advice=advice)
+        )  # fmt: skip
+    return found
+
+
+def _memory(cluster: str, gpu: LiveGpu, here: Sequence[Job], now: datetime) -> Finding | None:
+    if gpu.used_mib is None or gpu.used_mib <= FREE_MIB or gpu.processes is None or gpu.processes or gpu.fault:
+        return None
+    number = gpu.index if gpu.minor is None else gpu.minor
+    holders = [
+        job for job in here
+        if any(one.node == gpu.node and (number in one.indices or not one.indices) for one in job.node_gpus or ())
+    ]  # fmt: skip
+    if holders:
+        return None
+    xid = gpu.xid
+    hint = ""
+    if xid:
+        hint = f"XID {xid}: {XIDS.get(xid, 'see the documentation of the driver')}"
+    evidence = (
+        Evidence("memory", gpu.used_mib / 1024, "GiB", f"above {FREE_MIB / 1024:.1f} GiB", 0.4,
+                 f"{gpu.used_mib / 1024:.1f} GiB of GPU memory held", met=True),
+        Evidence("processes", 0.0, "", "none", 0.4, "the driver shows no process on it", met=True),
+        Evidence("job", "none", "", "none", 0.2, "no job has the GPU", met=True),
+        Evidence("xid", None if xid is None else float(xid), "", None, 0.0,
+                 "no XID can be read" if xid is None else hint or "no XID was reported", unknown=xid is None),
+    )  # fmt: skip
+    advice = "A process that the driver does not show (another container, one that hangs in the driver) holds it; "
+    advice += "if nobody does, the GPU needs a reset: nvidia-smi --gpu-reset."
+    return _made("orphan-memory", cluster, NodeRef(gpu.node, gpu.uuid or str(gpu.index)), evidence, now,
+                 node=gpu.node, gpus=[gpu], advice=advice)  # fmt: skip
+
+
+def _completing(cluster: str, job: Job, now: datetime, longer_s: float) -> Finding | None:
+    if job.state != "COMPLETING" or job.end is None:
+        return None
+    lasting = (now - job.end).total_seconds()
+    if lasting < longer_s:
+        return None
+    evidence = (
+        Evidence("state", "COMPLETING", "", "COMPLETING", 0.5, "the job is COMPLETING", met=True),
+        Evidence("time", lasting, "s", f"at least {span(longer_s)}", 0.5, f"for {span(lasting)}", met=True),
+    )
+    count = None if job.gpus_allocated is None else job.gpus_allocated.count
+    ref = JobRef(job.job_id, job.id, job.submit, job.start, None, job.name, job.state, job.time_limit_s)
+    return Finding(
+        "completing", cluster, ref, job.user, job.account, job.partitions[0] if job.partitions else None, job.qos,
+        job.nodes, (), job.end, lasting, 1.0, evidence, None if count is None else count * lasting / 3600, None, None,
+        "live", now, advice="Look for processes that cannot be ended (state D) and at the epilog of the node.",
+        allocated_gpus=count,
+    )  # fmt: skip
+
+
+def _drained(cluster: str, node: Node, now: datetime) -> Finding | None:
+    if not node.draining or KILL_FAILED not in (node.reason or "").lower():
+        return None
+    lasting = 0.0 if node.reason_time is None else max(0.0, (now - node.reason_time).total_seconds())
+    count = None if node.gpus is None else node.gpus.count
+    evidence = (
+        Evidence("state", "DRAIN", "", "drained", 0.5, f"the node is drained for {span(lasting)}", met=True),
+        Evidence("reason", node.reason, "", "Kill task failed", 0.5, f"reason: {node.reason}", met=True),
+    )
+    subject = NodeRef(node.name, None, node.reason, node.reason_user, node.reason_time)
+    return Finding(
+        "drained-kill-failed", cluster, subject, None, None, node.partitions[0] if node.partitions else None, None,
+        (node.name,), (), node.reason_time, lasting, 1.0, evidence,
+        None if count is None else count * lasting / 3600, None, None, "live", now,
+        advice="Once its processes are gone: slurm-affinode zombies clean resumes it, or scontrol update.",
+        allocated_gpus=count,
+    )  # fmt: skip
+
+
+def _made(
+    kind: str,
+    cluster: str,
+    subject: ProcessRef | NodeRef,
+    evidence: tuple[Evidence, ...],
+    now: datetime,
+    *,
+    node: str,
+    gpus: Sequence[LiveGpu],
+    advice: str,
+    user: str | None = None,
+) -> Finding:
+    shown = tuple(
+        GpuEvidence(
+            node, str(gpu.index), gpu.uuid, gpu.model, None if gpu.used_mib is None else gpu.used_mib / 1024,
+            None if gpu.total_mib is None else gpu.total_mib / 1024, max(gpu.signals_pct.values(), default=None),
+            None, gpu.power_w, gpu.xid, measured=bool(gpu.signals_pct), flagged=True,
+        )
+        for gpu in gpus
+    )  # fmt: skip
+    return Finding(
+        kind, cluster, subject, user, None, None, None, (node,), shown, None, 0.0,
+        min(1.0, sum(one.points for one in evidence)), evidence, None, None, None, "live", now, advice=advice,
+        allocated_gpus=len(gpus),
+    )  # fmt: skip
