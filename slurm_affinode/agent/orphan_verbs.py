@@ -42,7 +42,7 @@ class OrphanVerbs:
             raise RequestError("not-permitted", f"{verb} is for root and administrators")
         try:
             if verb == "processes":
-                return self._processes()
+                return self._processes(request.get("since"))
             if verb == "kill-orphan":
                 return self._kill(request, caller)
             if caller.uid != 0 or not caller.local:
@@ -51,8 +51,10 @@ class OrphanVerbs:
         except GpuError as error:
             raise RequestError("no-driver", str(error), exit_code=3) from error
 
-    def _processes(self) -> dict[str, Any]:
-        rows = self.orphans.gpus()
+    def _processes(self, since_us: object) -> dict[str, Any]:
+        if since_us is not None and not _whole(since_us):
+            raise RequestError("bad-request", "since is no time", exit_code=2)
+        rows = self.orphans.gpus(since_us)  # type: ignore[arg-type]
         for row in rows:
             for process in row["processes"] or ():
                 process["user"] = self.name_of(process["uid"])

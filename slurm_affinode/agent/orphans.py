@@ -83,15 +83,19 @@ class Orphans:
 
     # --- looking
 
-    def gpus(self) -> list[dict[str, Any]]:
-        """Every device with what it shows and who is on it, for ``--live``. Raises ``GpuError`` without a driver."""
+    def gpus(self, since_us: int | None = None) -> list[dict[str, Any]]:
+        """Every device with what it shows and who is on it. Raises ``GpuError`` without a driver.
+
+        ``since_us``: also how much the busiest process used since then (microseconds of the epoch), as far back as the
+        driver remembers.
+        """
         rows = []
         with self.driver() as driver:
             for device in driver.devices():
                 row: dict[str, Any] = {
                     "uuid": device.uuid, "index": device.index, "minor": device.minor, "pci": device.pci,
                     "model": device.model, "mig": device.mig, "total_mib": device.memory_mib, "processes": None,
-                    "fault": None, "reading": None,
+                    "fault": None, "reading": None, "busy_pct": None,
                 }  # fmt: skip
                 rows.append(row)
                 try:
@@ -100,6 +104,10 @@ class Orphans:
                     row["processes"] = [self._row(one) for one in self._on(driver, [device])]
                 except GpuError as error:
                     row["fault"] = str(error)
+                if since_us is not None:
+                    with contextlib.suppress(GpuError):  # not every driver can tell
+                        used = driver.process_utilization(device, since_us)
+                        row["busy_pct"] = max((max(one.sm_pct, one.memory_pct) for one in used), default=0.0)
         return rows
 
     def _row(self, one: OnGpu) -> dict[str, Any]:

@@ -131,6 +131,10 @@ class Reach:
         self._found[job] = (node, job_id)
         return answer
 
+    def ask(self, node: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer of one node's agent. Raises ``AnswerError`` and ``UnreachableError``."""
+        return self._ask(node, request)
+
     def _ask(self, node: str, request: Mapping[str, Any]) -> dict[str, Any]:
         if not node or node == node_name(self.config):
             try:

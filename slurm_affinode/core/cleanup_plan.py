@@ -226,8 +226,9 @@ class _Case:
             verb = "resume"
         if verb is None:
             return self._repeat(text)
-        if finding.since is None or self._age_s(finding.since) < settings.grace_s:
-            return self.none("too-early", f"{text}; for less than {span(settings.grace_s)}")
+        since = finding.since or self.ledger.seen.get(finding.key, self.now)
+        if self._age_s(since) < settings.grace_s:
+            return self.none("too-early", f"{text}; seen for less than {span(settings.grace_s)}")
         return self.do(verb, text)
 
     def _repeat(self, text: str) -> Action:

@@ -266,6 +266,8 @@ class Ledger:
     """(cluster, job id) -> the owner's wish."""
     told: Mapping[str, datetime] = field(default_factory=dict)
     """Key of a finding -> when somebody was last told, where there are no stages."""
+    seen: Mapping[str, datetime] = field(default_factory=dict)
+    """Key of a finding of which it is not known since when -> when it was first seen."""
 
 
 @dataclass(frozen=True, slots=True)

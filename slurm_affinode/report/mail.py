@@ -1,7 +1,7 @@
-"""Mails about findings: one for each recipient with everything in it, text and HTML, in the recipient's language.
+"""Mails about findings: one for each recipient with everything in it, text and HTML, in a language of theirs.
 
-Templates and texts are in ``reports/mail``; a site's own directory is looked into first. Whatever a user chose (names of
-jobs, commands of processes) is shown without control characters, and escaped in HTML.
+Templates and texts are in ``reports/mail``; a site's own directory is looked into first. Whatever a user chose (names
+of jobs, commands of processes) is shown without control characters, and escaped in HTML.
 """
 
 from __future__ import annotations

@@ -26,6 +26,9 @@ from slurm_affinode.store.tables import (
 REMEMBERED = timedelta(days=90)
 """Warnings older than this count for nothing."""
 FOREVER_MS = 1 << 62
+SEEN = -1
+"""Number of a row that says when a finding was first seen; its recipient is when it was seen last."""
+UNSEEN_MS = 86_400_000
 _TEXTS = ("run", "actor", "verb", "result", "reason", "cluster", "kind", "job", "user", "node", "rule")
 
 
@@ -91,13 +94,33 @@ class ZombieLog:
             kept = connection.execute(select(zombie_keeps).where(zombie_keeps.c.until_ms > _ms(now))).mappings().all()
         warnings: dict[str, tuple[SentWarning, ...]] = {}
         told: dict[str, datetime] = {}
+        seen: dict[str, datetime] = {}
         for key, number, at_ms in sorted(rows, key=lambda row: int(row.at_ms)):
-            if number == 0:
+            if number == SEEN:
+                seen[key] = _moment(at_ms)
+            elif number == 0:
                 told[key] = _moment(at_ms)
             else:
                 warnings[key] = (*warnings.get(key, ()), SentWarning(key, int(number), _moment(at_ms)))
         keeps = sorted((_keep(dict(row)) for row in kept), key=lambda one: one.submit)
-        return Ledger(warnings, {(one.cluster, one.job_id): one for one in keeps}, told)
+        return Ledger(warnings, {(one.cluster, one.job_id): one for one in keeps}, told, seen)
+
+    def see(self, keys: Iterable[str], now: datetime) -> None:
+        """Remember when these were first seen; what was not seen for a day is seen for the first time again."""
+        table = zombie_warnings.c
+
+        def work(connection: Connection) -> None:
+            for key in {bounded(one) for one in keys}:
+                mine = and_(table.finding == key, table.number == SEEN)
+                row = connection.execute(select(table.recipient).where(mine)).scalar()
+                if row is not None and _ms(now) - int(row) < UNSEEN_MS:
+                    connection.execute(update(zombie_warnings).where(mine).values(recipient=str(_ms(now))))
+                    continue
+                connection.execute(delete(zombie_warnings).where(mine))
+                first = {"finding": key, "number": SEEN, "at_ms": _ms(now), "recipient": str(_ms(now))}
+                connection.execute(insert(zombie_warnings).values(**first))
+
+        write(self._engine, work)
 
     # --- claims: nothing is done twice
 

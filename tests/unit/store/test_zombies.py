@@ -128,3 +128,14 @@ def test_an_owner_postpones_once_for_each_run_of_a_job(log: ZombieLog) -> None:
     again = replace(keep, submit=NOW, until=NOW + timedelta(hours=3))
     assert log.keep(again) is None
     assert log.ledger(NOW).keeps[("alpha", 7)] == again
+
+
+def test_what_is_seen_again_is_known_since_the_first_time(log: ZombieLog) -> None:
+    """Unless it was away for a day."""
+    log.see([KEY], NOW)
+    log.see([KEY, "b"], NOW + timedelta(hours=20))
+    log.see([KEY], NOW + timedelta(hours=40))
+    assert log.ledger(NOW).seen == {KEY: NOW, "b": NOW + timedelta(hours=20)}
+    log.see([KEY], NOW + timedelta(hours=64))
+    assert log.ledger(NOW).seen[KEY] == NOW + timedelta(hours=64)
+    assert log.ledger(NOW).told == {}

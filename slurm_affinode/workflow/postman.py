@@ -1,0 +1,100 @@
+"""How mails leave: a mail server, a command, or a webhook. One attempt each; what goes wrong is one line."""
+
+from __future__ import annotations
+
+import json
+import smtplib
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from datetime import datetime
+from email.message import EmailMessage
+from pathlib import Path
+
+from slurm_affinode import process
+from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
+from slurm_affinode.model.cleanup import MailPolicy, Smtp
+from slurm_affinode.report.mail import Digest, message, shown
+
+COMMAND_S = 60.0
+WEBHOOK_S = 30.0
+
+Post = Callable[[Digest], None]
+
+
+def postman(mail: MailPolicy, now: Callable[[], datetime]) -> Post:
+    """What sends a digest. It raises ``AffinodeError`` where nobody could be told."""
+
+    def post(digest: Digest) -> None:
+        made = message(digest, mail, now())
+        if mail.via == "smtp":
+            _smtp(made, mail.smtp)
+        elif mail.via == "command":
+            _command(made, digest, mail)
+        elif mail.via == "webhook":
+            _webhook(digest, mail)
+        else:
+            raise AffinodeError(
+                "nobody can be told: the policy says mail.via = none", hint="set mail.via to smtp, command or webhook"
+            )
+
+    return post
+
+
+def _smtp(made: EmailMessage, server: Smtp) -> None:
+    where = f"mail server {server.host}:{server.port}"
+    context = ssl.create_default_context()
+    try:
+        opened: smtplib.SMTP
+        if server.tls == "tls":
+            opened = smtplib.SMTP_SSL(server.host, server.port, timeout=server.timeout_s, context=context)
+        else:
+            opened = smtplib.SMTP(server.host, server.port, timeout=server.timeout_s)
+        with opened as connection:
+            if server.tls == "starttls":
+                connection.starttls(context=context)
+            if server.user is not None:
+                connection.login(server.user, "" if server.password_file is None else _secret(server.password_file))
+            connection.send_message(made)
+    except smtplib.SMTPRecipientsRefused as error:
+        said = "; ".join(f"{name}: {reason[1].decode('utf-8', 'replace')}" for name, reason in error.recipients.items())
+        raise UnreachableError(f"{where} refuses the recipient: {shown(said)}") from error
+    except (OSError, smtplib.SMTPException) as error:
+        raise UnreachableError(f"{where}: {shown(str(error))}", hint="see mail.smtp of the policy") from error
+
+
+def _secret(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot be read: {error}", where=path) from error
+
+
+def _command(made: EmailMessage, digest: Digest, mail: MailPolicy) -> None:
+    values = {"{to}": digest.recipient, "{subject}": shown(digest.subject, 200), "{user}": digest.user or ""}
+    argv = list(mail.command)
+    for place, value in values.items():
+        # The program itself is the site's; a name must not become an option.
+        argv[1:] = [
+            word.replace(place, value) if not (word == place and value.startswith("-")) else "" for word in argv[1:]
+        ]
+    process.run(argv, timeout_s=COMMAND_S, stdin=made.as_bytes(), group=True)
+
+
+def _webhook(digest: Digest, mail: MailPolicy) -> None:
+    assert mail.webhook is not None  # noqa: S101 - the policy was checked
+    body = {"to": digest.recipient, "user": digest.user, "subject": digest.subject, "text": digest.text,
+            "html": digest.html}  # fmt: skip
+    headers = {"Content-Type": "application/json", "User-Agent": "slurm-affinode"}
+    if mail.webhook_token_file is not None:
+        headers["Authorization"] = f"Bearer {_secret(mail.webhook_token_file)}"
+    request = urllib.request.Request(mail.webhook, json.dumps(body).encode(), headers, method="POST")  # noqa: S310 - http(s), checked
+    try:
+        with urllib.request.urlopen(request, timeout=WEBHOOK_S):  # noqa: S310
+            return
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise UnreachableError(f"{mail.webhook} answers {error.code} {shown(str(error.reason))}") from error
+    except (OSError, ValueError) as error:
+        raise UnreachableError(f"{mail.webhook}: {shown(str(error))}") from error

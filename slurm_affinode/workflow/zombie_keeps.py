@@ -1,0 +1,101 @@
+"""Owners' wishes that a job be left alone for a time.
+
+A user may write into the comment of his own jobs and nowhere else that the administrators' tool reads: there the wish is
+until the next run takes it into the store. The first one that is seen counts, once for each run of a job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.audit import AuditEntry
+from slurm_affinode.model.cleanup import Keep, KeepPolicy
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.store.zombies import ZombieLog
+
+MAX_WHY = 400
+_MARK = re.compile(r"\[keep until=(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z) why=([^\]]*)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a comment says."""
+
+    until: datetime
+    why: str
+
+
+def parse(comment: str | None) -> Wish | None:
+    """The wish in a comment; what has not the form is none."""
+    match = _MARK.search(comment or "")
+    if match is None:
+        return None
+    try:
+        return Wish(datetime.fromisoformat(match[1]), match[2].strip())
+    except ValueError:
+        return None
+
+
+def comment_with(comment: str | None, wish: Wish) -> str:
+    """A comment with the wish in it, behind what was there. Raises ``AffinodeError`` where it would be too long."""
+    why = " ".join(wish.why.replace("[", "(").replace("]", ")").split())
+    until = wish.until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    mark = f"[keep until={until} why={why}]"
+    made = f"{comment} {mark}" if comment else mark
+    if len(made.encode()) > 1024:
+        raise AffinodeError("the reason is too long for the job's comment", hint="say it shorter")
+    return made
+
+
+def check(wish: Wish, policy: KeepPolicy, now: datetime) -> None:
+    """Raise ``AffinodeError`` for a wish that the policy does not grant."""
+    if not policy.allow:
+        raise AffinodeError("this site lets nobody postpone (keep.allow)")
+    if len(wish.why) < policy.min_why:
+        raise AffinodeError(
+            f"the reason has {len(wish.why)} characters, and {policy.min_why} are needed", hint='--why "..."'
+        )
+    if len(wish.why) > MAX_WHY:
+        raise AffinodeError(f"the reason is longer than {MAX_WHY} characters")
+    longest = timedelta(seconds=policy.max_s)
+    if wish.until - now > longest + timedelta(minutes=1):
+        raise AffinodeError(f"at most {longest} may be asked for", hint="see keep.max of the policy")
+
+
+def collect(
+    jobs: Iterable[Job], cluster: str, policy: KeepPolicy, log: ZombieLog, now: datetime, run: str
+) -> list[Keep]:
+    """Take the wishes in the comments of running jobs into the store; those that are new.
+
+    A wish for longer than the policy allows is one for as long as it allows, from now on.
+    """
+    taken: list[Keep] = []
+    known = log.ledger(now).keeps
+    for job in jobs:
+        wish = parse(job.comment) if job.allocated else None
+        if wish is None or job.submit is None or not policy.allow or wish.until <= now:
+            continue
+        there = known.get((cluster, job.job_id))
+        if there is not None and int(there.submit.timestamp()) == int(job.submit.timestamp()):
+            continue
+        until = min(wish.until, now + timedelta(seconds=policy.max_s))
+        keep = Keep(cluster, job.job_id, job.submit, job.user or "?", wish.why[:MAX_WHY], now, until)
+        if len(wish.why) < policy.min_why:
+            continue
+        if log.keep(keep) is None:
+            taken.append(keep)
+            log.record([record(keep, job.id, run, f"{job.user} (comment of the job)", now)])
+    return taken
+
+
+def record(keep: Keep, job: str, run: str, actor: str, now: datetime) -> AuditEntry:
+    """The record of a wish."""
+    until = keep.until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return AuditEntry(
+        now, run, actor, "keep", "done", f"until {until}: {keep.why}", cluster=keep.cluster, job_id=keep.job_id,
+        job=job, user=keep.user,
+    )  # fmt: skip

@@ -1,0 +1,182 @@
+"""The policy of a site: read, explained, and replayed over the past."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from slurm_affinode.config import Config, policy_path
+from slurm_affinode.core.cleanup_plan import plan
+from slurm_affinode.core.cleanup_policy import PolicyFault, parse_policy, read_policy
+from slurm_affinode.core.spans import span
+from slurm_affinode.errors import InputError
+from slurm_affinode.model.cleanup import NEVER, SCOPES, Action, Ledger, Match, Policy, SentWarning, Settings, Stages
+from slurm_affinode.model.finding import Finding
+from slurm_affinode.resources import asset_dir
+from slurm_affinode.slurm import hostlist
+
+
+def policy_file(config: Config, asked: Path | None = None) -> tuple[Path, str]:
+    """The file that holds and how it is called: asked for, the site's where it is there, else ours."""
+    if asked is not None:
+        return asked, str(asked)
+    site = policy_path(config)
+    if site.is_file():
+        return site, str(site)
+    return asset_dir("reports") / "zombies-policy.toml", "built-in policy"
+
+
+def load(config: Config, asked: Path | None = None) -> Policy:
+    """The policy. Raises ``InputError`` with file and line."""
+    path, name = policy_file(config, asked)
+    return parse_policy(_text(path), where=name, expand=_expand)
+
+
+def examine(config: Config, asked: Path | None = None) -> tuple[Policy, tuple[PolicyFault, ...]]:
+    """The policy and everything that is wrong with it. Raises ``InputError`` where it cannot be read."""
+    path, name = policy_file(config, asked)
+    return read_policy(_text(path), where=name, expand=_expand)
+
+
+def _expand(text: str) -> tuple[str, ...]:
+    return tuple(hostlist.expand(text))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise InputError("is not UTF-8 text", where=str(path)) from error
+
+
+# --- in words
+
+
+def explain(policy: Policy, now: datetime) -> list[str]:
+    """What a policy says, a sentence a line."""
+    lines = ["Where no rule says otherwise: " + _settings(policy.default)]
+    lines += [f"{rule.name} (line {rule.line}): {_match(rule.match)}: {_settings(rule.settings, rule.sets)}"
+              for rule in policy.rules]  # fmt: skip
+    for one in policy.exemptions:
+        over = "" if one.until >= now.date() else " (OVER: it counts for nothing)"
+        until = "for good" if one.until == NEVER else f"until {one.until.isoformat()}"
+        what = "exempt from more than warnings" if one.warnings else "exempt"
+        lines.append(f"line {one.line}: {_match(one.match)}: {what} {until}{over}: {one.reason}")
+    most = policy.limits
+    lines.append(
+        f"One run cancels at most {most.cancel} jobs, suspends {most.suspend}, ends {most.kill} processes, drains "
+        f"{most.drain} and resumes {most.resume} nodes, and sends {most.mails} mails."
+    )
+    lines.append(
+        f"Evidence older than {span(policy.max_evidence_age_s)} is no ground; a job is cancelled only where "
+        f"{policy.min_dimensions} kinds of measurement agree."
+    )
+    keep = policy.keep
+    lines.append(f"Owners may postpone once, for at most {span(keep.max_s)}." if keep.allow
+                 else "Owners may not postpone.")  # fmt: skip
+    lines.append("Nobody can be told: mail.via is none." if policy.mail.via == "none"
+                 else f"People are told by {policy.mail.via}.")  # fmt: skip
+    return lines
+
+
+def _match(match: Match) -> str:
+    words = [f"{name} {', '.join(getattr(match, name))}" for name in ("kinds", *SCOPES, "jobs") if getattr(match, name)]
+    return "; ".join(words) or "everything"
+
+
+def _settings(settings: Settings, sets: Iterable[str] | None = None) -> str:
+    given = frozenset(sets) if sets is not None else None
+    words = [] if given is not None and "action" not in given else [settings.action]
+    for name, text in (("fixed", "never used"), ("sliding", "idle")):
+        stages = getattr(settings, name)
+        if stages != Stages():
+            words.append(f"{text}: {_stages(stages)}")
+    plain = Settings()
+    for name in Settings.__slots__:
+        value = getattr(settings, name)
+        key = name.removesuffix("_s")
+        if name in ("action", "fixed", "sliding") or (
+            key not in given if given is not None else value == getattr(plain, name)
+        ):
+            continue
+        if name == "interactive":
+            most = "none left alone" if value.max_run_s is None else (
+                f"up to {span(value.max_run_s)} and {value.max_gpus} GPUs left alone"
+            )  # fmt: skip
+            words.append(f"interactive: {most}, others {span(value.extra_s)} more")
+            continue
+        words.append(f"{key} {span(value) if name.endswith('_s') else value}")
+    return "; ".join(words)
+
+
+def _stages(stages: Stages) -> str:
+    parts = [("warned after", stages.first_warning_s), ("again after", stages.second_warning_s),
+             ("cancelled after", stages.cancel_s)]  # fmt: skip
+    return ", ".join(f"{word} {span(value)}" for word, value in parts if value is not None)
+
+
+# --- over the past
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A finding that lasted: as it was when it was seen last."""
+
+    finding: Finding
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a policy would have done at a time."""
+
+    at: datetime
+    action: Action
+
+
+def episodes(looks: Iterable[Sequence[Finding]]) -> list[Episode]:
+    """Findings of several looks, one after the other, put together by what they are about and since when."""
+    found: dict[tuple[str, datetime | None], Episode] = {}
+    for look in looks:
+        for finding in look:
+            found[(finding.key, finding.since)] = Episode(finding, finding.observed_at)
+    return list(found.values())
+
+
+def replay(
+    past: Sequence[Episode], policy: Policy, since: datetime, until: datetime, every: timedelta,
+    *, step: Callable[[datetime], None] = lambda _: None,
+) -> list[Replayed]:  # fmt: skip
+    """What runs at each ``every`` would have done, the limits of each run included. Nobody postpones, nothing fails."""
+    done: list[Replayed] = []
+    warnings: dict[str, tuple[SentWarning, ...]] = {}
+    told: dict[str, datetime] = {}
+    over: set[str] = set()
+    # From the first sight on, so that what was idle before the interval has had its warnings.
+    moment = since
+    while moment <= until:
+        step(moment)
+        there = [
+            replace(one.finding, observed_at=moment)
+            for one in past
+            if (one.finding.since or since) <= moment <= one.until and one.finding.key not in over
+        ]
+        for action in plan(there, policy, Ledger(warnings, {}, told), moment):
+            key = action.finding.key
+            if action.verb == "none":
+                if action.code == "limit":
+                    done.append(Replayed(moment, action))
+                continue
+            done.append(Replayed(moment, action))
+            if action.number:
+                warnings[key] = (*warnings.get(key, ()), SentWarning(key, action.number, moment))
+            elif action.verb.startswith("warn"):
+                told[key] = moment
+            else:
+                over.add(key)
+        moment += every
+    return done

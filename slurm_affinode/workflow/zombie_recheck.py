@@ -1,0 +1,196 @@
+"""Evidence read again, right before something is done: from Slurm, and from the agents of the nodes.
+
+Whatever cannot be read again speaks against acting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.cluster import Job, Node
+from slurm_affinode.model.finding import Finding, GpuEvidence, JobRef, ProcessRef
+from slurm_affinode.slurm.faults import UnknownJobError
+from slurm_affinode.slurm.interface import SlurmClient
+
+Verdict = Literal["still", "woke", "gone", "unknown"]
+
+LOOKS = 3
+BETWEEN_S = 1.0
+"""The driver's counters are about the last second or less: one look may fall into a pause."""
+SIGNALS = {
+    "util_pct": 1.0, "memory_util_pct": 1.0, "engine_active": 100.0, "sm_active": 100.0, "tensor_active": 100.0,
+    "dram_active": 100.0,
+}  # fmt: skip
+"""Field of a reading -> what makes it percent."""
+DRAM_FLOOR_PCT = 0.5
+MIN_SIGNALS = 2
+KILL_FAILED = "kill task failed"
+
+AskNode = Callable[[str, Mapping[str, Any]], dict[str, Any]]
+"""The answer of a node's agent. Raises ``AffinodeError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen when the evidence was read again."""
+
+    verdict: Verdict
+    text: str
+    job: Job | None = None
+    evidence: Any = None
+    """For the audit."""
+
+
+@dataclass(slots=True)
+class Recheck:
+    """Looks again. ``ask``: the agents."""
+
+    slurm: SlurmClient
+    ask: AskNode
+    idle_pct: float = 5.0
+    """Above this a GPU computes."""
+    sleep: Callable[[float], None] = time.sleep
+    looks: int = LOOKS
+    _nodes: dict[str, Node] = field(default_factory=dict)
+
+    def job(self, finding: Finding, ref: JobRef) -> Look:
+        """The same run of the same user, still running, and its GPUs still idle."""
+        try:
+            job = self.slurm.job(ref.id)
+        except UnknownJobError:
+            return Look("gone", f"job {ref.id} has ended, and Slurm has forgotten it")
+        if job.job_id != ref.job_id or (
+            job.submit is not None and ref.submit is not None and _s(job.submit) != _s(ref.submit)
+        ):
+            return Look("gone", f"job {ref.id} is another run by now", job)
+        if not job.allocated or job.state == "COMPLETING":
+            return Look("gone", f"job {ref.id} is {job.state} by now", job)
+        if finding.user is not None and job.user != finding.user:
+            return Look("unknown", f"job {ref.id} is of {job.user}, and not of {finding.user}", job)
+        return self._idle(finding, job)
+
+    def _idle(self, finding: Finding, job: Job) -> Look:
+        flagged = finding.flagged_gpus
+        if not flagged:
+            return Look("unknown", "no GPU is named that could be looked at again", job)
+        seen: list[dict[str, Any]] = []
+        for number in range(self.looks):
+            if number:
+                self.sleep(BETWEEN_S)
+            for node in sorted({gpu.node or "" for gpu in flagged}):
+                if not node:
+                    return Look("unknown", "a GPU is on an unknown node", job)
+                try:
+                    answer = self.ask(node, {"verb": "processes", "since": _us(finding.observed_at)})
+                except AffinodeError as error:
+                    return Look("unknown", f"the evidence cannot be read again: {error}", job, seen)
+                for gpu in (one for one in flagged if one.node == node):
+                    look = self._gpu(gpu, answer, job)
+                    seen.append({"node": node, "gpu": gpu.gpu, "reading": look.evidence, "verdict": look.verdict})
+                    if look.verdict != "still":
+                        return Look(look.verdict, look.text, job, seen)
+        return Look("still", f"{len(flagged)} GPUs are still idle in {self.looks} looks", job, seen)
+
+    def _gpu(self, gpu: GpuEvidence, answer: Mapping[str, Any], job: Job) -> Look:
+        name = f"GPU {gpu.gpu} on {gpu.node}"
+        row = _row(gpu, answer)
+        reading = None if row is None else row.get("reading")
+        if row is None or not isinstance(reading, dict):
+            why = "is not there" if row is None else str(row.get("fault") or "cannot be read")
+            return Look("unknown", f"{name} {why}")
+        signals = {key: float(reading[key]) * factor for key, factor in SIGNALS.items() if reading.get(key) is not None}
+        if row.get("busy_pct") is not None:
+            signals["processes"] = float(row["busy_pct"])
+        busy = {key: value for key, value in signals.items() if value > self.idle_pct}
+        if busy:
+            key = max(busy, key=lambda one: busy[one])
+            return Look("woke", f"{name} computes: {key} is at {busy[key]:.0f} %", evidence=signals)
+        if len(signals) < MIN_SIGNALS:
+            return Look("unknown", f"{name} shows {len(signals)} signals, which is too few to judge", evidence=signals)
+        return Look("still", f"{name} is idle", evidence=signals)
+
+    # --- nodes and processes
+
+    def node(self, finding: Finding, name: str) -> Look:
+        """What speaks for draining a node still holds."""
+        node = self._node(name)
+        if node is None:
+            return Look("unknown", f"Slurm knows no node {name}")
+        if node.draining:
+            return Look("gone", f"{name} is drained already: {node.reason or 'without a reason'}")
+        if finding.kind == "completing":
+            ref = finding.job
+            try:
+                job = None if ref is None else self.slurm.job(ref.id)
+            except UnknownJobError:
+                job = None
+            if job is None or job.state != "COMPLETING":
+                return Look("gone", "the job has ended", job)
+            return Look("still", f"job {job.id} is still COMPLETING", job)
+        return self._matter(finding, name)
+
+    def _matter(self, finding: Finding, name: str) -> Look:
+        try:
+            answer = self.ask(name, {"verb": "processes"})
+        except AffinodeError as error:
+            return Look("unknown", f"the evidence cannot be read again: {error}")
+        subject = finding.subject
+        if isinstance(subject, ProcessRef):
+            there = any(
+                one["pid"] == subject.pid and one["start_ticks"] == subject.start_ticks
+                for row in answer["gpus"] for one in row["processes"] or ()
+            )  # fmt: skip
+            return Look("still" if there else "gone", f"process {subject.pid} is {'still there' if there else 'gone'}")
+        for gpu in finding.gpus:
+            row = _row(gpu, answer)
+            if row is None or row["processes"] is None or not isinstance(row.get("reading"), dict):
+                return Look("unknown", f"GPU {gpu.gpu} of {name} cannot be read")
+            used = row["reading"].get("fb_used_mib")
+            if row["processes"] or used is None or used < 0.5 * 1024 * (gpu.held_gib or 1.0):
+                return Look("gone", f"GPU {gpu.gpu} of {name} is free, or a process is on it", evidence=row["reading"])
+        return Look("still", f"memory of GPUs of {name} is still held by no process")
+
+    def drained(self, name: str) -> Look:
+        """A node is still drained for a kill that failed, and nothing of users is left on its GPUs."""
+        node = self._node(name)
+        if node is None:
+            return Look("unknown", f"Slurm knows no node {name}")
+        if not node.draining:
+            return Look("gone", f"{name} is in service again")
+        if KILL_FAILED not in (node.reason or "").lower():
+            return Look("gone", f"{name} is drained for another reason: {node.reason}")
+        try:
+            answer = self.ask(name, {"verb": "processes"})
+        except AffinodeError as error:
+            return Look("unknown", f"the node cannot be looked at: {error}")
+        for row in answer["gpus"]:
+            if row["processes"] is None:
+                return Look("unknown", f"GPU {row['index']} of {name}: {row.get('fault') or 'cannot be read'}")
+            left = [one for one in row["processes"] if not one["system"]]
+            if left:
+                return Look("woke", f"process {left[0]['pid']} is still on GPU {row['index']} of {name}")
+        return Look("still", f"{name} is clean", evidence={"reason": node.reason})
+
+    def _node(self, name: str) -> Node | None:
+        return next((one for one in self.slurm.nodes() if one.name == name), None)
+
+
+def _row(gpu: GpuEvidence, answer: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The GPU in an agent's answer: by its UUID, else by its number on the node."""
+    rows = [row for row in answer.get("gpus", ()) if row.get("mig") is None]
+    if gpu.uuid:
+        return next((row for row in rows if row["uuid"] == gpu.uuid), None)
+    return next((row for row in rows if str(row["index"]) == gpu.gpu), None)
+
+
+def _s(moment: datetime) -> int:
+    return int(moment.timestamp())
+
+
+def _us(moment: datetime) -> int:
+    return int(moment.timestamp() * 1e6)
