@@ -144,7 +144,10 @@ def impact_text(impact: QueueImpact) -> str:
 
 
 def _print_finding(out: Console, one: Finding) -> None:
-    title = Text(printable(f"{one.kind}{f' ({one.variant})' if one.variant else ''}: {KINDS[one.kind]}"), style="bold")
+    title = Text(
+        printable(f"{one.kind}{f' ({one.variant})' if one.variant not in (None, one.kind) else ''}: {KINDS[one.kind]}"),
+        style="bold",
+    )
     about = f"{_subject(one)} of {one.user or '?'}, {_where(one)}, score {one.score:.2f}"
     parts: list[Any] = [title, Text(printable(about)), evidence_table(one.evidence)]
     if one.held_gpu_hours is not None:
@@ -167,7 +170,8 @@ def print_explanation(page: Explanation) -> None:
     limit = "" if job.time_limit_s is None else f" of at most {span(job.time_limit_s)}"
     ran = span((page.until - page.since).total_seconds())
     where = f"{', '.join(page.nodes) or 'nodes not known'}, partition {page.partition or '?'}"
-    out.print(Text(printable(f"{page.allocated_gpus or 0} GPUs on {where}; looked at {ran}{limit}")))
+    gpus = "1 GPU" if page.allocated_gpus == 1 else f"{page.allocated_gpus or 0} GPUs"
+    out.print(Text(printable(f"{gpus} on {where}; looked at {ran}{limit}")))
     if not page.findings:
         out.print()
         out.print(Text("Nothing is held against this job.", style="green"))

@@ -126,10 +126,10 @@ def list_(
     )  # fmt: skip
     slurm = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
     with stages(quiet=as_json) as step:
+        history = _history(config, request, step) if asked else None
         if live:
-            found = zombie_live.find(config, request, slurm=slurm, watch_s=watch_s, step=step)
+            found = zombie_live.find(config, request, slurm=slurm, watch_s=watch_s, history=history, step=step)
         else:
-            history = _history(config, request, step) if asked else None
             found = workflow.find(config, request, slurm=slurm, history=history, step=step)
     if as_json:
         print_json(show.found_json(found))

@@ -91,7 +91,14 @@ def _answer(page: Explanation) -> str:
         if not page.gpus or not any(one.gpu.measured for one in page.gpus):
             return "Nothing is held against this job: what its GPUs did was not measured."
         return "Nothing is held against this job."
-    return "; ".join(f"{KINDS[one.kind]}{f' ({one.variant})' if one.variant else ''}" for one in page.findings) + "."
+    texts = [
+        KINDS[one.kind] + (f" ({one.variant})" if one.variant not in (None, one.kind) else "") for one in page.findings
+    ]
+    return _sentence("; ".join(texts)) + "."
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _cards(page: Explanation) -> list[Card]:
@@ -121,9 +128,9 @@ def _shown(one: Finding) -> Shown:
         )
     elif one.impact is not None:
         impact = "No waiting job that fits these GPUs was held up."
-    title = one.kind + (f" ({one.variant})" if one.variant else "")
+    title = one.kind + (f" ({one.variant})" if one.variant not in (None, one.kind) else "")
     lines = tuple(_line(row) for row in one.evidence)
-    return Shown(title, f"{KINDS[one.kind].capitalize()}. Score {one.score:.2f} of 1.", lines, impact, one.advice)
+    return Shown(title, f"{_sentence(KINDS[one.kind])}. Score {one.score:.2f} of 1.", lines, impact, one.advice)
 
 
 def _line(row: Evidence) -> Line:
@@ -144,7 +151,9 @@ def _gpu(page: GpuPage, number: int, most_w: float) -> Gpu:
               [one.memory_gib for one in page.slots], total, "GiB"),
         _bars(f"power-{number}", "Power", page.slots, [one.power_w for one in page.slots], most_w, "W"),
     )  # fmt: skip
-    return Gpu(fmt.visible(title), word, charts, tuple(_verdict(one) for one in page.verdicts))
+    # The first that fits counts; what the others say is of interest only where none does.
+    shown = [one for one in page.verdicts if one.fits][:1] or page.verdicts
+    return Gpu(fmt.visible(title), word, charts, tuple(_verdict(one) for one in shown))
 
 
 def _verdict(one: Verdict) -> str:
@@ -177,7 +186,8 @@ def _bars(  # noqa: PLR0917
          for slot, value in zip(slots, values, strict=True)],
         title,
     )  # fmt: skip
-    return figure.figure(figure.Words(key, title, summary), svg, numbers=numbers, note=summary)
+    colours = " Idle is drawn apart from busy; hatched: not measured." if unit == "%" else " Hatched: not measured."
+    return figure.figure(figure.Words(key, title, summary), svg, numbers=numbers, note=summary + colours)
 
 
 def _rect(x: float, width: float, y: float, height: float, fill: str) -> Markup:
