@@ -26,9 +26,11 @@ _CHUNK = 1 << 20
 _TAIL_LIMIT = 64 * 1024
 _OURS = re.compile(
     rb"(?:slurm-affinode: [^\n]*\n"
-    rb"|slurmstepd[^\n]*: error: \*\*\* (?:JOB|STEP) [^\n]* (?:DUE TO JOB REQUEUE|DUE TO PREEMPTION)[^\n]* \*\*\*\n)*"
+    rb"|(?:slurmstepd[^\n]*:|\[[0-9T:.+Z-]+\]) error: \*\*\* (?:JOB|STEP) [^\n]* "
+    rb"(?:DUE TO JOB REQUEUE|DUE TO PREEMPTION)[^\n]* \*\*\*\n)*"
 )
-"""What Slurm and we ourselves write to a job's output between its dump and its next start."""
+"""What Slurm (24.11 with its name in front, 26.05 with the time) and we ourselves write to a job's output between its dump
+and its next start."""
 
 Save = Callable[[str, int, int], int]
 

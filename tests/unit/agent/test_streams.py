@@ -10,6 +10,9 @@ import pytest
 from slurm_affinode.agent import streams
 from slurm_affinode.model.suspension import SavedOutput
 
+REQUEUE_2605 = (
+    b"[2026-11-21T05:36:03.430+00:00] error: *** JOB 9 ON c1 CANCELLED AT 2026-11-21T05:36:03 DUE TO JOB REQUEUE ***\n"
+)
 REQUEUE = b"slurmstepd-c1: error: *** JOB 12 ON c1 CANCELLED AT 2026-11-20T10:00:00 DUE TO JOB REQUEUE ***\n"
 
 
@@ -50,6 +53,7 @@ def test_output_is_saved_once_where_both_streams_are_one_file(shepherd, tmp_path
         (b"one\ntwo\n", b"one\ntwo\n"),
         (b"one\ntwo\n" + REQUEUE, b"one\ntwo\n"),
         (b"one\ntwo\nslurm-affinode: suspended after 15m idle on c1\n" + REQUEUE, b"one\ntwo\n"),
+        (b"one\ntwo\n" + REQUEUE_2605, b"one\ntwo\n"),
         (b"one\ntwo\nsomebody else\n", b"one\ntwo\nsomebody else\n"),
         (b"task prolog\n", b"one\ntwo\ntask prolog\n"),
         (b"slurm-affinode: waiting\n", b"one\ntwo\n"),
