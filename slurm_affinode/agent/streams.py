@@ -29,8 +29,8 @@ _OURS = re.compile(
     rb"|(?:slurmstepd[^\n]*:|\[[0-9T:.+Z-]+\]) error: \*\*\* (?:JOB|STEP) [^\n]* "
     rb"(?:DUE TO JOB REQUEUE|DUE TO PREEMPTION)[^\n]* \*\*\*\n)*"
 )
-"""What Slurm (24.11 with its name in front, 26.05 with the time) and we ourselves write to a job's output between its dump
-and its next start."""
+"""What Slurm (24.11: its name in front, 26.05: the time) and we ourselves write to a job's output between its dump and
+its next start."""
 
 Save = Callable[[str, int, int], int]
 
