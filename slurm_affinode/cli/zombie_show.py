@@ -1,4 +1,4 @@
-"""Findings and explanations on a terminal: aligned, without a break in a word, from 60 columns on."""
+"""Findings and explanations on a terminal: aligned, without a break in a word, from 72 columns on."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from slurm_affinode.model.finding import KINDS, VARIANTS
 from slurm_affinode.resources import asset_dir
 from slurm_affinode.slurm.backends import open_client
 from slurm_affinode.timespec import parse_span_s
-from slurm_affinode.workflow import gpu_intake, prometheus_intake, zombie_explain, zombie_live
+from slurm_affinode.workflow import gpu_intake, prometheus_intake, zombie_averages, zombie_explain, zombie_live
 from slurm_affinode.workflow import zombies as workflow
 
 _LIST_EPILOG = """\b
@@ -55,6 +55,11 @@ Examples:
 _COMMANDS = {
     "list": ("slurm_affinode.cli.zombies:list_", "Jobs that hold GPUs idle, orphans, stuck nodes, misfits."),
     "explain": ("slurm_affinode.cli.zombies:explain", "A page of evidence about one job, with its time line."),
+    "warn": ("slurm_affinode.cli.zombie_act:warn_", "Tell owners and administrators. A dry run unless --yes."),
+    "clean": ("slurm_affinode.cli.zombie_act:clean", "Cancel, suspend, end, drain, resume. A dry run unless --yes."),
+    "policy": ("slurm_affinode.cli.zombie_admin:policy", "Check the policy; what it would have done last week."),
+    "history": ("slurm_affinode.cli.zombie_admin:history", "The audit: who did what, when, on what evidence."),
+    "install": ("slurm_affinode.cli.zombie_admin:install", "Install the timer, or the crontab."),
     "signatures": ("slurm_affinode.cli.zombies:signatures", "Check and test the file of signatures."),
 }
 
@@ -64,7 +69,8 @@ def zombies() -> None:
     """Find who holds GPUs without using them, with evidence; warn and clean up."""
 
 
-def _filters(function: Any) -> Any:
+def filters(function: Any) -> Any:
+    """Add the options that choose findings."""
     options = [
         click.option("--cluster", "clusters", multiple=True, metavar="NAME", help="Only this cluster. Repeatable."),
         click.option("--partition", "-p", "partitions", multiple=True, metavar="NAME", help="Only this partition."),
@@ -85,13 +91,20 @@ def _filters(function: Any) -> Any:
 @config_options
 @slurm_options
 @prometheus_options
-@_filters
+@filters
 @click.option("--running", is_flag=True, help="Only jobs that still run.")
 @click.option("--live", is_flag=True, help="As it is now: ask Slurm once, and the exporters and agents of the nodes.")
 @click.option("--watch", "watch_s", type=Span(), metavar="SPAN",
               help="With --live: look at the exporters for so long, where no agent knows since when.")  # fmt: skip
 @click.option("--since", type=When(), metavar="TIME", help="Begin. [default: 2d before the end]")
 @click.option("--until", type=When(), metavar="TIME", help="End, not included. [default: the end of the history]")
+@click.option(
+    "--clustercockpit",
+    "cockpit",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="In place of the stored history: the averages in ClusterCockpit's job database.",
+)
 @click.option("--wide", is_flag=True, help="The whole evidence in the table.")
 @json_option
 def list_(
@@ -110,6 +123,7 @@ def list_(
     watch_s: float | None,
     since: datetime | None,
     until: datetime | None,
+    cockpit: Path | None,
     wide: bool,
     as_json: bool,
     asked: bool,
@@ -126,8 +140,10 @@ def list_(
     )  # fmt: skip
     slurm = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
     with stages(quiet=as_json) as step:
-        history = _history(config, request, step) if asked else None
-        if live:
+        history = prometheus_history(config, request, step) if asked else None
+        if cockpit is not None:
+            found = zombie_averages.clustercockpit(config, request, cockpit)
+        elif live:
             found = zombie_live.find(config, request, slurm=slurm, watch_s=watch_s, history=history, step=step)
         else:
             found = workflow.find(config, request, slurm=slurm, history=history, step=step)
@@ -140,7 +156,7 @@ def list_(
     return 1 if found.findings else 0
 
 
-def _history(config: Config, request: workflow.Request, step: Callable[[str], None]) -> workflow.History:
+def prometheus_history(config: Config, request: workflow.Request, step: Callable[[str], None]) -> workflow.History:
     """The history of the server that was asked for, for this command alone."""
     until = request.until or datetime.now(UTC)
     since = request.since or until - timedelta(seconds=parse_span_s(config.zombies.look_back))

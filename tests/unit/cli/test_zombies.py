@@ -1,0 +1,106 @@
+"""``zombies`` on the command line: exit status, tables that keep to the terminal, pages that run nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from slurm_affinode.cli.main import cli
+from slurm_affinode.resources import asset_dir
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two days of an invented cluster."""
+    out = tmp_path_factory.mktemp("zombies")
+    result = CliRunner().invoke(cli, ["demo", "--synthetic", "--days", "2", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    return out / "state"
+
+
+def _run(*arguments: str, columns: int = 80) -> Result:
+    return CliRunner().invoke(cli, ["zombies", *arguments], env={"COLUMNS": str(columns)}, standalone_mode=False)
+
+
+def _status(result: Result) -> int:
+    """As ``main`` ends."""
+    if result.exception is not None:
+        return int(getattr(result.exception, "exit_code", 70))
+    return int(result.return_value or 0)
+
+
+@pytest.mark.parametrize("columns", [72, 80, 140])
+def test_the_list_keeps_to_the_width(state: Path, columns: int) -> None:
+    """Every finding is one line, aligned; 1: something was found."""
+    result = _run("list", "--state", str(state), "--slurm-backend", "commands", columns=columns)
+    assert _status(result) == 1
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["what", "subject", "user", "where", "idle", "GPU-h", "score"]
+    assert all(len(line) <= columns for line in lines)
+    assert any(line.startswith("squatter ") for line in lines)
+
+
+def test_nothing_found_is_status_0(state: Path) -> None:
+    """A filter that leaves nothing."""
+    result = _run("list", "--state", str(state), "--kind", "orphan-process", "--slurm-backend", "commands")
+    assert _status(result) == 0
+    assert result.stdout.startswith("Nothing found:")
+
+
+def test_json(state: Path) -> None:
+    """For machines: evidence with value, threshold, weight and whether it is unknown."""
+    result = _run("list", "--state", str(state), "--json", "--kind", "squatter", "--slurm-backend", "commands")
+    found = json.loads(result.stdout)
+    assert _status(result) == 1
+    assert found["source"] == "history"
+    one = found["findings"][0]
+    assert {"dimension", "value", "unit", "threshold", "weight", "text", "unknown", "met"} == set(one["evidence"][0])
+    assert one["subject"]["type"] == "job"
+
+
+def test_explain_shows_every_gpu_with_its_time_line(state: Path, tmp_path: Path) -> None:
+    """In the terminal, as JSON, and as a page of one file."""
+    listed = _run("list", "--state", str(state), "--json", "--kind", "squatter", "--slurm-backend", "commands")
+    job = json.loads(listed.stdout)["findings"][0]["subject"]["id"]
+    shown = _run("explain", job, "--state", str(state), "--slurm-backend", "commands")
+    assert _status(shown) == 0
+    for words in ("squatter", "held against", "activity", "memory", "power", "Time line from"):
+        assert words in shown.stdout
+    assert all(len(line) <= 80 for line in shown.stdout.splitlines())
+    page = tmp_path / "page.html"
+    assert _status(_run("explain", job, "--state", str(state), "--html", str(page))) == 0
+    html = page.read_text()
+    assert "http://" not in html
+    assert html.count("<script>") == 1
+    data = json.loads(_run("explain", job, "--state", str(state), "--json").stdout)
+    assert len(data["gpus"][0]["timeline"]) == 60
+    assert data["gpus"][0]["signatures"][0]["fits"]
+
+
+def test_an_unknown_job_is_status_1_and_a_word_is_status_2(state: Path) -> None:
+    """One line each, no traceback."""
+    for job, status in (("999999", 1), ("abc", 2)):
+        result = _run("explain", job, "--state", str(state))
+        assert _status(result) == status
+
+
+def test_signatures(tmp_path: Path) -> None:
+    """The packaged file is right; a changed one is told by line, or by the example that it breaks."""
+    assert _status(_run("signatures", "check")) == 0
+    assert _status(_run("signatures", "test")) == 0
+    text = (asset_dir("reports") / "signatures.toml").read_text()
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(text.replace("above_pct = 95", "above_pct = 950", 1))
+    line = next(number for number, row in enumerate(wrong.read_text().splitlines(), 1) if "950" in row)
+    checked = _run("signatures", "check", str(wrong))
+    assert _status(checked) == 1
+    assert f"{wrong}:{line}: above_pct" in checked.stdout
+    assert getattr(_run("signatures", "test", str(wrong)).exception, "exit_code", None) == 2
+    far = tmp_path / "far.toml"
+    far.write_text(text.replace('longer_than = "1h"', 'longer_than = "5m"'))
+    tested = _run("signatures", "test", str(far))
+    assert _status(tested) == 1
+    assert "idle for ten minutes only" in tested.stdout

@@ -1,0 +1,333 @@
+"""Findings from a stored history: who is found, who is not, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from slurm_affinode.config import Config, StoreConfig
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.history.schema import SAMPLES
+from slurm_affinode.history.store import SampleStore
+from slurm_affinode.model.finding import Finding
+from slurm_affinode.slurm import sacct
+from slurm_affinode.slurm.schema import JOBS, conform
+from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow import zombie_averages, zombie_explain, zombies
+from slurm_affinode.workflow.zombies import Request
+
+END = datetime(2026, 11, 2, 12, tzinfo=UTC)
+Values = Callable[[int], dict[str, float | None]]
+"""Minute of the run -> metrics."""
+
+
+class Site:
+    """A cluster with a history of some hours, a sample a minute."""
+
+    def __init__(self, root: Path) -> None:
+        self.config = replace(Config(), store=StoreConfig(state_dir=root))
+        self._samples: list[dict[str, Any]] = []
+        self._jobs: list[dict[str, Any]] = []
+
+    def job(
+        self, number: int, gpus: Sequence[Values | None], *, hours: float = 4, node: str = "g1", **more: Any
+    ) -> None:
+        """A job that runs until the end; ``None``: a GPU without a history."""
+        start = END - timedelta(hours=hours)
+        row = {"cluster": "c", "job_id": number, "submit": start, "start": start, "user": "ann", "account": "lab",
+               "partition": "gpu", "state": "RUNNING", "gpus": len(gpus), "nodes": 1, "node_list": node,
+               "timelimit_s": int(hours * 3600), "gpu_type": "a100", **more}  # fmt: skip
+        self._jobs.append(row)
+        for index, values in enumerate(gpus):
+            for minute in range(int(hours * 60) if values is not None else 0):
+                assert values is not None
+                sample = {"cluster": "c", "node": node, "uuid": f"GPU-{node}-{number}-{index}", "index": index,
+                          "model": "NVIDIA A100-SXM4-80GB", "time": start + timedelta(minutes=minute),
+                          "fb_total_mib": 81920.0, "job": str(number), **values(minute)}  # fmt: skip
+                self._samples.append(sample)
+
+    def waits(self, number: int, since_h: float, **more: Any) -> None:
+        """A job in the queue."""
+        row = {"cluster": "c", "job_id": number, "submit": END - timedelta(hours=since_h), "state": "PENDING",
+               "eligible": END - timedelta(hours=since_h), "partition": "gpu", "req_gpus": 1, **more}  # fmt: skip
+        self._jobs.append(row)
+
+    def find(self, **asked: Any) -> zombies.Found:
+        """What is found at the end of the history."""
+        self._write()
+        return zombies.find(self.config, Request(**asked), now=END)
+
+    def explain(self, job: str) -> zombie_explain.Explanation:
+        """The page of a job."""
+        self._write()
+        return zombie_explain.explain(self.config, job, now=END)
+
+    def _write(self) -> None:
+        types = {name: dtype for name, dtype in JOBS.items() if any(name in row for row in self._jobs)}
+        frame = pl.DataFrame(self._jobs, schema_overrides=types, infer_schema_length=None)
+        with Repository.open(self.config.db_url) as store:
+            store.upsert(conform(frame, JOBS))
+        if self._samples:
+            with closing(SampleStore(self.config.history_dir)) as history:
+                rows = pl.DataFrame(self._samples, infer_schema_length=None)
+                known = [
+                    (pl.col(n) if n in rows.columns else pl.lit(None)).cast(t).alias(n) for n, t in SAMPLES.items()
+                ]
+                history.ingest(rows.select(known), source="test")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """An empty cluster."""
+    return Site(tmp_path)
+
+
+def squats(_: int) -> dict[str, float | None]:
+    """Memory is full, nothing computes."""
+    return {"util_pct": 0.0, "fb_used_mib": 79_000.0, "power_w": 62.0}
+
+
+def computes(_: int) -> dict[str, float | None]:
+    """A framework that allocates beforehand: 97 % of the memory, 98.6 % utilization."""
+    return {"util_pct": 98.6, "fb_used_mib": 0.97 * 81_920, "power_w": 390.0}
+
+
+def unused(_: int) -> dict[str, float | None]:
+    """Nobody is on it."""
+    return {"util_pct": 0.0, "fb_used_mib": 400.0, "power_w": 55.0}
+
+
+def unmeasured(_: int) -> dict[str, float | None]:
+    """Memory is full, activity is not measured."""
+    return {"util_pct": None, "fb_used_mib": 79_000.0}
+
+
+def used_once(minute: int) -> dict[str, float | None]:
+    """Busy for an hour."""
+    return {"util_pct": 90.0 if minute < 60 else 0.0, "fb_used_mib": 500.0}
+
+
+def _idle(found: zombies.Found) -> list[Finding]:
+    return [one for one in found.findings if one.kind in ("squatter", "idle-allocation")]
+
+
+def test_a_squatter_is_found_and_who_computes_is_not(site: Site) -> None:
+    """The one holds its memory for nothing, the other pre-allocates and computes."""
+    site.job(1, [squats])
+    site.job(2, [computes], node="g2")
+    (one,) = _idle(site.find())
+    assert (one.kind, one.job and one.job.job_id, one.source) == ("squatter", 1, "history")
+    assert one.window_s == pytest.approx(4 * 3600, abs=61)
+    assert one.held_gpu_hours == pytest.approx(4, abs=0.02)
+    assert one.held_gib_hours == pytest.approx(4 * 79_000 / 1024, rel=0.01)
+    assert {row.dimension for row in one.evidence if row.met} == {"memory", "compute", "time", "state"}
+
+
+def test_a_gpu_that_was_not_measured_is_not_accused(site: Site) -> None:
+    """Full memory and no activity signal: unknown, said so."""
+    site.job(1, [unmeasured])
+    site.job(2, [squats, unmeasured], node="g2")
+    site.job(3, [squats, None], node="g3")
+    found = site.find()
+    assert [one.job and one.job.job_id for one in _idle(found)] == [2, 3]
+    for one in _idle(found):
+        assert [gpu.gpu for gpu in one.flagged_gpus] == ["0"]
+        assert any("not measured" in row.text for row in one.unknown)
+    assert found.unmeasured == 3
+
+
+def test_kinds_of_idle_allocations(site: Site) -> None:
+    """Never used, used once, two of eight used."""
+    site.job(1, [unused, unused])
+    site.job(2, [used_once], node="g2")
+    site.job(3, [computes] * 2 + [unused] * 6, node="g3")
+    variants = {one.job.job_id: one.variant for one in _idle(site.find()) if one.job}
+    assert variants == {1: "never-used", 2: "used-once", 3: "partly-used"}
+    partly = next(one for one in _idle(site.find()) if one.variant == "partly-used")
+    assert len(partly.flagged_gpus) == 6
+    assert partly.allocated_gpus == 8
+
+
+def test_one_busy_signal_is_enough_to_be_at_work(site: Site) -> None:
+    """NVML says idle, the tensor cores do not."""
+    site.job(1, [lambda minute: {**squats(minute), "tensor_active": 0.3}])
+    assert not _idle(site.find())
+
+
+def test_the_window_begins_anew_behind_a_gap(site: Site) -> None:
+    """What lies between two samples far apart is unknown, and unknown is not idle."""
+    site.job(1, [lambda minute: squats(minute) if minute < 100 or minute > 200 else unmeasured(minute)])
+    (one,) = _idle(site.find(window_s=1800))
+    assert one.window_s == pytest.approx(39 * 60, abs=61)
+    assert not _idle(site.find(window_s=3000))
+
+
+def test_a_job_that_wakes_up_at_the_end_is_not_found(site: Site) -> None:
+    """Idle for hours and at work again counts as at work."""
+    site.job(1, [lambda minute: computes(minute) if minute > 237 else squats(minute)])
+    assert not _idle(site.find())
+
+
+def test_samples_that_end_long_before_the_job_say_nothing(site: Site) -> None:
+    """The exporter died: the job is unknown. Another node's samples go on."""
+    site.job(1, [squats])
+    site._samples = [row for row in site._samples if row["time"] < END - timedelta(hours=1)]
+    site.job(2, [computes], node="g2")
+    assert not _idle(site.find())
+
+
+@pytest.mark.parametrize(
+    ("state", "share", "kind"),
+    [("TIMEOUT", 1.0, "squatter"), ("OUT_OF_MEMORY", 0.99, "squatter"), ("FAILED", 0.5, "idle-allocation"),
+     ("COMPLETED", 1.0, "idle-allocation")],
+)  # fmt: skip
+def test_ended_jobs(site: Site, state: str, share: float, kind: str) -> None:
+    """A squatter that ended at its limit is one; other ends leave an allocation that was idle."""
+    site.job(1, [squats], state=state, end=END - timedelta(minutes=1), timelimit_s=int(4 * 3600 / share))
+    (one,) = _idle(site.find())
+    assert one.kind == kind
+
+
+def test_what_waits_for_the_held_gpus_is_counted(site: Site) -> None:
+    """Jobs that fit: partition, number and type of GPUs; and only the time that overlaps."""
+    site.job(1, [squats])
+    site.waits(10, 2)
+    site.waits(11, 30)
+    site.waits(12, 2, req_gpus=2)
+    site.waits(13, 2, partition="cpu")
+    site.waits(14, 2, req_tres="cpu=1,gres/gpu=1,gres/gpu:h100=1")
+    (one,) = _idle(site.find())
+    assert one.impact is not None
+    assert (one.impact.jobs, one.impact.startable) == (2, 1)
+    assert one.impact.longest_s == pytest.approx(4 * 3600, abs=120)
+    assert one.impact.waited_s == pytest.approx(6 * 3600, abs=240)
+    assert set(one.impact.examples) == {"10", "11"}
+
+
+def test_filters(site: Site) -> None:
+    """By user, node, kind, variant and score."""
+    site.job(1, [squats])
+    site.job(2, [unused], node="g2", user="bob")
+    assert len(_idle(site.find(users=("bob",)))) == 1
+    assert len(_idle(site.find(nodes=("g1",)))) == 1
+    assert len(_idle(site.find(kinds=("idle-allocation",), variants=frozenset({"used-once"})))) == 0
+    assert len(_idle(site.find(kinds=("squatter",)))) == 1
+    assert len(_idle(site.find(min_score=1.0, partitions=("gpu",), accounts=("lab",)))) == 2
+
+
+def test_an_old_history_is_looked_at_as_of_its_end(site: Site) -> None:
+    """Nothing of what came later is guessed, and a person is told."""
+    site.job(1, [squats])
+    site._write()
+    found = zombies.find(site.config, Request(), now=END + timedelta(days=3))
+    assert len(_idle(found)) == 1
+    assert any("ends" in note and "ago" in note for note in found.notes)
+
+
+def test_no_accounting_is_an_error_with_advice(site: Site) -> None:
+    """Nothing was taken in."""
+    with pytest.raises(AffinodeError) as caught:
+        zombies.find(site.config, Request(), now=END)
+    assert "ingest sacct" in str(caught.value.hint)
+
+
+def test_keys_tell_matters_apart_and_findings_have_a_json_form(site: Site) -> None:
+    """The same matter has the same key whenever it is found."""
+    site.job(1, [squats])
+    site.job(2, [unused], node="g2", job_name="<script>\x1b[31m")
+    first, second = (site.find() for _ in range(2))
+    assert [one.key for one in first.findings] == [one.key for one in second.findings]
+    assert len({one.key for one in first.findings}) == len(first.findings)
+    row = _idle(first)[0].as_json()
+    assert row["subject"]["type"] == "job"
+    assert row["key"] == _idle(first)[0].key
+
+
+def test_an_explanation_says_why_nothing_is_held_against_a_job(site: Site) -> None:
+    """The page of a job at work, and of one that is not measured."""
+    site.job(1, [computes])
+    site.job(2, [unmeasured], node="g2")
+    page = site.explain("1")
+    assert not page.findings
+    assert "98.6" in page.gpus[0].verdicts[0].why_not
+    assert len(page.gpus[0].slots) == 60
+    unknown = site.explain("2")
+    assert not unknown.gpus[0].gpu.measured
+    assert all(one.activity_pct is None for one in unknown.gpus[0].slots)
+    with pytest.raises(zombie_explain.UnknownJobError):
+        site.explain("99")
+
+
+def test_misfits(site: Site) -> None:
+    """Too many nodes, a GPU that is too powerful, a limit far above use."""
+    site.job(1, [computes, computes], nodes=2, node_list="g1,g9")
+    site.job(2, [lambda _: {"util_pct": 9.0, "fb_used_mib": 900.0}], node="g2", cpus=1, max_rss_bytes=2**30)
+    site.job(3, [computes], node="g3", state="COMPLETED", end=END - timedelta(minutes=2), timelimit_s=4 * 86400,
+             cpus=64, total_cpu_s=3600.0)  # fmt: skip
+    site.job(4, [computes], node="g3")
+    site.config = replace(
+        site.config,
+        zombies=replace(site.config.zombies, misfits=replace(site.config.zombies.misfits, cores_per_gpu=16.0)),
+    )
+    kinds = {(one.job.job_id, one.kind) for one in site.find().findings if one.job}
+    assert kinds >= {(1, "fragmentation"), (2, "gpu-too-powerful"), (3, "time-limit"), (3, "cpu-cores-per-gpu")}
+    assert (1, "squatter") not in kinds
+
+
+def test_clustercockpit_only_zero_averages_are_idle(shared_data: Path) -> None:
+    """544 real jobs: an average of exactly 0 is idle, whatever the memory; any other says nothing of idle time."""
+    path = shared_data / "clustercockpit" / "jobs.sqlite"
+    found = zombie_averages.clustercockpit(Config(), Request(), path)
+    idle = _idle(found)
+    assert {one.job.job_id for one in idle if one.job} == {
+        679909, 679896, 679908, 679797, 679772, 679713, 679783, 679884, 679743,
+    }  # fmt: skip
+    assert {one.variant for one in idle} == {"never-used"}
+    assert all(gpu.peak_pct == 0 for one in idle for gpu in one.flagged_gpus)
+    # Their size is not in the data: whether their memory is full is unknown, so none is a squatter.
+    assert not [one for one in found.findings if one.kind == "squatter"]
+    assert len(_idle(zombie_averages.clustercockpit(Config(), Request(window_s=60), path))) == 66
+
+
+def test_jobanalyzer_without_a_gpu_history_accuses_nobody(shared_data: Path, tmp_path: Path) -> None:
+    """84 real GPU allocations, one of them a TIMEOUT: without measurements all are unknown, and that is said."""
+    read = sacct.read(shared_data / "jobanalyzer" / "sacct_p.txt")
+    config = replace(Config(), store=StoreConfig(state_dir=tmp_path))
+    with Repository.open(config.db_url) as store:
+        store.upsert(read.jobs, read.steps)
+    since, until = datetime(2025, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
+    found = zombies.find(config, Request(since=since, until=until))
+    assert found.jobs == 84
+    assert not _idle(found)
+    assert found.unmeasured >= 84
+    assert any("no GPU history" in note for note in found.notes)
+    page = zombie_explain.explain(config, "1639021", now=until)
+    assert page.job.state == "TIMEOUT"
+    assert not page.findings
+    assert any("not known" in note for note in page.notes)
+
+
+def test_jobstats_a_gpu_without_an_entry_is_not_idle(shared_data: Path, site: Site) -> None:
+    """46044267 has a GPU without a utilization entry and one at 9.5 %, and ended TIMEOUT: neither GPU is accused."""
+    rows = json.loads((shared_data / "jobstats" / "js1_decoded.json").read_text())
+    (nodes,) = (row["stats"]["nodes"] for row in rows if "|46044267|" in row["sacct"])
+    ((node, stats),) = nodes.items()
+
+    def gpu(index: str) -> Values:
+        util, used = stats.get("gpu_utilization", {}).get(index), stats["gpu_used_memory"][index] / 2**20
+        return lambda _: {"util_pct": util, "fb_used_mib": used}
+
+    assert "2" not in stats["gpu_utilization"]
+    end = END - timedelta(minutes=1)
+    site.job(46044267, [gpu(index) for index in stats["gpu_total_memory"]], node=node, state="TIMEOUT", end=end)
+    found = site.find(window_s=600)
+    assert not _idle(found)
+    assert found.unmeasured == 1
