@@ -238,8 +238,7 @@ def load(
 
 def policy_path(config: Config) -> Path:
     """Where the policy for zombies is: ``zombies.policy``, the environment, else beside the configuration."""
-    named: Path | None = getattr(getattr(config, "zombies", None), "policy", None)
-    return named or Path(os.environ.get(ENV_POLICY) or DEFAULT_POLICY)
+    return config.zombies.policy or Path(os.environ.get(ENV_POLICY) or DEFAULT_POLICY)
 
 
 def backend(text: str, *, where: str) -> str:

@@ -57,6 +57,8 @@ class ZombiesConfig:
 
     signatures: Path | None = None
     """The site's file; ``None``: the one that comes with the package."""
+    policy: Path | None = None
+    """What is done about findings; ``None``: /etc/slurm-affinode/zombies.toml, else what comes with the package."""
     look_back: str = "2d"
     """How far before the end the history is looked at."""
     exporter_port: int = 9402

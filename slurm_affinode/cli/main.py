@@ -57,6 +57,7 @@ _COMMANDS = {
     "exporter": ("slurm_affinode.cli.exporter:exporter", "On a node: sample its GPUs; metrics over HTTP, files."),
     "export": ("slurm_affinode.cli.export:export", "Write the GPU history for other programs (OpenMetrics)."),
     "zombies": ("slurm_affinode.cli.zombies:zombies", "Who holds GPUs without using them: find, explain, clean up."),
+    "keep": ("slurm_affinode.cli.zombie_admin:keep", "Ask that an idle job of yours be left alone for a time."),
     "status": ("slurm_affinode.cli.status:status", "Jobs that may be suspended, and those that are."),
     "suspend": ("slurm_affinode.cli.suspend:suspend", "Suspend a job now."),
     "wake": ("slurm_affinode.cli.suspend:wake", "Let a suspended job go on."),

@@ -263,7 +263,7 @@ def tell(actions: Iterable[Action], tools: Tools, ledger: Ledger) -> list[Outcom
     wanted = [action for action in actions if action.verb in ("warn-user", "warn-admin")]
     outcomes: list[Outcome] = []
     mails = 0
-    for (user, recipients), group in _by_reader(wanted, tools.policy).items():
+    for (user, recipients), group in by_reader(wanted, tools.policy).items():
         tools.step(f"mail: {user or 'administrators'}")
         if mails >= tools.policy.limits.mails:
             text = f"{mails} mails in this run already: the limit"
@@ -274,7 +274,7 @@ def tell(actions: Iterable[Action], tools: Tools, ledger: Ledger) -> list[Outcom
     return outcomes
 
 
-def _by_reader(actions: Iterable[Action], policy: Policy) -> dict[tuple[str | None, tuple[str, ...]], list[Action]]:
+def by_reader(actions: Iterable[Action], policy: Policy) -> dict[tuple[str | None, tuple[str, ...]], list[Action]]:
     groups: dict[tuple[str | None, tuple[str, ...]], list[Action]] = {}
     for action in actions:
         user = action.finding.user if action.verb == "warn-user" else None
@@ -345,7 +345,7 @@ def _tell_done(actions: list[Action], tools: Tools) -> None:
     """Tell owners that their jobs were ended; that this fails changes nothing about it, and is written down."""
     if tools.policy.mail.via == "none":
         return
-    for (user, recipients), group in _by_reader((replace_verb(one) for one in actions), tools.policy).items():
+    for (user, recipients), group in by_reader((replace_verb(one) for one in actions), tools.policy).items():
         originals = [one for one in actions if one.finding.key in {each.finding.key for each in group}]
         copies = tools.policy.mail.admins if any(one.settings.warn_admins for one in originals) else ()
         for recipient in dict.fromkeys((*recipients, *copies)):

@@ -1,7 +1,7 @@
 """Owners' wishes that a job be left alone for a time.
 
-A user may write into the comment of his own jobs and nowhere else that the administrators' tool reads: there the wish is
-until the next run takes it into the store. The first one that is seen counts, once for each run of a job.
+A user may write into the comment of his own jobs and nowhere else that the administrators' tool reads: there the wish
+is until the next run takes it into the store. The first one that is seen counts, once for each run of a job.
 """
 
 from __future__ import annotations

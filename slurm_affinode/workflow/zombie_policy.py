@@ -90,7 +90,7 @@ def _match(match: Match) -> str:
 
 def _settings(settings: Settings, sets: Iterable[str] | None = None) -> str:
     given = frozenset(sets) if sets is not None else None
-    words = [] if given is not None and "action" not in given else [settings.action]
+    words: list[str] = [] if given is not None and "action" not in given else [settings.action]
     for name, text in (("fixed", "never used"), ("sliding", "idle")):
         stages = getattr(settings, name)
         if stages != Stages():

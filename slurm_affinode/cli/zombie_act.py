@@ -1,0 +1,300 @@
+"""``slurm-affinode zombies warn`` and ``clean``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_affinode.agent.reach import Reach
+from slurm_affinode.cli.options import (
+    Span,
+    config_options,
+    json_option,
+    print_json,
+    print_table,
+    slurm_options,
+    stages,
+    warn,
+)
+from slurm_affinode.cli.prometheus_options import prometheus_options
+from slurm_affinode.cli.zombies import filters, prometheus_history
+from slurm_affinode.config import Config
+from slurm_affinode.core.cleanup_plan import plan
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.cleanup import DESTRUCTIVE, Action, Ledger, Policy
+from slurm_affinode.model.finding import VARIANTS
+from slurm_affinode.report.mail import digest
+from slurm_affinode.slurm.backends import open_client
+from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.store.repository import Repository
+from slurm_affinode.store.zombies import ZombieLog
+from slurm_affinode.workflow import zombie_actions as actions_of
+from slurm_affinode.workflow import zombie_keeps, zombie_live, zombie_policy
+from slurm_affinode.workflow import zombies as workflow
+from slurm_affinode.workflow.postman import postman
+from slurm_affinode.workflow.zombie_actions import Outcome, Tools, Who
+from slurm_affinode.workflow.zombie_recheck import Recheck
+
+QUIET = frozenset({"too-early", "told", "warned", "rule", "nobody", "same"})
+"""Why nothing is done that need not be shown."""
+
+_CLEAN_EPILOG = """\b
+Examples:
+  slurm-affinode zombies clean                        what would be done now, and what speaks against it
+  slurm-affinode zombies clean --live --yes           do it
+  slurm-affinode zombies clean --live --warn --yes    tell people as well: what the timer runs
+  slurm-affinode zombies clean --live --kind orphan-process --node c1 --yes
+
+\b
+Exit status: 0 done, or nothing to do; 1 something failed (the rest was done); 2 unusable policy or input;
+3 something needed does not answer.
+"""
+_WARN_EPILOG = """\b
+Examples:
+  slurm-affinode zombies warn                         who would be told of what
+  slurm-affinode zombies warn --dry-run               the mails themselves
+  slurm-affinode zombies warn --live --yes            send them
+
+\b
+Exit status: 0 done, or nobody to tell; 1 somebody could not be told; 2 unusable policy or input;
+3 something needed does not answer.
+"""
+
+
+def _common(function: Any) -> Any:
+    options = [
+        config_options,
+        slurm_options,
+        prometheus_options,
+        filters,
+        click.option("--live", is_flag=True, help="As it is now: ask Slurm once, and the agents of the nodes."),
+        click.option("--watch", "watch_s", type=Span(), metavar="SPAN",
+                     help="With --live: look at the nodes for so long."),
+        click.option("--policy", "policy_path", type=click.Path(path_type=Path), metavar="FILE",
+                     help="The policy. [default: zombies.policy, /etc/slurm-affinode/zombies.toml, else the built-in]"),
+        click.option("--all", "everything", is_flag=True, help="Also show what nothing is to be done about yet."),
+        json_option,
+    ]  # fmt: skip
+    return functools.reduce(lambda made, option: option(made), reversed(options), function)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a command was asked for."""
+
+    config: Config
+    request: workflow.Request
+    live: bool
+    watch_s: float | None
+    prometheus: bool
+    policy: Policy
+    as_json: bool
+    everything: bool
+
+
+def _asked(
+    config: Config, policy_path: Path | None, *, live: bool, watch_s: float | None, asked: bool, as_json: bool,
+    everything: bool, kinds: tuple[str, ...], **filters: Any,
+) -> Asked:  # fmt: skip
+    request = workflow.Request(
+        kinds=tuple(dict.fromkeys("idle-allocation" if kind in VARIANTS else kind for kind in kinds)),
+        variants=frozenset(kinds) & frozenset(VARIANTS), **filters,
+    )  # fmt: skip
+    policy = zombie_policy.load(config, policy_path)
+    return Asked(config, request, live, watch_s, asked, policy, as_json, everything)
+
+
+@click.command(epilog=_WARN_EPILOG)
+@_common
+@click.option("--yes", is_flag=True, help="Send. Without it nothing is sent.")
+@click.option("--dry-run", is_flag=True, help="Print the mails in place of sending them.")
+def warn_(*, yes: bool, dry_run: bool, config: Config, policy_path: Path | None, **given: Any) -> int:
+    """Tell owners and administrators what was found, as the policy says; one mail for each.
+
+    A user is told of all his jobs in one mail, of each stage once, and of what has no stages once in a period.
+    """
+    asked = _asked(config, policy_path, **given)
+    with _session(asked) as session:
+        decided = [one for one in session.plan() if one.verb not in DESTRUCTIVE]
+        session.looked(decided, "warn")
+        if dry_run or not yes:
+            if dry_run and not asked.as_json:
+                _print_mails(decided, asked.policy)
+            return session.show([_planned(one) for one in decided], dry_run=True)
+        return session.show([*actions_of.tell(decided, session.tools, session.ledger), *_idle(decided)], dry_run=False)
+
+
+@click.command(epilog=_CLEAN_EPILOG)
+@_common
+@click.option("--yes", is_flag=True, help="Do it. Without it nothing is done.")
+@click.option("--warn", "warnings", is_flag=True, help="Also tell people, as `zombies warn` does.")
+@click.option("--over-limit", type=int, metavar="N",
+              help="Cancel up to N jobs in this run, whatever the policy's limit. Asks a person.")  # fmt: skip
+def clean(
+    *, yes: bool, warnings: bool, over_limit: int | None, config: Config, policy_path: Path | None, **given: Any
+) -> int:
+    """Cancel or suspend idle jobs, end orphan processes, drain and resume nodes, as the policy says.
+
+    A dry run unless --yes is given. Evidence is read again right before each action: a job that woke up is spared.
+    Every look, warning and action is written down: see `zombies history`.
+    """
+    asked = _asked(config, policy_path, **given)
+    if over_limit is not None:
+        if yes:
+            _person(over_limit)
+        asked = replace(asked, policy=replace(asked.policy, limits=replace(asked.policy.limits, cancel=over_limit)))
+    with _session(asked) as session:
+        decided = session.plan()
+        if not warnings:
+            decided = [one for one in decided if not actions_of.warnable(one)]
+        session.looked(decided, "clean")
+        if not yes:
+            return session.show([_planned(one) for one in decided], dry_run=True)
+        done = actions_of.execute(decided, session.tools)
+        done += actions_of.tell(decided, session.tools, session.ledger)
+        return session.show([*done, *_idle(decided)], dry_run=False)
+
+
+def _person(limit: int) -> None:
+    """Somebody at a terminal has to say it: no script raises the limit."""
+    if not sys.stdin.isatty():
+        raise AffinodeError(
+            "--over-limit needs a person at a terminal", hint="without one, limits.cancel of the policy holds"
+        )
+    click.confirm(f"Cancel up to {limit} jobs in this run?", abort=True)
+
+
+def _planned(action: Action) -> Outcome:
+    return Outcome(action, "spared" if action.verb == "none" else "planned", action.reason)
+
+
+def _idle(decided: Sequence[Action]) -> list[Outcome]:
+    return [_planned(one) for one in decided if one.verb == "none"]
+
+
+@dataclass(slots=True)
+class Session:
+    """One run of a command: what it found, and what it acts with."""
+
+    asked: Asked
+    found: workflow.Found
+    log: ZombieLog
+    tools: Tools
+    ledger: Ledger
+
+    def plan(self) -> list[Action]:
+        """What is to be done. Agents are asked for jobs that may be suspended where some are to be cancelled."""
+        now = self.tools.now()
+        self.log.see([one.key for one in self.found.findings if one.since is None], now)
+        self.ledger = self.log.ledger(now)
+        decided = plan(self.found.findings, self.asked.policy, self.ledger, now)
+        if any(one.verb == "cancel" for one in decided):
+            watched = actions_of.opted_in(decided, self.tools.ask)
+            decided = plan(self.found.findings, self.asked.policy, self.ledger, now, opted_in=watched)
+        return decided
+
+    def looked(self, decided: Sequence[Action], command: str) -> None:
+        """Write down that somebody looked."""
+        self.log.record([actions_of.looked(decided, self.tools.who, self.tools.now(), command)])
+
+    def show(self, outcomes: Sequence[Outcome], *, dry_run: bool) -> int:
+        """Print what was done or would be; the exit status."""
+        shown = [one for one in outcomes if self.asked.everything or one.action.code not in QUIET]
+        if self.asked.as_json:
+            print_json({
+                "dry_run": dry_run, "run": self.tools.who.run, "policy": self.asked.policy.where,
+                "since": self.found.since, "until": self.found.until, "source": self.found.source,
+                "findings": len(self.found.findings), "actions": [_row(one) for one in shown],
+                "notes": list(self.found.notes),
+            })  # fmt: skip
+        else:
+            rows = [
+                (one.action.verb if one.action.verb != "none" else "-", one.action.target, one.action.finding.kind,
+                 one.action.finding.user, one.result if one.action.verb != "none" else one.action.code, one.text)
+                for one in shown
+            ]  # fmt: skip
+            if rows:
+                print_table(("ACTION", "TARGET", "KIND", "USER", "RESULT", "WHY"), rows)
+            hidden = len(outcomes) - len(shown)
+            more = f"; {hidden} more for which it is too early or done (--all)" if hidden else ""
+            click.echo(f"{len(self.found.findings)} findings, {len(shown)} shown{more}")
+            for note in self.found.notes:
+                warn(note)
+            if dry_run and any(one.action.verb != "none" for one in outcomes):
+                warn("dry run: nothing was done; add --yes")
+        return 1 if any(one.result == "failed" for one in outcomes) else 0
+
+
+def _row(one: Outcome) -> dict[str, Any]:
+    action, finding = one.action, one.action.finding
+    return {
+        "verb": action.verb, "result": one.result, "code": action.code, "target": action.target,
+        "reason": action.reason, "text": one.text, "rule": action.rule, "number": action.number,
+        "kind": finding.kind, "user": finding.user,
+        "job": None if finding.job is None else finding.job.id, "finding": finding.as_json(),
+        "read_again": None if one.look is None else one.look.verdict,
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _session(asked: Asked) -> Iterator[Session]:
+    config = asked.config
+    open_slurm: Callable[[], SlurmClient] = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
+    with contextlib.ExitStack() as stack:
+        step = stack.enter_context(stages(quiet=asked.as_json))
+        found = _find(asked, open_slurm, step)
+        store = stack.enter_context(Repository.open(config.db_url))
+        log = ZombieLog(store.engine)
+        slurm = stack.enter_context(open_slurm())
+        reach = Reach(config, open_slurm)
+        stack.callback(reach.close)
+        who = Who.am_i()
+
+        def now() -> datetime:
+            return datetime.now(UTC)
+
+        _keeps(found, slurm, asked.policy, log, who, now())
+        tools = Tools(
+            slurm=slurm, ask=reach.ask, suspend=lambda job: reach.about(job, {"verb": "suspend"}),
+            recheck=Recheck(slurm, reach.ask, config.idle.low_pct), post=postman(asked.policy.mail, now), log=log,
+            policy=asked.policy, who=who, now=now, step=step,
+        )  # fmt: skip
+        yield Session(asked, found, log, tools, log.ledger(now()))
+
+
+def _find(asked: Asked, slurm: Callable[[], SlurmClient], step: Callable[[str], None]) -> workflow.Found:
+    history = prometheus_history(asked.config, asked.request, step) if asked.prometheus else None
+    if asked.live:
+        return zombie_live.find(
+            asked.config, asked.request, slurm=slurm, watch_s=asked.watch_s, history=history, step=step
+        )
+    return workflow.find(asked.config, asked.request, slurm=slurm, history=history, step=step)
+
+
+def _keeps(  # noqa: PLR0917
+    found: workflow.Found, slurm: SlurmClient, policy: Policy, log: ZombieLog, who: Who, now: datetime
+) -> None:
+    """Take in what owners asked for since the last run: one question to slurmctld."""
+    clusters = {one.cluster for one in found.findings}
+    if len(clusters) != 1:
+        return
+    zombie_keeps.collect(slurm.jobs(), clusters.pop(), policy.keep, log, now=now, run=who.run)
+
+
+def _print_mails(decided: Sequence[Action], policy: Policy) -> None:
+    for (user, recipients), group in actions_of.by_reader(decided, policy).items():
+        keep_s = policy.keep.max_s if policy.keep.allow else None
+        for recipient in recipients or ("(nobody: mail.admins is empty)",):
+            mail = digest(
+                group, policy.mail, recipient=recipient, user=user, now=datetime.now(UTC),
+                timezone=policy.calendar.timezone, keep_s=keep_s,
+            )  # fmt: skip
+            click.echo(f"To: {recipient}\nSubject: {mail.subject}\n\n{mail.text}")

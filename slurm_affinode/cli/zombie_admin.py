@@ -1,0 +1,374 @@
+"""``slurm-affinode zombies policy``, ``history`` and ``install``; ``slurm-affinode keep``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pwd
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+
+from slurm_affinode import process
+from slurm_affinode.cli.options import (
+    Span,
+    When,
+    config_options,
+    json_option,
+    print_json,
+    print_table,
+    printable,
+    progress,
+    slurm_options,
+    warn,
+)
+from slurm_affinode.config import DEFAULT_POLICY, Config
+from slurm_affinode.core.spans import span
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.files import write_text
+from slurm_affinode.model.audit import RESULTS
+from slurm_affinode.model.cleanup import Keep, Policy
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.resources import asset_dir
+from slurm_affinode.slurm.backends import open_client
+from slurm_affinode.store.repository import Repository
+from slurm_affinode.store.zombies import ZombieLog
+from slurm_affinode.workflow import zombie_keeps, zombie_policy
+from slurm_affinode.workflow import zombies as workflow
+from slurm_affinode.workflow.zombie_actions import Who
+
+SYSTEMCTL_S = 30.0
+
+_CHECK_EPILOG = """\b
+Examples:
+  slurm-affinode zombies policy check                  the policy that holds, and the last week with it
+  slurm-affinode zombies policy check new.toml         what would be different
+  slurm-affinode zombies policy check new.toml --no-replay
+
+\b
+Exit status: 0 it is right, 1 something is wrong with it (each mistake by its line), 2 it cannot be read.
+"""
+
+
+@click.group()
+def policy() -> None:
+    """What is done about findings: check the policy file, show the one that comes with the package."""
+
+
+@policy.command()
+def show() -> int:
+    """Print the policy that holds where a site has none, to start from."""
+    click.echo((asset_dir("reports") / "zombies-policy.toml").read_text(encoding="utf-8"), nl=False)
+    return 0
+
+
+@policy.command(epilog=_CHECK_EPILOG)
+@config_options
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--since", type=When(), default="7d", metavar="TIME", help="Begin of the replay.  [default: 7d]")
+@click.option("--until", type=When(), default="now", metavar="TIME", help="Its end.  [default: now]")
+@click.option("--every", type=Span(60), default="15m", metavar="SPAN", show_default=True,
+              help="How often the timer runs.")  # fmt: skip
+@click.option("--look-every", type=Span(60), default="4h", metavar="SPAN", show_default=True,
+              help="The history is looked at so often; what lasted for less may be missed.")  # fmt: skip
+@click.option("--replay/--no-replay", default=True, show_default=True, help="Say what it would have done.")
+@json_option
+def check(
+    *, config: Config, file: Path | None, since: datetime, until: datetime, every: float, look_every: float,
+    replay: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Say what a policy says, what is wrong with it by line, and what it would have done over the last week.
+
+    FILE is the policy. [default: zombies.policy, /etc/slurm-affinode/zombies.toml, else the one that is built in]
+    """
+    now = datetime.now(UTC)
+    found, faults = zombie_policy.examine(config, file)
+    if faults:
+        if as_json:
+            print_json({"policy": found.where, "faults": [dataclasses.asdict(one) for one in faults]})
+        for fault in () if as_json else faults:
+            click.echo(printable(f"{found.where}:{fault.line}: {fault.message}"))
+            if fault.hint:
+                click.echo(printable(f"  {fault.hint}"))
+        return 1
+    done, note = _replay(config, found, since, until, every, look_every) if replay else ([], None)
+    lines = zombie_policy.explain(found, now)
+    if as_json:
+        print_json({
+            "policy": found.where, "faults": [], "says": lines, "note": note,
+            "replay": None if note or not replay else [
+                {"at": one.at, "verb": one.action.verb, "code": one.action.code, "number": one.action.number,
+                 "target": one.action.target, "user": one.action.finding.user, "kind": one.action.finding.kind,
+                 "reason": one.action.reason, "rule": one.action.rule, "finding": one.action.finding.key}
+                for one in done
+            ],
+        })  # fmt: skip
+        return 0
+    click.echo(f"{printable(found.where)}: no mistakes")
+    for line in lines:
+        click.echo(printable(f"  {line}"))
+    if note:
+        warn(note)
+    elif replay:
+        _print_replay(done, since, until)
+    return 0
+
+
+def _replay(
+    config: Config, found: Policy, since: datetime, until: datetime, every_s: float, look_s: float
+) -> tuple[list[zombie_policy.Replayed], str | None]:  # fmt: skip
+    looks = []
+    moment, problem = since + timedelta(seconds=look_s), None
+    count = max(1, int((until - since).total_seconds() // look_s))
+    with progress("looking at the history", count) as advance:
+        while moment <= until:
+            try:
+                request = workflow.Request(until=moment, running_only=False)
+                looks.append(workflow.find(config, request, slurm=None, now=moment).findings)
+            except AffinodeError as error:
+                problem = str(error)
+            advance(1)
+            moment += timedelta(seconds=look_s)
+    if not looks:
+        return [], f"what it would have done is not known: {problem or 'the interval is empty'}"
+    past = zombie_policy.episodes(looks)
+    return zombie_policy.replay(past, found, since, until, timedelta(seconds=every_s)), None
+
+
+def _print_replay(done: list[zombie_policy.Replayed], since: datetime, until: datetime) -> None:
+    click.echo(f"\nFrom {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC it would have done:")
+    rows = [
+        (f"{one.at:%m-%d %H:%M}", one.action.verb if one.action.verb != "none" else f"none ({one.action.code})",
+         one.action.number or "", one.action.target, one.action.finding.user, one.action.finding.kind,
+         one.action.reason)
+        for one in done
+    ]  # fmt: skip
+    if not rows:
+        click.echo("  nothing")
+        return
+    print_table(("AT (UTC)", "ACTION", "NO", "TARGET", "USER", "KIND", "WHY"), rows)
+    counts: dict[str, int] = {}
+    for one in done:
+        counts[one.action.verb] = counts.get(one.action.verb, 0) + 1
+    click.echo("; ".join(f"{verb}: {count}" for verb, count in sorted(counts.items())))
+
+
+_HISTORY_EPILOG = """\b
+Examples:
+  slurm-affinode zombies history --since 7d
+  slurm-affinode zombies history --job 123 --json       with the evidence of each decision
+  slurm-affinode zombies history --verb cancel --result spared
+"""
+
+
+@click.command(epilog=_HISTORY_EPILOG)
+@config_options
+@click.option("--since", type=When(), metavar="TIME", help="Begin.")
+@click.option("--until", type=When(), metavar="TIME", help="End, not included.")
+@click.option("--job", metavar="JOB", help="About this job; of an array, all of its tasks.")
+@click.option("--user", "-u", metavar="NAME", help="About this user's jobs.")
+@click.option("--verb", metavar="WORD", help="Only this: look, warn-user, warn-admin, cancel, suspend, keep, ...")
+@click.option("--result", type=click.Choice(RESULTS), help="Only with this result.")
+@click.option("--limit", type=click.IntRange(1), default=200, show_default=True, metavar="N", help="The newest N.")
+@json_option
+def history(
+    *, config: Config, since: datetime | None, until: datetime | None, job: str | None, user: str | None,
+    verb: str | None, result: str | None, limit: int, as_json: bool,
+) -> int:  # fmt: skip
+    """Show what was looked at, told and done: who, when, on what evidence, with what result. Oldest first."""
+    with Repository.open(config.db_url) as store:
+        rows = ZombieLog(store.engine).history(
+            since=since, until=until, job=job, user=user, verb=verb, result=result, limit=limit
+        )
+    if as_json:
+        print_json([dataclasses.asdict(one) for one in rows])
+        return 0
+    print_table(
+        ("AT (UTC)", "WHO", "VERB", "RESULT", "JOB", "USER", "NODE", "WHAT"),
+        [
+            (f"{one.at:%Y-%m-%d %H:%M:%S}", one.actor, one.verb, one.result, one.job, one.user, one.node, one.reason)
+            for one in rows
+        ],
+    )
+    return 0
+
+
+# --- keep
+
+
+_KEEP_EPILOG = """\b
+Examples:
+  slurm-affinode keep 123 --for 2h --why "the debugger is attached, back after lunch"
+
+\b
+Exit status: 0 noted, 1 not granted, 2 unusable input, 3 Slurm does not answer.
+"""
+
+
+@click.command(epilog=_KEEP_EPILOG)
+@config_options
+@slurm_options
+@click.argument("job")
+@click.option("--for", "for_s", type=Span(60), required=True, metavar="SPAN", help="For so long from now on.")
+@click.option("--why", required=True, metavar="TEXT", help="The reason, for administrators.")
+@json_option
+def keep(*, config: Config, job: str, for_s: float, why: str, as_json: bool) -> int:
+    """Ask that a job of yours be left alone for a time although its GPUs are idle. Once for each run of a job.
+
+    It is written into the job's comment, where the administrators' tool finds it.
+    """
+    now = datetime.now(UTC)
+    found = zombie_policy.load(config)
+    wish = zombie_keeps.Wish(now + timedelta(seconds=for_s), " ".join(why.split()))
+    with open_client(config.slurm.backend) as slurm:  # type: ignore[arg-type]
+        there = slurm.job(job)
+        problem = _against(there, wish, found, now)
+        if problem is not None:
+            warn(f"job {there.id}: {problem}")
+            return 1
+        slurm.set_comment(there.id, zombie_keeps.comment_with(there.comment, wish))
+        cluster = config.cluster.name or slurm.config().get("ClusterName") or "default"
+    keep_ = Keep(cluster, there.job_id, there.submit or now, there.user or "?", wish.why, now, wish.until)
+    written = _write(config, keep_, there.id, now)
+    if as_json:
+        print_json({"job": there.id, "until": wish.until, "why": wish.why, "written": written})
+    else:
+        click.echo(f"Job {there.id} is left alone for {span(for_s)}, until {wish.until.astimezone():%Y-%m-%d %H:%M}")
+    return 0
+
+
+def _against(job: Job, wish: zombie_keeps.Wish, found: Policy, now: datetime) -> str | None:
+    uid = os.getuid()
+    if uid not in (0, job.uid):
+        return "it is not yours"
+    if not job.allocated:
+        return f"it does not run: it is {job.state}"
+    if zombie_keeps.parse(job.comment) is not None:
+        return "it was asked to be kept before; that may be done once"
+    try:
+        zombie_keeps.check(wish, found.keep, now)
+    except AffinodeError as error:
+        return str(error)
+    return None
+
+
+def _write(config: Config, wish: Keep, job: str, now: datetime) -> bool:
+    """Into the store at once, where this user may write there."""
+    try:
+        with Repository.open(config.db_url, create=False) as store:
+            log = ZombieLog(store.engine)
+            if log.keep(wish) is None:
+                who = Who.am_i()
+                log.record([zombie_keeps.record(wish, job, who.run, who.actor, now)])
+    except AffinodeError:
+        return False
+    return True
+
+
+# --- install
+
+
+_INSTALL_EPILOG = """\b
+Examples:
+  slurm-affinode zombies install                       systemd, where it runs, else cron; every 15 minutes
+  slurm-affinode zombies install --cron --every 10m --user slurm-affinode
+  slurm-affinode zombies install --root /tmp/image     write the files only, for an image or a package
+  slurm-affinode zombies install --remove
+"""
+_SERVICE, _TIMER, _CRON = "slurm-affinode-zombies.service", "slurm-affinode-zombies.timer", "slurm-affinode-zombies"
+
+
+@click.command(epilog=_INSTALL_EPILOG)
+@click.option("--systemd/--cron", "systemd", default=None, help="Which of the two.  [default: systemd where it runs]")
+@click.option("--every", type=Span(60), default="15m", show_default=True, metavar="SPAN", help="How often.")
+@click.option("--user", default="root", show_default=True, metavar="NAME",
+              help="As whom: root, or SlurmUser; whoever it is has to be one of agent.admins.")  # fmt: skip
+@click.option("--warn-only", is_flag=True, help="Only tell people; nothing is cancelled.")
+@click.option("--options", default="--live", show_default=True, metavar="TEXT", help="Options of the command.")
+@click.option("--root", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Write below DIR; nothing is started.")  # fmt: skip
+@click.option("--remove", is_flag=True, help="Take away what this command wrote.")
+@json_option
+def install(
+    *, systemd: bool | None, every: float, user: str, warn_only: bool, options: str, root: Path | None, remove: bool,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Install the timer (systemd) or the crontab that warns and cleans up, and the policy, where there is none."""
+    base = root or Path("/")
+    if root is None and os.geteuid() != 0:
+        raise AffinodeError("only root can install it", hint="or write the files somewhere: --root DIR")
+    if any(not word.isprintable() for word in (user, options)) or any(c in user for c in " %:/"):
+        raise AffinodeError(f"{user!r} is no user")
+    if root is None:
+        try:
+            pwd.getpwnam(user)
+        except KeyError:
+            raise AffinodeError(f"there is no user {user}", hint="--user NAME") from None
+    by_systemd = Path("/run/systemd/system").is_dir() if systemd is None else systemd
+    units, cron = base / "etc/systemd/system", base / "etc/cron.d" / _CRON
+    if remove:
+        gone = _remove([units / _SERVICE, units / _TIMER, cron], start=root is None)
+        _say(as_json, removed=gone)
+        return 0
+    verb = "warn" if warn_only else "clean --warn"
+    command = f"slurm-affinode zombies {verb} {options} --yes".replace("  ", " ")
+    written = []
+    site = base / str(DEFAULT_POLICY).lstrip("/")
+    if not site.exists():
+        write_text(site, (asset_dir("reports") / "zombies-policy.toml").read_text(encoding="utf-8"))
+        written.append(site)
+    if by_systemd:
+        values = {"@COMMAND@": command, "@USER@": user, "@EVERY@": f"{round(every)}s"}
+        written += [_fill(asset_dir("reports") / "systemd" / name, units / name, values) for name in (_SERVICE, _TIMER)]
+    else:
+        values = {"@COMMAND@": command.replace("%", "\\%"), "@USER@": user, "@MINUTES@": _minutes(every)}
+        written.append(_fill(asset_dir("reports") / "cron.d" / _CRON, cron, values))
+    if root is None and by_systemd:
+        process.run(("systemctl", "daemon-reload"), timeout_s=SYSTEMCTL_S)
+        process.run(("systemctl", "enable", "--now", _TIMER), timeout_s=SYSTEMCTL_S)
+    _say(as_json, written=written)
+    return 0
+
+
+def _fill(template: Path, target: Path, values: dict[str, str]) -> Path:
+    text = functools.reduce(
+        lambda made, item: made.replace(*item), values.items(), template.read_text(encoding="utf-8")
+    )
+    write_text(target, text)
+    return target
+
+
+def _minutes(every_s: float) -> str:
+    """The first field of a crontab line; cron knows minutes of the hour only."""
+    minutes = max(1, round(every_s / 60))
+    if minutes < 60 and 60 % minutes == 0:
+        return "*" if minutes == 1 else f"*/{minutes}"
+    if minutes == 60:
+        return "7"
+    raise AffinodeError(
+        f"cron cannot run every {span(every_s)}", hint="choose a part of an hour: 5m, 10m, 15m, 30m, 1h"
+    )
+
+
+def _remove(paths: list[Path], *, start: bool) -> list[Path]:
+    there = [path for path in paths if path.exists()]
+    if start and any(path.name == _TIMER for path in there):
+        process.run(("systemctl", "disable", "--now", _TIMER), timeout_s=SYSTEMCTL_S, check=False)
+    for path in there:
+        path.unlink()
+    if start and any(path.name == _TIMER for path in there):
+        process.run(("systemctl", "daemon-reload"), timeout_s=SYSTEMCTL_S, check=False)
+    return there
+
+
+def _say(as_json: bool, **paths: list[Path]) -> None:
+    if as_json:
+        print_json(paths)
+        return
+    for word, found in paths.items():
+        for path in found:
+            click.echo(f"{word} {printable(str(path))}")
+        if not found:
+            click.echo(f"nothing {word}")
