@@ -104,14 +104,16 @@ class Recheck:
             why = "is not there" if row is None else str(row.get("fault") or "cannot be read")
             return Look("unknown", f"{name} {why}")
         signals = {key: float(reading[key]) * factor for key, factor in SIGNALS.items() if reading.get(key) is not None}
+        measured = len(signals)
         if row.get("busy_pct") is not None:
+            # Shows that it worked; that no process is listed is not a measurement of its own.
             signals["processes"] = float(row["busy_pct"])
         busy = {key: value for key, value in signals.items() if value > self.idle_pct}
         if busy:
             key = max(busy, key=lambda one: busy[one])
             return Look("woke", f"{name} computes: {key} is at {busy[key]:.0f} %", evidence=signals)
-        if len(signals) < MIN_SIGNALS:
-            return Look("unknown", f"{name} shows {len(signals)} signals, which is too few to judge", evidence=signals)
+        if measured < MIN_SIGNALS:
+            return Look("unknown", f"{name} shows {measured} signals, which is too few to judge", evidence=signals)
         return Look("still", f"{name} is idle", evidence=signals)
 
     # --- nodes and processes
