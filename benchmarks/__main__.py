@@ -18,6 +18,7 @@ FULL = {
     "bench_join.py": ("--samples", "100000000", "--allocations", "265000"),
     "bench_report.py": ("--jobs", "100000"),
     "bench_ingest_gpu.py": (),
+    "bench_zombies.py": ("--jobs", "100000"),
     "bench_agent.py": (),
     "bench_checkpoint.py": (),
 }
@@ -25,6 +26,7 @@ QUICK = {
     "bench_sacct.py": ("--records", "100000"),
     "bench_join.py": ("--samples", "10000000", "--allocations", "26500"),
     "bench_report.py": ("--jobs", "10000"),
+    "bench_zombies.py": ("--jobs", "10000"),
     "bench_agent.py": ("--seconds", "20"),
 }
 

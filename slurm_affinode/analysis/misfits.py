@@ -307,6 +307,7 @@ RULES: tuple[Rule, ...] = (
     Rule("fragmentation", of_gpu_jobs=True, look=_fragmented),
     Rule("time-limit", of_gpu_jobs=True, look=_time),
     Rule("cpu-only-in-gpu-partition", of_gpu_jobs=False, look=_cpu_only),
+    Rule("cpu-time-limit", of_gpu_jobs=False, look=_time),
     Rule("cpu-idle", of_gpu_jobs=False, look=_cpu_idle),
     Rule("host-memory", of_gpu_jobs=False, look=_host_memory),
     Rule("serial-job", of_gpu_jobs=False, look=_serial),

@@ -239,7 +239,15 @@ def run_ref(row: dict[str, Any], until: datetime) -> JobRef:
         name=row["job_name"],
         state=facts.state,
         time_limit_s=row["timelimit_s"],
+        batch=_batch(row.get("submit_line")),
     )
+
+
+def _batch(line: str | None) -> bool | None:
+    """Whether the command that submitted a job gave it a script; ``None``: not known."""
+    words = (line or "").split(maxsplit=1)
+    program = words[0].rpartition("/")[2] if words else ""
+    return {"sbatch": True, "salloc": False, "srun": False}.get(program)
 
 
 def finding(

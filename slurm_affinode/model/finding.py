@@ -32,6 +32,7 @@ KINDS: Mapping[str, str] = {
     "host-memory": "far more host memory allocated than used",
     "serial-job": "many cores are allocated and one is used",
     "cpu-fragmentation": "CPU cores on more nodes than necessary",
+    "cpu-time-limit": "the time limit of a job without GPUs is far above the time used",
     "low-cpu-efficiency-user": "a user's CPU cores did little over the period",
 }
 """Kind of finding -> what it means, for people."""
@@ -40,12 +41,14 @@ JOB_KINDS = frozenset(
     {
         "squatter", "idle-allocation", "completing", "cpu-cores-per-gpu", "memory-per-gpu", "gpu-too-powerful",
         "fragmentation", "time-limit", "cpu-only-in-gpu-partition", "cpu-idle", "host-memory", "serial-job",
-        "cpu-fragmentation",
+        "cpu-fragmentation", "cpu-time-limit",
     }
 )  # fmt: skip
 """Kinds that are about one job."""
 
-CPU_KINDS = frozenset({"cpu-idle", "host-memory", "serial-job", "cpu-fragmentation", "low-cpu-efficiency-user"})
+CPU_KINDS = frozenset(
+    {"cpu-idle", "host-memory", "serial-job", "cpu-fragmentation", "cpu-time-limit", "low-cpu-efficiency-user"}
+)
 """Kinds that are about jobs without GPUs: looked for where they are asked for."""
 
 USER_KINDS = frozenset({"low-efficiency-user", "low-cpu-efficiency-user"})

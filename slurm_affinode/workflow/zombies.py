@@ -42,7 +42,7 @@ Slurm = Callable[[], SlurmClient]
 
 FRESH_S = 900.0
 """A history that ends longer ago than this is said to be old."""
-_UNREAD = frozenset({"comment", "admin_comment", "work_dir", "submit_line"})
+_UNREAD = frozenset({"comment", "admin_comment", "work_dir"})
 COLUMNS = tuple(name for name in JOBS if name not in _UNREAD)
 _FEW_STEPS = 3
 
