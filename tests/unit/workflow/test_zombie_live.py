@@ -1,0 +1,215 @@
+"""Findings as they are now: one question to Slurm, one to each node, and nothing guessed where none answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_affinode.config import Config, StoreConfig
+from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus
+from slurm_affinode.model.finding import NodeRef, ProcessRef
+from slurm_affinode.workflow import zombie_live, zombie_orphans
+from slurm_affinode.workflow.zombie_nodes import LiveGpu, LiveProcess, NodeAnswer, exposed, from_agent
+from slurm_affinode.workflow.zombies import Request
+
+NOW = datetime(2026, 11, 2, 12, tzinfo=UTC)
+EMPTY: dict[str, Any] = dict.fromkeys((field.name for field in dataclasses.fields(Job)), None)
+
+
+def job(number: int, state: str = "RUNNING", **more: Any) -> Job:
+    """A job on GPU 0 of g1."""
+    values = {
+        **EMPTY, "job_id": number, "user": "ann", "uid": 1001, "account": "lab", "partitions": ("gpu",),
+        "qos": "normal", "state": state, "held": False, "submit": NOW - timedelta(hours=3), "start": NOW - timedelta(hours=2),
+        "nodes": ("g1",), "requeue": True, "restarts": 0, "tres_requested": {}, "tres_allocated": {},
+        "gpus_requested": GpuCount(1), "gpus_allocated": GpuCount(1, "a100"), "batch": True, "time_limit_s": 86400,
+        "node_gpus": (NodeGpus("g1", 1, "a100", (0,)),), **more,
+    }  # fmt: skip
+    return Job(**values)
+
+
+def waiting(number: int) -> Job:
+    """A job in the queue."""
+    return job(number, "PENDING", start=None, nodes=(), node_gpus=None, gpus_allocated=None, reason="Resources",
+               eligible=NOW - timedelta(hours=1))  # fmt: skip
+
+
+def node(name: str = "g1", **more: Any) -> Node:
+    """A node with two GPUs."""
+    values: dict[str, Any] = {
+        "name": name, "state": "MIXED", "flags": frozenset(), "reason": None, "reason_user": None, "reason_time": None,
+        "gpus": GpuCount(2), "gpus_used": GpuCount(1), "partitions": ("gpu",), "cpus": 16, "cpus_used": 8,
+        "memory_mib": 64000, "memory_used_mib": 0, "features": (), "version": "24.11", "boot": None, **more,
+    }  # fmt: skip
+    return Node(**values)
+
+
+def gpu(index: int = 0, util: float | None = 0.0, used: float = 79_000, **more: Any) -> LiveGpu:
+    """A GPU of g1."""
+    signals = {} if util is None else {"util_pct": util}
+    values = {"node": "g1", "uuid": f"GPU-{index}", "index": index, "signals_pct": signals, "used_mib": used,
+              "total_mib": 81_920.0, "processes": (), **more}  # fmt: skip
+    return LiveGpu(**values)
+
+
+def process(**more: Any) -> LiveProcess:
+    """A process of ann."""
+    values: dict[str, Any] = {"pid": 42, "start_ticks": 777, "uid": 1001, "user": "ann", "command": "python x.py",
+                              "used_mib": 3000.0, "job": None, "source": None, "system": False, **more}  # fmt: skip
+    return LiveProcess(**values)
+
+
+class Slurm:
+    """Counts what it is asked."""
+
+    def __init__(self, jobs: tuple[Job, ...], nodes: tuple[Node, ...]) -> None:
+        self._jobs, self._nodes = jobs, nodes
+        self.asked: list[str] = []
+
+    def jobs(self, *, steps: bool = False, gpu_detail: bool = False) -> tuple[Job, ...]:
+        """All."""
+        self.asked.append("jobs")
+        return self._jobs
+
+    def nodes(self) -> tuple[Node, ...]:
+        """All."""
+        self.asked.append("nodes")
+        return self._nodes
+
+    def config(self) -> dict[str, str]:
+        """The cluster's name."""
+        return {"ClusterName": "c"}
+
+
+def find(
+    tmp_path: Path, slurm: Slurm, looks: list[list[LiveGpu]], *, watch_s: float | None = 10.0, by: str = "agent"
+) -> Any:
+    """One run; each look at g1 takes the next of ``looks``, a look is 2 s after the one before."""
+    clock = [NOW.timestamp()]
+
+    @contextmanager
+    def client() -> Iterator[Any]:
+        yield slurm
+
+    def ask(name: str) -> NodeAnswer:
+        gpus = looks.pop(0) if len(looks) > 1 else looks[0]
+        return NodeAnswer(name, tuple(gpus), by, "" if by else "no route to host")
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    return zombie_live.find(
+        dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path)), Request(window_s=5.0),
+        slurm=client, ask=ask, watch_s=watch_s, now=lambda: clock[0], sleep=sleep,
+    )  # fmt: skip
+
+
+def test_a_squatter_is_found_by_looking_for_longer_than_its_window(tmp_path: Path) -> None:
+    """And what waits for its GPU; Slurm is asked once, however many jobs and looks there are."""
+    slurm = Slurm((job(1), *(waiting(n) for n in range(10, 15))), (node(),))
+    found = find(tmp_path, slurm, [[gpu()]])
+    (one,) = found.findings
+    assert (one.kind, one.source, one.job.id, one.window_s) == ("squatter", "live", "1", 10.0)
+    assert (one.impact.jobs, one.impact.startable) == (5, 1)
+    assert slurm.asked == ["jobs", "nodes"]
+
+
+def test_a_single_look_has_no_length(tmp_path: Path) -> None:
+    """Idle now, for how long is unknown: nothing is found, and that is said."""
+    found = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu()]], watch_s=None)
+    assert found.findings == ()
+    assert any("--watch" in note for note in found.notes)
+
+
+def test_a_job_that_wakes_up_while_it_is_looked_at_is_at_work(tmp_path: Path) -> None:
+    """The last look counts."""
+    found = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu()], [gpu()], [gpu(util=80.0)]])
+    assert found.findings == ()
+
+
+def test_a_node_that_does_not_answer_is_unknown(tmp_path: Path) -> None:
+    """Neither idle nor busy."""
+    found = find(tmp_path, Slurm((job(1),), (node(),)), [[]], by="")
+    assert found.findings == ()
+    assert any(note.startswith("g1 is unknown") for note in found.notes)
+
+
+def test_a_gpu_that_stops_answering_is_unknown(tmp_path: Path) -> None:
+    """In the middle of the window."""
+    assert find(tmp_path, Slurm((job(1),), (node(),)), [[gpu()], []]).findings == ()
+
+
+def test_an_orphan_is_a_process_of_no_job(tmp_path: Path) -> None:
+    """Its job has ended; or it names none and its user has none there."""
+    left = process(job=7, source="environment")
+    found = find(tmp_path, Slurm((), (node(),)), [[gpu(processes=(left,))]])
+    (one,) = found.findings
+    assert one.kind == "orphan-process"
+    assert one.subject == ProcessRef("g1", 42, 777, "python x.py", 1001, "7")
+    assert one.key == "c/orphan-process/process:g1:42:777"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        process(system=True),
+        process(job=1, source="cgroup"),
+        process(job=9, source="slurmstepd"),
+        process(),
+    ],
+)
+def test_what_may_belong_to_a_job_is_no_orphan(case: LiveProcess) -> None:
+    """The system's, those of a job that runs, those below a slurmstepd, those of a user with a job there."""
+    here = [job(1)]
+    assert zombie_orphans.orphan(case, here, here) is None
+
+
+def test_memory_that_nobody_holds_is_found_with_the_xid(tmp_path: Path) -> None:
+    """No process, no job; a GPU that a job has is left alone."""
+    looks = [[gpu(0, xid=79), gpu(1, xid=79)]]
+    found = find(tmp_path, Slurm((job(1),), (node(),)), looks, watch_s=None)
+    (one,) = found.findings
+    assert (one.kind, one.subject) == ("orphan-memory", NodeRef("g1", "GPU-1"))
+    assert any("fallen off the bus" in row.text for row in one.evidence)
+
+
+def test_jobs_that_do_not_end_and_nodes_that_could_not_kill(tmp_path: Path) -> None:
+    """COMPLETING for long; drained for "Kill task failed", and not for anything else."""
+    stuck = job(5, "COMPLETING", end=NOW - timedelta(hours=1))
+    fresh = job(6, "COMPLETING", end=NOW - timedelta(minutes=1))
+    drained = node("g2", flags=frozenset({"DRAIN"}), reason="Kill task failed", reason_time=NOW - timedelta(hours=2))
+    other = node("g3", flags=frozenset({"DRAIN"}), reason="disk")
+    found = find(tmp_path, Slurm((stuck, fresh), (drained, other)), [[]], watch_s=None)
+    assert {(one.kind, one.nodes) for one in found.findings} == {
+        ("completing", ("g1",)), ("drained-kill-failed", ("g2",)),
+    }  # fmt: skip
+
+
+def test_exposition_under_dcgm_names() -> None:
+    """Shares become percent; what is absent or NaN is unknown, never 0; jobs are taken from the labels."""
+    labels = 'gpu="0",UUID="GPU-a",device="nvidia3",hpc_job="7"'
+    text = f"""# HELP x
+DCGM_FI_DEV_GPU_UTIL{{{labels}}} 0
+DCGM_FI_PROF_SM_ACTIVE{{{labels}}} 0.25 1700000000000
+DCGM_FI_PROF_DRAM_ACTIVE{{{labels}}} NaN
+DCGM_FI_DEV_FB_USED{{{labels}}} 100
+DCGM_FI_DEV_FB_FREE{{{labels}}} 900
+DCGM_FI_DEV_GPU_UTIL{{broken 3
+other{{{labels}}} 3
+"""
+    (one,) = exposed("g1", text)
+    assert one.signals_pct == {"util_pct": 0.0, "sm_active": 25.0}
+    assert (one.minor, one.used_mib, one.total_mib, one.power_w, one.jobs) == (3, 100, 1000, None, ("7",))
+
+
+def test_an_agents_answer() -> None:
+    """A GPU with a fault has no signals."""
+    row = {"uuid": "GPU-a", "index": 0, "reading": None, "processes": None, "fault": "lost", "total_mib": 8.0}
+    answer = from_agent("g1", {"gpus": [row, {**row, "reading": {"util_pct": 0.0, "sm_active": 0.5}}]})
+    assert [one.signals_pct for one in answer.gpus] == [{}, {"util_pct": 0.0, "sm_active": 50.0}]
