@@ -34,6 +34,8 @@ TERM_S = 5.0
 KILL_S = 5.0
 FREE_MIB = 600.0
 """A GPU without processes on which more than this is held is not free: what a driver keeps for itself is less."""
+SETTLE_S = 1.0
+"""What is left on a GPU at the end of a job has so long to end by itself."""
 POLL_S = 0.1
 SHOWN = 120
 REPORTS = 200
@@ -226,6 +228,11 @@ class Orphans:
             there = self._on(driver, devices)
         # slurmctld is asked, where it has to be, while others have the driver.
         left = [one for one in there if mine(one)]
+        # Slurm has signalled them just now: what is about to end was not left behind.
+        deadline = self.monotonic() + min(SETTLE_S, wait_s)
+        while left and self.monotonic() < deadline:
+            self.sleep(POLL_S)
+            left = [one for one in left if self.finder.started(one.pid) == one.started]
         ended: list[dict[str, Any]] = []
         for one in left if kill else ():
             how = self._end(one, min(TERM_S, wait_s / 2), wait_s / 2)

@@ -102,3 +102,12 @@ def _collect(cluster: Cluster, began: float, test: str) -> list[tuple[str, str]]
         (directory / f"{name}.log").write_text(text)
     shown = [(name, "\n".join(text.splitlines()[-SHOWN_LINES:])) for name, text in found.items() if text.strip()]
     return [(f"{name} (all of it in {directory})", text) for name, text in shown]
+
+
+@pytest.fixture
+def leftovers_stay(cluster: Cluster) -> Iterator[None]:
+    """What a job leaves on the GPUs of c1 is not ended by its epilog."""
+    path = "/etc/slurm-affinode/zombies.toml"
+    cluster.shell("c1", f"printf '[epilog]\\nkill = false\\n' > {path}")
+    yield
+    cluster.shell("c1", f"rm -f {path}")

@@ -167,6 +167,7 @@ def test_processes_are_traced_to_their_job(cluster: Cluster) -> None:
     assert held["refs"] == [[int(job), "batch", "slurmstepd"]]
 
 
+@pytest.mark.usefixtures("leftovers_stay")
 def test_a_leftover_is_of_no_job_that_runs(cluster: Cluster) -> None:
     """Its environment names the job that started it; that is no reason to say that the job has the GPU."""
     job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gres=gpu:1", wrap=workload("leaking"))

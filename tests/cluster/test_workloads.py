@@ -91,6 +91,7 @@ def test_squatter_pins_memory_and_computes_nothing(cluster: Cluster) -> None:
     wait_until("the memory is free", lambda: reading_of(cluster, written).used_mib, lambda used: used < 60000)
 
 
+@pytest.mark.usefixtures("leftovers_stay")
 def test_leaking_job_leaves_a_process_on_the_gpu(cluster: Cluster) -> None:
     """The job has completed and its node is idle, but a process of its user still holds the GPU's memory."""
     job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("leaking", "--memory-mib=5000"))

@@ -1,0 +1,273 @@
+"""What is done about squatters and orphans on a live cluster: warned, warned, cancelled; and everything against it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from cluster.driver import WORKLOADS, Cluster, wait_until
+
+pytestmark = pytest.mark.cluster
+
+STATE = "/root/zombies"
+LIVE = ("--live", "--prometheus", "http://prometheus:9090", "--window", "4s")
+POLICY = """
+[[rule]]
+name = "idle GPUs"
+kinds = ["squatter", "idle-allocation"]
+action = "cancel"
+fixed = { first_warning = "4s", second_warning = "5s", cancel = "6s" }
+sliding = { first_warning = "4s", second_warning = "5s", cancel = "6s" }
+
+[[rule]]
+name = "orphans"
+kinds = ["orphan-process"]
+action = "kill"
+grace = "0s"
+
+[mail]
+via = "command"
+command = ["/root/zombies/mail", "{to}"]
+address = "{user}@example.org"
+admins = ["ops@example.org"]
+"""
+MAIL = "#!/bin/sh\nexec cat > /root/zombies/mail-$1-$(date +%s%N)\n"
+ON_C1 = ("--partition=gpu", "--nodelist=c1", "--gres=gpu:1")
+SQUATTER = f"exec {WORKLOADS}/squatter.py --memory-mib 60000"
+HOSTILE = "<script>alert(1)</script>$(touch /home/alice/z)`id` {{ 7*7 }} \t'\";--yes"
+
+
+@pytest.fixture(autouse=True)
+def administrator(cluster: Cluster) -> Iterator[None]:
+    """A store, a policy and a mail program of the test's own on the login node."""
+    cluster.shell("login", f"rm -rf {STATE}; mkdir -p {STATE}")
+    cluster.shell("login", f"cat > {STATE}/policy.toml <<'X'\n{POLICY}\nX")
+    cluster.shell("login", f"cat > {STATE}/mail <<'X'\n{MAIL}X\nchmod +x {STATE}/mail")
+    yield
+    cluster.shell("login", f"rm -rf {STATE}")
+
+
+def run(cluster: Cluster, *words: str, user: str = "root", **env: str) -> subprocess.CompletedProcess[str]:
+    settings = [f"{name}={value}" for name, value in env.items()]
+    return cluster.run("login", "env", *settings, "slurm-affinode", *words, user=user)
+
+
+def zombies(cluster: Cluster, *words: str, **env: str) -> dict[str, Any]:
+    """What a command says as JSON; its exit status is in ``status``."""
+    policy = ("--policy", f"{STATE}/policy.toml") if words[0] in ("clean", "warn") else ()
+    done = run(cluster, "zombies", *words, *policy, "--state", STATE, "--json", **env)
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout)
+    return {**found, "status": done.returncode} if isinstance(found, dict) else {"rows": found}
+
+
+def about(found: dict[str, Any], job: str) -> list[tuple[str, str]]:
+    return [(one["verb"], one["result"]) for one in found["actions"] if one["job"] == job]
+
+
+def squatting(cluster: Cluster, *options: str, script: str = SQUATTER, user: str = "alice") -> str:
+    """A job that squats; it is found."""
+    job = cluster.submit(*ON_C1, *options, wrap=script, user=user)
+    wait_until(
+        f"job {job} is found",
+        lambda: [one["subject"].get("id") for one in zombies(cluster, "list", *LIVE)["findings"]],
+        lambda ids: job in ids,
+    )
+    return job
+
+
+def clean(cluster: Cluster, *words: str, **env: str) -> dict[str, Any]:
+    return zombies(cluster, "clean", *LIVE, "--warn", "--yes", *words, **env)
+
+
+def until(cluster: Cluster, job: str, verb: str, **env: str) -> dict[str, Any]:
+    """Runs of the timer until something is done about a job, which is given back."""
+    return wait_until(
+        f"{verb} of job {job}",
+        lambda: clean(cluster, **env),
+        lambda found: any(v == verb for v, _ in about(found, job)),
+    )
+
+
+def scancel(cluster: Cluster, text: str) -> dict[str, str]:
+    """A scancel of the test's own, as the environment that it is found in."""
+    path = f"{STATE}/bin/scancel"
+    cluster.shell("login", f"mkdir {STATE}/bin; cat > {path} <<'X'\n#!/bin/sh\n{text}\nX\nchmod +x {path}")
+    return {"PATH": f"{STATE}/bin:/usr/local/bin:/usr/bin:/bin", "SLURM_AFFINODE_SLURM_BACKEND": "commands"}
+
+
+def history(cluster: Cluster, job: str) -> list[tuple[str, str]]:
+    rows = zombies(cluster, "history", "--job", job)["rows"]
+    return [(row["verb"], row["result"]) for row in rows if row["verb"] != "tell"]
+
+
+def mails(cluster: Cluster) -> list[str]:
+    return cluster.shell("login", f"ls {STATE} | grep ^mail- || true").split()
+
+
+@pytest.mark.main
+def test_squatter_is_warned_warned_and_cancelled_and_the_others_run_on(cluster: Cluster) -> None:
+    """In that order, with a mail for each, written down; a dry run does nothing."""
+    busy = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/busy.py --seconds 300", user="bob")
+    cluster.wait_for_state(busy, "RUNNING")
+    job = squatting(cluster)
+    planned = zombies(cluster, "clean", *LIVE, "--warn")
+    assert planned["dry_run"]
+    assert about(planned, job) == [("warn-user", "planned")]
+    assert mails(cluster) == []
+    until(cluster, job, "cancel")
+    cluster.wait_for_state(job, "CANCELLED")
+    assert history(cluster, job) == [("warn-user", "done"), ("warn-user", "done"), ("cancel", "done")]
+    assert cluster.job(busy)["JobState"] == "RUNNING"
+    sent = mails(cluster)
+    assert len(sent) == 3
+    assert all("alice@example.org" in name for name in sent)
+
+
+def test_job_that_woke_up_is_spared(cluster: Cluster) -> None:
+    """The evidence is of the stored history; when it is acted on the job computes again."""
+    script = f"exec {WORKLOADS}/idle_after.py --memory-mib 60000 --busy 1 --idle 14 --again 300"
+    job = cluster.submit(*ON_C1, wrap=script)
+    cluster.wait_for_output(job, "number=10")
+    for words in (("ingest", "sacct", "--since", "1h"),
+                  ("ingest", "gpu", "--prometheus", "http://prometheus:9090", "--since", "10m")):  # fmt: skip
+        done = run(cluster, *words, "--state", STATE)
+        assert done.returncode == 0, done.stderr
+    cluster.wait_for_output(job, " again ")
+    stored = ("--window", "4s", "--yes")
+    for number in (1, 2):
+        wait_until(
+            f"warning {number}",
+            lambda: zombies(cluster, "warn", *stored),
+            lambda found: about(found, job) == [("warn-user", "done")],
+        )
+    spared = wait_until("it is decided", lambda: zombies(cluster, "clean", *stored), lambda found: about(found, job))
+    assert about(spared, job) == [("cancel", "spared")]
+    assert "computes" in spared["actions"][0]["text"]
+    assert cluster.job(job)["JobState"] == "RUNNING"
+    assert history(cluster, job)[-1] == ("cancel", "spared")
+    cluster.exec("login", "scancel", job)
+    cluster.wait_for_state(job, "CANCELLED")
+    gone = wait_until("it is decided", lambda: zombies(cluster, "clean", *stored), lambda found: about(found, job))
+    assert about(gone, job) == [("cancel", "gone")]
+
+
+def test_scancel_that_fails_is_told_and_tried_again(cluster: Cluster) -> None:
+    """The exit status says it; the next run may do it."""
+    job = squatting(cluster)
+    broken = scancel(cluster, "echo scancel: error: busy >&2; exit 1")
+    failed = until(cluster, job, "cancel", **broken)
+    assert about(failed, job) == [("cancel", "failed")]
+    assert failed["status"] == 1
+    assert cluster.job(job)["JobState"] == "RUNNING"
+    assert about(clean(cluster), job) == [("cancel", "done")]
+    cluster.wait_for_state(job, "CANCELLED")
+
+
+def test_another_administrator_is_quicker(cluster: Cluster) -> None:
+    """Cancelled by another at the same moment: that is no failure."""
+    job = squatting(cluster)
+    other = scancel(cluster, f'/usr/bin/scancel {job}; exec /usr/bin/scancel "$@"')
+    found = until(cluster, job, "cancel", **other)
+    assert about(found, job)[0][1] in ("gone", "done")
+    assert found["status"] == 0
+    cluster.wait_for_state(job, "CANCELLED")
+
+
+def test_two_runs_at_once_do_not_act_twice(cluster: Cluster) -> None:
+    """One of them cancels, and one mail tells of it."""
+    job = squatting(cluster)
+    both: list[tuple[str, str]] = []
+    with ThreadPoolExecutor(2) as pool:
+        while not any(verb == "cancel" for verb, _ in both):
+            for found in pool.map(lambda _: clean(cluster), range(2)):
+                both += about(found, job)
+    done = [verb for verb, result in both if result == "done"]
+    assert sorted(done) == ["cancel", "warn-user", "warn-user"]
+    assert len(mails(cluster)) == 3
+
+
+def test_owner_postpones_once(cluster: Cluster) -> None:
+    """By the job's comment; others may not, and not a second time."""
+    job = squatting(cluster)
+    why = ("--for", "1h", "--why", "the debugger is attached")
+    other = run(cluster, "keep", job, *why, user="bob")
+    assert other.returncode == 1
+    assert "not yours" in other.stderr
+    mine = run(cluster, "keep", job, *why, user="alice")
+    assert mine.returncode == 0, mine.stderr
+    again = run(cluster, "keep", job, *why, user="alice")
+    assert (again.returncode, "once" in again.stderr) == (1, True)
+    kept = zombies(cluster, "clean", *LIVE, "--warn", "--yes")
+    assert [one["code"] for one in kept["actions"] if one["job"] == job] == ["kept"]
+    assert history(cluster, job)[0] == ("keep", "done")
+    assert mails(cluster) == []
+
+
+def test_job_that_opted_in_is_suspended(cluster: Cluster) -> None:
+    """Its GPU is given back and it is not cancelled."""
+    job = squatting(cluster, "--gpu-suspend-idle=1h")
+    done = until(cluster, job, "suspend")
+    assert about(done, job) == [("suspend", "done")]
+    cluster.wait_for_state(job, "PENDING")
+    assert "suspended" in cluster.job(job)["Comment"]
+
+
+@pytest.mark.usefixtures("leftovers_stay")
+def test_orphan_is_ended_and_its_memory_is_free(cluster: Cluster) -> None:
+    """The epilog had left it; a process of a job that runs is not touched."""
+    runs = cluster.submit(*ON_C1, wrap=SQUATTER, user="bob")
+    cluster.wait_for_output(runs, "squatting", user="bob")
+    job = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/leaking.py --memory-mib 5000")
+    cluster.wait_for_state(job, "COMPLETED")
+    held = [gpu for gpu in cluster.gpus("c1") if gpu.pids]
+    assert len(held) == 2
+    found = wait_until(
+        "the orphan is found",
+        lambda: zombies(cluster, "clean", "--live", "--kind", "orphan-process", "--yes"),
+        lambda one: bool(one["actions"]),
+    )
+    assert [(one["verb"], one["result"]) for one in found["actions"]] == [("kill-process", "done")]
+    left = wait_until(
+        "its memory is free", lambda: [gpu for gpu in cluster.gpus("c1") if gpu.pids], lambda g: len(g) == 1
+    )
+    assert cluster.job(runs)["JobState"] == "RUNNING"
+    assert left[0].used_mib >= 60000
+
+
+def test_epilog_ends_what_a_job_left(cluster: Cluster) -> None:
+    """Before the node is given to others, and says so."""
+    job = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/leaking.py --memory-mib 5000")
+    cluster.wait_for_state(job, "COMPLETED")
+    cluster.wait_idle()
+    assert all(gpu.pids == [] for gpu in cluster.gpus("c1"))
+    assert f"job {job} left process" in cluster.logs(0.0)["c1"]
+
+
+def test_hostile_job_names_stay_names(cluster: Cluster) -> None:
+    """In the mail, the page, the table and the audit."""
+    job = squatting(cluster, "--job-name", HOSTILE)
+    until(cluster, job, "warn-user")
+    [name] = mails(cluster)
+    mail = cluster.exec("login", "cat", f"{STATE}/{name}")
+    page = mail.partition("<!doctype html>")[2]
+    assert "<script" not in page
+    assert "&lt;script" in page
+    assert cluster.run("login", "ls", "/home/alice/z").returncode != 0
+    shown = cluster.exec("login", "slurm-affinode", "zombies", "history", "--state", STATE, "--job", job)
+    assert "\x1b" not in shown
+
+
+def test_policy_mistakes_are_shown_by_line(cluster: Cluster) -> None:
+    """And nothing is done."""
+    cluster.shell("login", f"printf '[limits]\\n\\ncancle = 3\\n' > {STATE}/policy.toml")
+    done = run(cluster, "zombies", "clean", "--live", "--yes", "--policy", f"{STATE}/policy.toml", "--state", STATE)
+    assert done.returncode == 2
+    assert f"{STATE}/policy.toml:3: limits.cancle: unknown key" in done.stderr
+    checked = run(cluster, "zombies", "policy", "check", f"{STATE}/policy.toml", "--state", STATE)
+    assert checked.returncode == 1
+    assert "policy.toml:3: limits.cancle: unknown key" in checked.stdout

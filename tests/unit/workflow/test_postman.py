@@ -1,0 +1,141 @@
+"""How mails leave: by a mail server, a command, a webhook; what goes wrong is one line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socketserver
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from email import message_from_bytes
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from zombie_samples import NOW
+
+from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
+from slurm_affinode.model.cleanup import MailPolicy, Smtp
+from slurm_affinode.report.mail import Digest
+from slurm_affinode.workflow.postman import postman
+
+DIGEST = Digest("alice@example.org", "alice", "Betreff \u00e4 \u00df", "Text\n", "<p>Text</p>")
+
+
+class Server(socketserver.StreamRequestHandler):
+    """As much of a mail server as takes a mail."""
+
+    got: ClassVar[list[bytes]] = []
+    refuse = b""
+
+    def handle(self) -> None:
+        self.wfile.write(b"220 test\r\n")
+        while line := self.rfile.readline():
+            word = line.split(b":")[0].split()[0].upper() if line.strip() else b""
+            if word == self.refuse:
+                self.wfile.write(b"550 no such user here\r\n")
+            elif word == b"DATA":
+                self.wfile.write(b"354 go\r\n")
+                mail = b""
+                while (part := self.rfile.readline()) != b".\r\n":
+                    mail += part
+                self.got.append(mail)
+                self.wfile.write(b"250 taken\r\n")
+            elif word == b"QUIT":
+                self.wfile.write(b"221 bye\r\n")
+                return
+            else:
+                self.wfile.write(b"250 ok\r\n")
+
+
+@contextlib.contextmanager
+def serving(refuse: bytes = b"") -> Iterator[Smtp]:
+    handler = type("Handler", (Server,), {"refuse": refuse, "got": Server.got})
+    Server.got.clear()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield Smtp("127.0.0.1", server.server_address[1], timeout_s=5.0)
+        server.shutdown()
+        thread.join()
+
+
+def send(policy: MailPolicy) -> None:
+    postman(policy, lambda: NOW)(DIGEST)
+
+
+def test_mail_server() -> None:
+    """Text and HTML, marked as made by a program."""
+    with serving() as smtp:
+        send(MailPolicy(via="smtp", smtp=smtp, sender="gpus@example.org", reply_to="ops@example.org"))
+    [raw] = Server.got
+    mail = message_from_bytes(raw)
+    assert (mail["To"], mail["From"], mail["Reply-To"]) == ("alice@example.org", "gpus@example.org", "ops@example.org")
+    assert mail["Auto-Submitted"] == "auto-generated"
+    assert [part.get_content_type() for part in mail.walk()] == ["multipart/alternative", "text/plain", "text/html"]
+
+
+def test_mail_server_that_refuses_or_is_not_there() -> None:
+    """With what it said."""
+    with serving(b"RCPT") as smtp, pytest.raises(UnreachableError, match="no such user here"):
+        send(MailPolicy(via="smtp", smtp=smtp))
+    with pytest.raises(UnreachableError, match="mail server 127"):
+        send(MailPolicy(via="smtp", smtp=Smtp("127.0.0.1", 1, timeout_s=1.0)))
+    with serving() as smtp, pytest.raises(InputError, match="cannot be read"):
+        send(
+            MailPolicy(via="smtp", smtp=Smtp("127.0.0.1", smtp.port, user="u", password_file="/nowhere", timeout_s=5.0))
+        )
+
+
+def test_command(tmp_path: Path) -> None:
+    """The mail on its standard input, values in its arguments, no shell."""
+    program = tmp_path / "mail"
+    program.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > {tmp_path}/args\ncat > {tmp_path}/mail.txt\n')
+    program.chmod(0o755)
+    send(MailPolicy(via="command", command=(str(program), "-s", "{subject}", "to={to}", "$(id)")))
+    assert (tmp_path / "args").read_text() == "-s|Betreff \u00e4 \u00df|to=alice@example.org|$(id)|"
+    assert b"alice@example.org" in (tmp_path / "mail.txt").read_bytes()
+    program.write_text("#!/bin/sh\necho mailbox is full >&2; exit 75\n")
+    with pytest.raises(UnreachableError, match="mailbox is full"):
+        send(MailPolicy(via="command", command=(str(program),)))
+
+
+def test_webhook(tmp_path: Path) -> None:
+    """JSON by POST, with a token; an answer that is none of success is a failure."""
+    seen: list[Any] = []
+    status = [200]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            seen.append((self.headers["Authorization"], json.loads(body)))
+            self.send_response(status[0])
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        policy = MailPolicy(
+            via="webhook", webhook=f"http://127.0.0.1:{server.server_address[1]}/x", webhook_token_file=str(token)
+        )
+        send(policy)
+        status[0] = 503
+        with pytest.raises(UnreachableError, match="answers 503"):
+            send(policy)
+        server.shutdown()
+        thread.join()
+    assert seen[0][0] == "Bearer secret"
+    assert seen[0][1]["user"] == "alice"
+    with pytest.raises(UnreachableError):
+        send(policy)
+
+
+def test_without_a_way_nobody_is_told() -> None:
+    with pytest.raises(AffinodeError, match=r"mail\.via = none"):
+        send(MailPolicy())

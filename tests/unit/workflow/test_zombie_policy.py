@@ -1,0 +1,170 @@
+"""Policies explained and replayed; owners' wishes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from agent_stand_ins import job as slurm_job
+from hypothesis import given
+from hypothesis import strategies as st
+from zombie_samples import NOW, job, squatter
+
+from slurm_affinode.config import Config
+from slurm_affinode.core.cleanup_policy import parse_policy
+from slurm_affinode.errors import AffinodeError, InputError
+from slurm_affinode.model.cleanup import KeepPolicy, Settings
+from slurm_affinode.slurm.hostlist import expand
+from slurm_affinode.store.repository import Repository
+from slurm_affinode.store.zombies import ZombieLog
+from slurm_affinode.workflow import zombie_keeps as keeps
+from slurm_affinode.workflow import zombie_policy as policies
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "zombies-policy.md"
+RULE = """
+[[rule]]
+name = "idle"
+kinds = ["squatter"]
+action = "cancel"
+fixed = { first_warning = "1h", second_warning = "90m", cancel = "2h" }
+sliding = { first_warning = "1h", second_warning = "90m", cancel = "2h" }
+"""
+
+
+def test_replay_says_what_would_have_been_done_and_when() -> None:
+    """Each stage at the first run of the timer after its time, until the job ended."""
+    since = NOW - timedelta(hours=8)
+    long = squatter(since=since, subject=job(start=since - timedelta(hours=1)))
+    short = squatter(since=since, observed_at=since + timedelta(minutes=80), subject=job(job_id=8, id="8"))
+    past = policies.episodes([[long, short], [long]])
+    done = policies.replay(past, parse_policy(RULE, where="z"), since, NOW, timedelta(minutes=15))
+    about = [(one.action.target, one.action.verb, one.action.number, one.at - since) for one in done]
+    assert about == [
+        ("job 7", "warn-user", 1, timedelta(hours=1)),
+        ("job 8", "warn-user", 1, timedelta(hours=1)),
+        ("job 7", "warn-user", 2, timedelta(minutes=90)),
+        ("job 7", "cancel", 0, timedelta(hours=2)),
+    ]
+
+
+def test_replay_knows_the_limits_of_a_run() -> None:
+    """What was over the limit is shown, and comes in the next run."""
+    since = NOW - timedelta(hours=4)
+    many = [squatter(since=since, subject=job(job_id=n, id=str(n))) for n in range(1, 4)]
+    policy = parse_policy(RULE + "[limits]\ncancel = 2", where="z")
+    done = policies.replay(policies.episodes([many]), policy, since, NOW, timedelta(minutes=15))
+    ends = [(one.action.code, one.at - since) for one in done if one.action.verb in ("cancel", "none")]
+    assert ends == [
+        ("due", timedelta(hours=2)), ("due", timedelta(hours=2)), ("limit", timedelta(hours=2)),
+        ("due", timedelta(hours=2, minutes=15)),
+    ]  # fmt: skip
+
+
+def test_a_policy_is_explained_in_words() -> None:
+    """Who, what, when; what is over."""
+    text = RULE + '[[exempt]]\nusers = ["carol"]\nuntil = 2020-01-01\nreason = "thesis"\n[keep]\nallow = false'
+    said = "\n".join(policies.explain(parse_policy(text, where="z"), NOW))
+    for words in ("idle (line 2): kinds squatter: cancel", "cancelled after 2h", "OVER", "Owners may not postpone",
+                  "cancels at most 5 jobs", "mail.via is none"):  # fmt: skip
+        assert words in said
+
+
+def test_the_policy_that_holds_is_asked_for_the_sites_or_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this order; one that was asked for has to be there."""
+    site = tmp_path / "site.toml"
+    monkeypatch.setenv("SLURM_AFFINODE_ZOMBIE_POLICY", str(site))
+    assert policies.load(Config()).where == "built-in policy"
+    site.write_text("[limits]\ncancel = 1\n")
+    assert policies.load(Config()).limits.cancel == 1
+    with pytest.raises(InputError, match="cannot be read"):
+        policies.load(Config(), tmp_path / "none.toml")
+    site.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="UTF-8"):
+        policies.load(Config())
+    site.unlink()
+    with pytest.raises(InputError, match="cannot be read"):
+        policies.load(Config(), tmp_path)
+
+
+# --- the documentation
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_examples_of_the_documentation_are_right() -> None:
+    """As they stand."""
+    blocks = _blocks("toml")
+    assert blocks
+    for block in blocks:
+        parse_policy(block, where="docs", expand=expand)
+
+
+def test_the_documentation_names_every_setting() -> None:
+    """Of rules."""
+    text = DOCS.read_text(encoding="utf-8")
+    for name in Settings.__slots__:
+        assert f"`{name.removesuffix('_s')}`" in text, name
+
+
+# --- keeps
+
+
+WISH = keeps.Wish(NOW + timedelta(hours=2), "the debugger is attached")
+
+
+def test_a_wish_goes_through_the_jobs_comment() -> None:
+    """What was there stays."""
+    comment = keeps.comment_with("my own words", WISH)
+    assert comment.startswith("my own words [keep until=2026-11-18T14:00:00Z why=the debugger")
+    assert keeps.parse(comment) == WISH
+
+
+@given(st.text(max_size=200), st.text(max_size=100))
+def test_any_reason_and_any_comment_go_through(why: str, before: str) -> None:
+    """Nothing breaks the form; a comment that is no wish is none."""
+    assert keeps.parse(before.replace("[keep", "")) is None
+    made = keeps.comment_with(before.replace("[keep", "") or None, keeps.Wish(NOW, why)) if len(why) < 150 else None
+    if made is not None:
+        wish = keeps.parse(made)
+        assert wish is not None
+        assert wish.until == NOW
+
+
+@pytest.mark.parametrize(
+    ("wish", "policy", "says"),
+    [
+        (WISH, KeepPolicy(allow=False), "nobody"),
+        (WISH, KeepPolicy(max_s=3600.0), "at most 1:00:00"),
+        (replace(WISH, why="short"), KeepPolicy(), "10 are needed"),
+        (replace(WISH, why="x" * 500), KeepPolicy(), "longer than 400"),
+    ],
+)
+def test_what_the_policy_does_not_grant(wish: keeps.Wish, policy: KeepPolicy, says: str) -> None:
+    with pytest.raises(AffinodeError, match=says):
+        keeps.check(wish, policy, NOW)
+
+
+def test_wishes_are_taken_in_once_and_cut_to_what_is_allowed(tmp_path: Path) -> None:
+    """What its owner writes later changes nothing; without a reason, of an ended job, or over, it is none."""
+    far = keeps.comment_with(None, keeps.Wish(NOW + timedelta(days=30), "a very long time"))
+    running = slurm_job(7, comment=far, submit=NOW)
+    over = slurm_job(8, comment=keeps.comment_with(None, keeps.Wish(NOW, "it was enough")))
+    brief = slurm_job(9, comment=keeps.comment_with(None, keeps.Wish(NOW + timedelta(hours=1), "x")))
+    ended = slurm_job(10, comment=far, state="COMPLETED")
+    with Repository.open(str(tmp_path / "z.sqlite")) as store:
+        log = ZombieLog(store.engine)
+        jobs = [running, over, brief, ended]
+        taken = keeps.collect(jobs, "alpha", KeepPolicy(), log, now=NOW, run="r")
+        assert [(one.job_id, one.until) for one in taken] == [(7, NOW + timedelta(hours=4))]
+        later = NOW + timedelta(hours=3)
+        again = [
+            replace(running, comment=keeps.comment_with(None, keeps.Wish(later + timedelta(hours=4), "and more time")))
+        ]
+        assert keeps.collect(again, "alpha", KeepPolicy(), log, now=later, run="r2") == []
+        assert keeps.collect(again, "alpha", KeepPolicy(), log, now=NOW + timedelta(hours=5), run="r3") == []
+        assert [one.verb for one in log.history()] == ["keep"]
