@@ -1,4 +1,4 @@
-"""Findings and explanations on a terminal: aligned, without a break in a word, from 72 columns on."""
+"""Findings and explanations on a terminal: aligned, without a break in a word, from 76 columns on."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def found_json(found: Found) -> dict[str, Any]:
 
 
 def print_found(found: Found, *, wide: bool = False) -> None:
-    """A row per finding: what, who, since when, how much; below it the evidence in one line, or all of it."""
+    """A row per finding: what, who, since when, how much, and how many jobs wait; with ``wide`` all evidence."""
     out = console()
     looked = f"{found.jobs} GPU jobs, {found.gpus} GPUs, {_time(found.since)} to {_time(found.until)}"
     if not found.findings:
         out.print(Text(f"Nothing found: {looked} ({found.source})."))
     else:
-        table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-        names = ("what", "subject", "user", "where", "idle", "GPU-h", "score")
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+        names = ("what", "subject", "user", "where", "idle", "GPU-h", "waits", "score")
         for name in names:
-            right = name in ("idle", "GPU-h", "score")
+            right = name in ("idle", "GPU-h", "waits", "score")
             table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis",
                              max_width=_WIDTHS.get(name))  # fmt: skip
         for one in found.findings:
@@ -82,9 +82,10 @@ def _row(one: Finding) -> list[tuple[str, str]]:
     what = one.variant if one.kind == "idle-allocation" and one.variant else one.kind
     idle = span(one.window_s) if one.kind in ("squatter", "idle-allocation", "completing") else ""
     hours = "" if one.held_gpu_hours is None else f"{one.held_gpu_hours:,.1f}"
+    waits = "" if one.impact is None else str(one.impact.jobs)
     return [
         (what, _COLOURS.get(one.kind, "")), (_subject(one), ""), (one.user or "?", ""), (_where(one), ""),
-        (idle, ""), (hours, ""), (f"{one.score:.2f}", ""),
+        (idle, ""), (hours, ""), (waits, ""), (f"{one.score:.2f}", ""),
     ]  # fmt: skip
 
 

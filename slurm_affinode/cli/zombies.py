@@ -131,7 +131,8 @@ def list_(
     """List what is found, the most GPU-hours held first.
 
     Every finding has a score: the sum of the weights of the dimensions that speak for it. What could not be measured is
-    unknown and counts for nothing. Kinds about jobs without GPUs are looked for only where --kind names them.
+    unknown and counts for nothing. "waits" is the number of waiting jobs that the held GPUs would satisfy. Kinds about
+    jobs without GPUs are looked for only where --kind names them.
     """
     request = workflow.Request(
         since=since, until=until, clusters=clusters, partitions=partitions, accounts=accounts, users=users, nodes=nodes,

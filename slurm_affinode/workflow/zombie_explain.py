@@ -124,8 +124,9 @@ def explain(
             query, notes = zombies.interval(config, Request(since, until), samples, moment)
             end = row["end"] or query.until
             begin, finish = since or row["start"], max(min(end, until or end), row["start"] + timedelta(seconds=1))
+            # Who waited meanwhile may have started after the job's end.
+            jobs = store.jobs(begin, max(finish, query.until), columns=COLUMNS)
             query = replace(query, since=begin, until=finish)
-            jobs = store.jobs(begin, finish, columns=COLUMNS)
             gpus = store.allocation_gpus(begin, finish)
             pending = store.pending(finish, columns=COLUMNS)
         held = zombies.hold(query, jobs, gpus, samples, file.signatures, moment)

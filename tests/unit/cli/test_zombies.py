@@ -32,13 +32,13 @@ def _status(result: Result) -> int:
     return int(result.return_value or 0)
 
 
-@pytest.mark.parametrize("columns", [72, 80, 140])
+@pytest.mark.parametrize("columns", [76, 80, 140])
 def test_the_list_keeps_to_the_width(state: Path, columns: int) -> None:
     """Every finding is one line, aligned; 1: something was found."""
     result = _run("list", "--state", str(state), "--slurm-backend", "commands", columns=columns)
     assert _status(result) == 1
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["what", "subject", "user", "where", "idle", "GPU-h", "score"]
+    assert lines[0].split() == ["what", "subject", "user", "where", "idle", "GPU-h", "waits", "score"]
     assert all(len(line) <= columns for line in lines)
     assert any(line.startswith("squatter ") for line in lines)
 
