@@ -32,6 +32,10 @@ REST = timedelta(hours=1)
 """A node is not drained or resumed again before, nor are steps of a job cancelled again."""
 REASON = "slurm-affinode"
 _SPARED = frozenset({"has-job", "maybe-job", "system", "unknown"})
+_NOT_NOW = frozenset(
+    {"under-way", "already-suspended", "fault", "stopped", "ended", "gone", "unknown-job", "not-yours"}
+)
+"""Answers to a suspension that say nothing about whether it is possible."""
 _GONE = frozenset({"gone", "not-on-gpu", "ended", "already-suspended"})
 
 Result = Literal["done", "planned", "spared", "gone", "failed"]
@@ -81,6 +85,8 @@ class Tools:
     who: Who
     now: Callable[[], datetime]
     step: Callable[[str], None] = field(default=lambda _: None)
+    instead: int = 0
+    """So many jobs may still be cancelled in this run because they cannot be suspended."""
 
 
 def opted_in(actions: Iterable[Action], ask: AskNode) -> frozenset[int]:
@@ -115,6 +121,8 @@ def looked(actions: Sequence[Action], who: Who, now: datetime, command: str) -> 
 def execute(actions: Iterable[Action], tools: Tools) -> list[Outcome]:
     """Carry out ``actions`` that change the cluster, then tell those concerned. The others are left out."""
     outcomes = []
+    actions = list(actions)
+    tools.instead = tools.policy.limits.cancel - sum(one.verb == "cancel" for one in actions)
     for action in actions:
         if action.verb in DESTRUCTIVE:
             tools.step(f"{action.verb}: {action.target}")
@@ -191,10 +199,22 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
     except (UnknownJobError, AlreadyDoneError) as error:
         return Outcome(action, "gone", f"{action.target}: it had ended already: {error}", look)
     except AnswerError as error:
+        if action.verb == "suspend" and error.code not in _NOT_NOW and tools.instead > 0:
+            return _instead(action, tools, look, str(error))
         kind: Result = "gone" if error.code in _GONE else "spared" if error.code in _SPARED else "failed"
         return Outcome(action, kind, f"{action.target}: {error}", look)
     except AffinodeError as error:
         return Outcome(action, "failed", f"{action.target}: {error}", look)
+
+
+def _instead(action: Action, tools: Tools, look: Look, why: str) -> Outcome:
+    """Cancel what cannot be suspended: that a job may be suspended must not make it safe from everything."""
+    tools.instead -= 1
+    action = replace(action, verb="cancel", reason=f"{action.reason}; it cannot be suspended: {why}")
+    try:
+        return Outcome(action, "done", f"{_do(action, tools, look)}, for it cannot be suspended: {why}", look)
+    except (UnknownJobError, AlreadyDoneError) as error:
+        return Outcome(action, "gone", f"{action.target}: it had ended already: {error}", look)
 
 
 def _look(action: Action, tools: Tools) -> Look:
@@ -333,7 +353,8 @@ def _send(user: str | None, recipients: tuple[str, ...], mine: list[Action], too
         if reached:
             tools.log.warned(action.finding.key, action.number, now, ", ".join(told), tools.who.run)
             more = f" (not to {'; '.join(problems)})" if problems else ""
-            outcomes.append(Outcome(action, "done", f"{action.target}: told {', '.join(told)}{more}"))
+            what = f"warning {action.number}" if action.number else "it"
+            outcomes.append(Outcome(action, "done", f"{action.target}: {what} was told to {', '.join(told)}{more}"))
         else:
             tools.log.release(warning_claim(action.finding.key, action.number), tools.who.run)
             why = "; ".join(problems) or "the policy names nobody (mail.admins)"

@@ -210,11 +210,20 @@ def test_owner_postpones_once(cluster: Cluster) -> None:
 
 def test_job_that_opted_in_is_suspended(cluster: Cluster) -> None:
     """Its GPU is given back and it is not cancelled."""
-    job = squatting(cluster, "--gpu-suspend-idle=1h")
+    small = f"exec {WORKLOADS}/squatter.py --memory-mib 300"
+    job = squatting(cluster, "--gpu-suspend-idle=1h", script=small)
     done = until(cluster, job, "suspend")
     assert about(done, job) == [("suspend", "done")]
     cluster.wait_for_state(job, "PENDING")
     assert "suspended" in cluster.job(job)["Comment"]
+
+
+def test_job_that_opted_in_and_cannot_be_suspended_is_cancelled(cluster: Cluster) -> None:
+    """Its GPU memory does not fit into the node's memory: the option is no shelter."""
+    job = squatting(cluster, "--gpu-suspend-idle=1h")
+    done = until(cluster, job, "cancel")
+    assert about(done, job) == [("cancel", "done")]
+    cluster.wait_for_state(job, "CANCELLED")
 
 
 @pytest.mark.usefixtures("leftovers_stay")

@@ -7,7 +7,6 @@ import json
 import socketserver
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path

@@ -264,6 +264,21 @@ def test_a_job_that_opted_in_is_suspended(world: World) -> None:
 
 
 @pytest.mark.parametrize(
+    ("code", "limit", "result", "verb"),
+    [("host-memory", 5, "done", "cancel"), ("host-memory", 0, "failed", "suspend"),
+     ("under-way", 5, "failed", "suspend"), ("already-suspended", 5, "gone", "suspend")],
+)  # fmt: skip
+def test_what_cannot_be_suspended_is_cancelled(world: World, code: str, limit: int, result: str, verb: str) -> None:
+    """Within the limit of cancellations; what is being suspended already is left to that."""
+    world.policy = parse_policy(MAIL + f"[limits]\ncancel = {limit}", where="z")
+    world.errors["suspend"] = AnswerError(code, "does not fit into memory", hint=None, exit_code=1)
+    [outcome] = act(world, due(verb="suspend"))
+    assert (outcome.result, outcome.action.verb) == (result, verb)
+    assert world.cancelled == (["7"] if verb == "cancel" else [])
+    assert world.log.history()[0].verb == verb
+
+
+@pytest.mark.parametrize(
     ("code", "result"),
     [("", "done"), ("gone", "gone"), ("not-on-gpu", "gone"), ("has-job", "spared"), ("maybe-job", "spared"),
      ("unknown", "spared"), ("system", "spared"), ("still-there", "failed"), ("no-driver", "failed")],
