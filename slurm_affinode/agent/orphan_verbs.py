@@ -1,6 +1,4 @@
-"""What may be asked of the agent about the node's GPUs and the processes on them: ``processes``, ``kill-orphan``,
-``leftovers``.
-"""
+"""What may be asked of the agent about the node's GPUs and the processes on them, see ``VERBS``."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from slurm_affinode.model.cleanup import EpilogPolicy
 
 log = logging.getLogger(__name__)
 
-VERBS = ("processes", "kill-orphan", "leftovers")
+VERBS = ("processes", "kill-orphan", "leftovers", "leftover-reports")
 MAX_PID = 1 << 22
 
 
@@ -43,6 +41,8 @@ class OrphanVerbs:
         try:
             if verb == "processes":
                 return self._processes(request.get("since"))
+            if verb == "leftover-reports":
+                return {"node": self.orphans.node, "reports": list(self.orphans.reports)}
             if verb == "kill-orphan":
                 return self._kill(request, caller)
             if caller.uid != 0 or not caller.local:
@@ -58,9 +58,7 @@ class OrphanVerbs:
         for row in rows:
             for process in row["processes"] or ():
                 process["user"] = self.name_of(process["uid"])
-        return {
-            "node": self.orphans.node, "at": self.orphans.now(), "gpus": rows, "reports": list(self.orphans.reports),
-        }  # fmt: skip
+        return {"node": self.orphans.node, "at": self.orphans.now(), "gpus": rows}
 
     def _kill(self, request: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         pid, started = request.get("pid"), request.get("start_ticks")
@@ -84,7 +82,8 @@ class OrphanVerbs:
             if rule.dirty == "drain":
                 self.drain(one_line(reason, 200))
                 drained = True
-        return {**report, "drained": drained}
+        report["drained"] = drained
+        return report
 
     def _rule(self) -> EpilogPolicy:
         """The section of the policy file; with mistakes in it nobody knows what is meant, and the defaults hold."""

@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -240,7 +241,7 @@ class Orphans:
             ended.append({**self._row(one), "ended_by": how})
         dirty = self._dirty(devices, mine, wait_s if ended else 0.0)
         report = {
-            "node": self.node, "job": job, "uid": uid, "at": self.now(), "dirty": dirty,
+            "id": uuid.uuid4().hex[:16], "node": self.node, "job": job, "uid": uid, "at": self.now(), "dirty": dirty,
             "left": ended or [{**self._row(one), "ended_by": None} for one in left],
         }  # fmt: skip
         if left or dirty:

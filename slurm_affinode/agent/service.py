@@ -99,7 +99,7 @@ class Service:
             if caller.uid != 0 or not caller.local:
                 raise RequestError("not-permitted", f"{verb} is for root on the node itself")
             return self._prolog(request) if verb == "prolog" else self._epilog(request)
-        if verb in ("processes", "kill-orphan", "leftovers") and self.orphans is not None:
+        if verb in ("processes", "kill-orphan", "leftovers", "leftover-reports") and self.orphans is not None:
             return self.orphans.answer(request, caller, admin=self.is_admin(caller))
         raise RequestError("bad-request", "no such request", exit_code=2)
 

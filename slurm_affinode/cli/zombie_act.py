@@ -37,11 +37,11 @@ from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.store.zombies import ZombieLog
 from slurm_affinode.workflow import zombie_actions as actions_of
-from slurm_affinode.workflow import zombie_keeps, zombie_live, zombie_policy
+from slurm_affinode.workflow import zombie_epilogs, zombie_keeps, zombie_live, zombie_policy
 from slurm_affinode.workflow import zombies as workflow
 from slurm_affinode.workflow.postman import postman
 from slurm_affinode.workflow.zombie_actions import Outcome, Tools, Who
-from slurm_affinode.workflow.zombie_recheck import Recheck
+from slurm_affinode.workflow.zombie_recheck import AskNode, Recheck
 
 QUIET = frozenset({"too-early", "told", "warned", "rule", "nobody", "same"})
 """Why nothing is done that need not be shown."""
@@ -261,7 +261,7 @@ def _session(asked: Asked) -> Iterator[Session]:
         def now() -> datetime:
             return datetime.now(UTC)
 
-        _keeps(found, slurm, asked.policy, log, who, now())
+        _take_in(asked, found, slurm, log, who, reach.ask)
         tools = Tools(
             slurm=slurm, ask=reach.ask, suspend=lambda job: reach.about(job, {"verb": "suspend"}),
             recheck=Recheck(slurm, reach.ask, config.idle.low_pct), post=postman(asked.policy.mail, now), log=log,
@@ -279,14 +279,18 @@ def _find(asked: Asked, slurm: Callable[[], SlurmClient], step: Callable[[str], 
     return workflow.find(asked.config, asked.request, slurm=slurm, history=history, step=step)
 
 
-def _keeps(  # noqa: PLR0917
-    found: workflow.Found, slurm: SlurmClient, policy: Policy, log: ZombieLog, who: Who, now: datetime
+def _take_in(  # noqa: PLR0917
+    asked: Asked, found: workflow.Found, slurm: SlurmClient, log: ZombieLog, who: Who, ask: AskNode
 ) -> None:
-    """Take in what owners asked for since the last run: one question to slurmctld."""
-    clusters = {one.cluster for one in found.findings}
-    if len(clusters) != 1:
+    """What owners asked for and, with --live, what epilogs did since the last run."""
+    now, config = datetime.now(UTC), asked.config
+    cluster = config.cluster.name or next((one.cluster for one in found.findings), None)
+    if cluster is None:
         return
-    zombie_keeps.collect(slurm.jobs(), clusters.pop(), policy.keep, log, now=now, run=who.run)
+    zombie_keeps.collect(slurm.jobs(), cluster, asked.policy.keep, log, now=now, run=who.run)
+    if asked.live:
+        nodes = [node.name for node in slurm.nodes() if node.gpus and node.responding]
+        zombie_epilogs.collect(nodes, ask, cluster, log, now=now, run=who.run)
 
 
 def _print_mails(decided: Sequence[Action], policy: Policy) -> None:

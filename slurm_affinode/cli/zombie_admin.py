@@ -116,7 +116,7 @@ def check(
     return 0
 
 
-def _replay(
+def _replay(  # noqa: PLR0917
     config: Config, found: Policy, since: datetime, until: datetime, every_s: float, look_s: float
 ) -> tuple[list[zombie_policy.Replayed], str | None]:  # fmt: skip
     looks = []

@@ -255,6 +255,25 @@ def test_epilog_ends_what_a_job_left(cluster: Cluster) -> None:
     cluster.wait_idle()
     assert all(gpu.pids == [] for gpu in cluster.gpus("c1"))
     assert f"job {job} left process" in cluster.logs(0.0)["c1"]
+    zombies(cluster, "clean", "--live")
+    zombies(cluster, "clean", "--live")
+    assert history(cluster, job) == [("epilog", "done")]
+
+
+def test_node_with_a_dirty_gpu_is_drained_where_the_policy_says_so(cluster: Cluster) -> None:
+    """With the GPU and the job in the reason."""
+    path = "/etc/slurm-affinode/zombies.toml"
+    cluster.shell("c1", f'printf \'[epilog]\\nkill = false\\ndirty = "drain"\\nwait = "1s"\\n\' > {path}')
+    try:
+        job = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/leaking.py --memory-mib 5000")
+        cluster.wait_for_state(job, "COMPLETED")
+        drained = wait_until("c1 is drained", lambda: cluster.nodes()["c1"], lambda state: state.startswith("drain"))
+        reason = cluster.exec("login", "sinfo", "--noheader", "--nodes=c1", "--format=%E")
+        assert drained
+        assert f"after job {job}: GPU" in reason
+    finally:
+        cluster.shell("c1", f"rm -f {path}")
+        cluster.run("login", "scontrol", "update", "nodename=c1", "state=resume")
 
 
 def test_hostile_job_names_stay_names(cluster: Cluster) -> None:

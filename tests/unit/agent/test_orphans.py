@@ -221,6 +221,8 @@ def ask(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
 def test_only_administrators_may_ask(ask: Callable[..., dict[str, Any]]) -> None:
     """And leftovers is for the node's own epilog."""
     assert [gpu["uuid"] for gpu in ask(verb="processes")["gpus"]] == ["GPU-0", "GPU-1"]
+    assert ask(verb="processes", since=0)["gpus"][0]["busy_pct"] == 0.0
+    assert ask(verb="leftover-reports")["reports"] == []
     for request in ({"verb": "processes"}, {"verb": "kill-orphan", "pid": 5, "start_ticks": 5}):
         with pytest.raises(RequestError, match="administrators"):
             ask(ALICE, **request)
