@@ -98,6 +98,8 @@ class Asked:
     policy: Policy
     as_json: bool
     everything: bool
+    acting: bool = False
+    """With ``--yes``."""
 
 
 def _asked(
@@ -121,7 +123,7 @@ def warn_(*, yes: bool, dry_run: bool, config: Config, policy_path: Path | None,
 
     A user is told of all his jobs in one mail, of each stage once, and of what has no stages once in a period.
     """
-    asked = _asked(config, policy_path, **given)
+    asked = replace(_asked(config, policy_path, **given), acting=yes and not dry_run)
     with _session(asked) as session:
         decided = [one for one in session.plan() if one.verb not in DESTRUCTIVE]
         session.looked(decided, "warn")
@@ -146,7 +148,7 @@ def clean(
     A dry run unless --yes is given. Evidence is read again right before each action: a job that woke up is spared.
     Every look, warning and action is written down: see `zombies history`.
     """
-    asked = _asked(config, policy_path, **given)
+    asked = replace(_asked(config, policy_path, **given), acting=yes)
     if over_limit is not None:
         if yes:
             _person(over_limit)
@@ -253,7 +255,7 @@ def _session(asked: Asked) -> Iterator[Session]:
         found = _find(asked, open_slurm, step)
         store = stack.enter_context(Repository.open(config.db_url))
         log = ZombieLog(store.engine)
-        slurm = stack.enter_context(open_slurm())
+        slurm: Any = None
         reach = Reach(config, open_slurm)
         stack.callback(reach.close)
         who = Who.am_i()
@@ -261,7 +263,14 @@ def _session(asked: Asked) -> Iterator[Session]:
         def now() -> datetime:
             return datetime.now(UTC)
 
-        _take_in(asked, found, slurm, log, who, reach.ask)
+        try:
+            slurm = stack.enter_context(open_slurm())
+            _take_in(asked, found, slurm, log, who, reach.ask)
+        except AffinodeError as error:
+            # What owners asked for is not known: reason enough to do nothing, and none to show nothing.
+            if asked.acting:
+                raise
+            found = replace(found, notes=(*found.notes, f"Slurm was not asked for what owners want: {error}"))
         tools = Tools(
             slurm=slurm, ask=reach.ask, suspend=lambda job: reach.about(job, {"verb": "suspend"}),
             recheck=Recheck(slurm, reach.ask, config.idle.low_pct), post=postman(asked.policy.mail, now), log=log,

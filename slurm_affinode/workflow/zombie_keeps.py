@@ -67,7 +67,7 @@ def check(wish: Wish, policy: KeepPolicy, now: datetime) -> None:
 
 
 def collect(
-    jobs: Iterable[Job], cluster: str, policy: KeepPolicy, log: ZombieLog, now: datetime, run: str
+    jobs: Iterable[Job], cluster: str, policy: KeepPolicy, log: ZombieLog, *, now: datetime, run: str
 ) -> list[Keep]:
     """Take the wishes in the comments of running jobs into the store; those that are new.
 

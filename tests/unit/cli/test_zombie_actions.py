@@ -1,0 +1,232 @@
+"""``zombies warn``, ``clean``, ``policy``, ``history``, ``install`` and ``keep`` on the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_stand_ins import NODE
+from agent_stand_ins import job as slurm_job
+from click.testing import CliRunner, Result
+
+from slurm_affinode.cli import zombie_admin
+from slurm_affinode.cli.main import cli
+from slurm_affinode.config import DEFAULT_POLICY
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two days of an invented cluster."""
+    out = tmp_path_factory.mktemp("zombies")
+    result = CliRunner().invoke(cli, ["demo", "--synthetic", "--days", "2", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    return out / "state"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments, env={"COLUMNS": "200"}, standalone_mode=False)
+
+
+def status(result: Result) -> int:
+    """As ``main`` ends."""
+    if result.exception is not None:
+        return int(getattr(result.exception, "exit_code", 70))
+    return int(result.return_value or 0)
+
+
+def told(result: Result) -> str:
+    return result.output + str(result.exception or "")
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "z.toml"
+    path.write_text('[evidence]\nmax_age = "5000d"\n[[rule]]\nname = "idle"\nkinds = ["squatter", "idle-allocation"]\n'
+                    'action = "cancel"\nfixed = { first_warning = "1h", cancel = "2h" }\n'
+                    'sliding = { first_warning = "1h", cancel = "2h" }\n')  # fmt: skip
+    return path
+
+
+def test_without_yes_nothing_is_done(state: Path, policy: Path) -> None:
+    """It says what would be done, and in the audit that it was looked at."""
+    base = ("--state", str(state), "--slurm-backend", "commands", "--policy", str(policy), "--json")
+    result = run("zombies", "clean", "--warn", *base)
+    assert status(result) == 0, told(result)
+    found = json.loads(result.stdout)
+    assert found["dry_run"]
+    assert {one["result"] for one in found["actions"]} <= {"planned", "spared"}
+    assert any(one["verb"] == "warn-user" for one in found["actions"])
+    rows = json.loads(run("zombies", "history", "--state", str(state), "--json").stdout)
+    assert {row["verb"] for row in rows} == {"look"}
+
+
+def test_without_slurm_nothing_is_done_at_all(state: Path, policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What owners want is not known then."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    base = ("--state", str(state), "--slurm-backend", "commands", "--policy", str(policy))
+    result = run("zombies", "clean", "--warn", "--yes", *base)
+    assert status(result) == 3
+
+
+def test_dry_run_prints_the_mails(state: Path, policy: Path) -> None:
+    """To whom, and all of the text."""
+    result = run("zombies", "warn", "--dry-run", "--state", str(state), "--slurm-backend", "commands", "--policy",
+                 str(policy))  # fmt: skip
+    assert status(result) == 0
+    assert re.search(r"^To: \S+\nSubject: \[", result.stdout, re.MULTILINE)
+    assert "What you can do" in result.stdout
+
+
+def test_stale_evidence_is_told_as_such(state: Path) -> None:
+    """The built-in policy on a history that ended long ago."""
+    result = run("zombies", "clean", "--warn", "--state", str(state), "--slurm-backend", "commands", "--json",
+                 "--kind", "squatter")  # fmt: skip
+    assert {one["code"] for one in json.loads(result.stdout)["actions"]} <= {"stale"}
+
+
+def test_a_person_raises_the_limit(state: Path, policy: Path) -> None:
+    """No script does."""
+    result = run("zombies", "clean", "--over-limit", "50", "--yes", "--state", str(state), "--policy", str(policy))
+    assert status(result) == 2
+    assert "person at a terminal" in told(result)
+
+
+# --- policy
+
+
+def test_policy_check_shows_every_mistake_by_line(tmp_path: Path) -> None:
+    """1: something is wrong; 2: it cannot be read."""
+    path = tmp_path / "z.toml"
+    path.write_text('[limits]\ncancle = 1\n\n[default]\naction = "x"\n')
+    result = run("zombies", "policy", "check", str(path))
+    assert status(result) == 1
+    assert f"{path}:2: limits.cancle: unknown key" in result.stdout
+    assert f"{path}:5: default.action" in result.stdout
+    found = json.loads(run("zombies", "policy", "check", str(path), "--json").stdout)
+    assert [one["line"] for one in found["faults"]] == [2, 5]
+    assert status(run("zombies", "policy", "check", str(tmp_path / "none"))) == 2
+    assert "z.toml:2: limits.cancle" in told(run("zombies", "clean", "--policy", str(path)))
+
+
+def test_policy_check_says_what_it_would_have_done(state: Path, policy: Path) -> None:
+    """From the history, up to its end; what it says in words."""
+    listed = json.loads(run("zombies", "list", "--state", str(state), "--slurm-backend", "commands", "--json").stdout)
+    until = listed["until"]
+    result = run("zombies", "policy", "check", str(policy), "--state", str(state), "--json", "--until", until,
+                 "--since", listed["since"], "--look-every", "6h", "--every", "30m")  # fmt: skip
+    assert status(result) == 0, told(result)
+    found = json.loads(result.stdout)
+    assert found["replay"], found
+    assert {one["verb"] for one in found["replay"]} >= {"warn-user"}
+    text = run("zombies", "policy", "check", str(policy), "--state", str(state), "--until", until, "--since",
+               listed["since"], "--look-every", "12h", "--every", "1h").stdout  # fmt: skip
+    assert "it would have done:" in text
+    assert "no mistakes" in text
+
+
+def test_policy_check_without_a_history_says_so(tmp_path: Path, policy: Path) -> None:
+    """And is no failure."""
+    result = run("zombies", "policy", "check", str(policy), "--state", str(tmp_path / "empty"), "--look-every", "3d")
+    assert status(result) == 0
+    assert "not known" in result.stderr
+
+
+def test_policy_show_is_a_policy_to_start_from(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(run("zombies", "policy", "show").stdout)
+    assert status(run("zombies", "policy", "check", str(path), "--no-replay")) == 0
+
+
+# --- install
+
+
+def written(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def test_install_writes_the_timer_and_a_policy(tmp_path: Path) -> None:
+    """Twice is as once; the site's policy stays; remove takes the timer away and leaves the policy."""
+    result = run("zombies", "install", "--root", str(tmp_path), "--systemd", "--every", "10m", "--user", "slurm")
+    assert status(result) == 0, told(result)
+    units = tmp_path / "etc/systemd/system"
+    service = (units / "slurm-affinode-zombies.service").read_text()
+    assert "ExecStart=/usr/bin/env slurm-affinode zombies clean --warn --live --yes\n" in service
+    assert "User=slurm\n" in service
+    assert "OnUnitActiveSec=600s" in (units / "slurm-affinode-zombies.timer").read_text()
+    site = tmp_path / str(DEFAULT_POLICY).lstrip("/")
+    site.write_text("[limits]\ncancel = 1\n")
+    assert status(run("zombies", "install", "--root", str(tmp_path), "--systemd")) == 0
+    assert "cancel = 1" in site.read_text()
+    assert "@" not in service
+    run("zombies", "install", "--root", str(tmp_path), "--remove")
+    assert written(tmp_path) == {"etc/slurm-affinode/zombies.toml"}
+
+
+def test_install_writes_a_crontab(tmp_path: Path) -> None:
+    """What cron cannot do is refused."""
+    run("zombies", "install", "--root", str(tmp_path), "--cron", "--warn-only", "--options", "--live --kind squatter")
+    line = (tmp_path / "etc/cron.d/slurm-affinode-zombies").read_text().splitlines()[-1]
+    assert line.startswith("*/15 * * * * root slurm-affinode zombies warn --live --kind squatter --yes")
+    result = run("zombies", "install", "--root", str(tmp_path), "--cron", "--every", "7m")
+    assert status(result) == 2
+    assert "cron cannot run every 7m" in told(result)
+    bad = run("zombies", "install", "--root", str(tmp_path), "--cron", "--user", "a b")
+    assert status(bad) == 2
+
+
+# --- keep
+
+
+class Slurm:
+    """A slurmctld with one job."""
+
+    def __init__(self, **values: Any) -> None:
+        self.one = slurm_job(7, **values)
+        self.comments: list[str] = []
+        self.node = NODE
+
+    def job(self, name: str) -> Any:
+        return self.one
+
+    def set_comment(self, name: str, text: str) -> None:
+        self.comments.append(text)
+
+    def config(self) -> dict[str, str]:
+        return {"ClusterName": "alpha"}
+
+    def __enter__(self) -> Slurm:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("values", "uid", "code", "says"),
+    [
+        ({}, 2001, 0, "left alone"),
+        ({}, 0, 0, "left alone"),
+        ({}, 2002, 1, "not yours"),
+        ({"state": "PENDING"}, 2001, 1, "does not run"),
+        ({"comment": "[keep until=2026-11-18T14:00:00Z why=before]"}, 2001, 1, "once"),
+    ],
+)
+def test_keep(  # noqa: PLR0917
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], uid: int, code: int, says: str
+) -> None:
+    """For the owner and root, of a job that runs, once."""
+    slurm = Slurm(**{"uid": 2001, **values})
+    monkeypatch.setattr(zombie_admin, "open_client", lambda backend: slurm)
+    monkeypatch.setattr("os.getuid", lambda: uid)
+    result = run("keep", "7", "--for", "2h", "--why", "the debugger is attached", "--state", str(tmp_path))
+    assert (status(result), says in result.output) == (code, True), told(result)
+    assert bool(slurm.comments) is (code == 0)
+    assert not (tmp_path / "affinode.sqlite").exists()
+
+
+def test_keep_wants_a_reason_and_no_more_than_is_granted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zombie_admin, "open_client", lambda backend: Slurm(uid=0))
+    for words in (("--for", "2h", "--why", "x"), ("--for", "9h", "--why", "the debugger is attached")):
+        assert status(run("keep", "7", *words, "--state", str(tmp_path))) == 1
