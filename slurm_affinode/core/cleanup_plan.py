@@ -1,6 +1,6 @@
 """What is to be done about findings: pure, so that every promise about it can be tested without a cluster.
 
-Nothing is cancelled on fewer than ``min_dimensions`` kinds of measurement, on old evidence, without the warnings before
+Nothing is cancelled on fewer than ``min_dimensions`` measurements, on old evidence, without the warnings before
 it and the time between them, over the limits of a run, or where an exemption or the owner's wish stands against it.
 """
 
@@ -198,12 +198,13 @@ class _Case:
 
     def _weak(self) -> str | None:
         """What speaks against acting on the evidence."""
-        measured = {
-            one.dimension for one in self.finding.evidence if one.met and not one.unknown and one.weight > 0
-        } - NO_MEASUREMENT  # fmt: skip
-        if len(measured) < self.policy.min_dimensions:
-            names = ", ".join(sorted(measured)) or "nothing"
-            return f"its evidence is {names} alone: {self.policy.min_dimensions} kinds of it are needed"
+        sources: dict[str, int] = {}
+        for one in self.finding.evidence:
+            if one.met and not one.unknown and one.weight > 0 and one.dimension not in NO_MEASUREMENT:
+                sources[one.dimension] = max(sources.get(one.dimension, 0), one.sources)
+        if sum(sources.values()) < self.policy.min_dimensions:
+            names = ", ".join(sorted(sources)) or "nothing"
+            return f"its evidence is {names} alone: {self.policy.min_dimensions} measurements have to agree"
         flagged = self.finding.flagged_gpus
         if not flagged or not all(gpu.measured for gpu in flagged):
             return "a GPU that is to count as idle was not measured"

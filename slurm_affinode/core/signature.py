@@ -210,7 +210,8 @@ def _compute(rule: Compute, gpu: GpuFacts) -> Evidence:
         if peak <= rule.at_most_pct
         else f"it computes: {busiest} reached {peak:.1f} %"
     )
-    return Evidence("compute", peak, "%", threshold, rule.weight, text, met=peak <= rule.at_most_pct)
+    met = peak <= rule.at_most_pct
+    return Evidence("compute", peak, "%", threshold, rule.weight, text, met=met, sources=len(known))
 
 
 def _time(rule: Time, gpu: GpuFacts) -> Evidence:

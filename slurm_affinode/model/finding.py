@@ -80,6 +80,8 @@ class Evidence:
     """It could not be measured: counts for nothing, in neither direction."""
     met: bool = False
     """The value is beyond the threshold. Never where it is unknown."""
+    sources: int = 1
+    """So many measurements of different kinds say it: signals of activity, for ``compute``."""
 
     def __post_init__(self) -> None:
         if self.unknown and self.met:

@@ -73,7 +73,7 @@ def explain(policy: Policy, now: datetime) -> list[str]:
     )
     lines.append(
         f"Evidence older than {span(policy.max_evidence_age_s)} is no ground; a job is cancelled only where "
-        f"{policy.min_dimensions} kinds of measurement agree."
+        f"{policy.min_dimensions} measurements agree."
     )
     keep = policy.keep
     lines.append(f"Owners may postpone once, for at most {span(keep.max_s)}." if keep.allow

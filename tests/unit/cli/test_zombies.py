@@ -57,7 +57,9 @@ def test_json(state: Path) -> None:
     assert _status(result) == 1
     assert found["source"] == "history"
     one = found["findings"][0]
-    assert {"dimension", "value", "unit", "threshold", "weight", "text", "unknown", "met"} == set(one["evidence"][0])
+    assert {"dimension", "value", "unit", "threshold", "weight", "text", "unknown", "met", "sources"} == set(
+        one["evidence"][0]
+    )
     assert one["subject"]["type"] == "job"
 
 

@@ -139,6 +139,12 @@ def test_what_the_site_says_against_it(more: str, code: str) -> None:
     assert (action.verb, action.code) == ("none", code or "limit")
 
 
+def test_two_signals_of_activity_are_two_measurements() -> None:
+    """Utilization and SM activity agree; utilization alone is one, however long it lasted."""
+    assert due(evidence=(evidence("compute", sources=2), evidence("time")))[0] == "cancel"
+    assert due(evidence=(evidence("compute", sources=2, met=False), evidence("time")))[1] == "weak-evidence"
+
+
 def test_an_exemption_ends() -> None:
     """On the day after its last one."""
     assert due('[[exempt]]\nusers = ["alice"]\nuntil = 2026-11-17\nreason = "thesis"')[0] == "cancel"
