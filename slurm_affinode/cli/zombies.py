@@ -33,6 +33,7 @@ from slurm_affinode.slurm.backends import open_client
 from slurm_affinode.timespec import parse_span_s
 from slurm_affinode.workflow import gpu_intake, prometheus_intake, zombie_averages, zombie_explain, zombie_live
 from slurm_affinode.workflow import zombies as workflow
+from slurm_affinode.workflow.zombie_audit import note_look
 
 _LIST_EPILOG = """\b
 Examples:
@@ -154,6 +155,8 @@ def list_(
         show.print_found(found, wide=wide)
         for note in found.notes:
             warn(note)
+    if cockpit is None:
+        note_look(config, "list --live" if live else "list", found.findings)
     return 1 if found.findings else 0
 
 
@@ -206,6 +209,7 @@ def explain(
         click.echo(f"wrote {printable(str(html))}")
     else:
         show.print_explanation(page)
+    note_look(config, f"explain {job}", page.findings, job=job)
     return 0
 
 

@@ -230,3 +230,13 @@ def test_keep_wants_a_reason_and_no_more_than_is_granted(tmp_path: Path, monkeyp
     monkeypatch.setattr(zombie_admin, "open_client", lambda backend: Slurm(uid=0))
     for words in (("--for", "2h", "--why", "x"), ("--for", "9h", "--why", "the debugger is attached")):
         assert status(run("keep", "7", *words, "--state", str(tmp_path))) == 1
+
+
+def test_every_look_is_written_down_where_it_may_be(state: Path) -> None:
+    """Who, when, and what was found; a store that is not there is not made for it."""
+    before = len(json.loads(run("zombies", "history", "--state", str(state), "--json").stdout))
+    run("zombies", "list", "--state", str(state), "--slurm-backend", "commands")
+    rows = json.loads(run("zombies", "history", "--state", str(state), "--json").stdout)
+    assert len(rows) == before + 1
+    assert rows[-1]["reason"].startswith("list: ")
+    assert rows[-1]["evidence"][0]["finding"]
