@@ -29,7 +29,7 @@ from slurm_affinode.workflow.zombie_recheck import AskNode, Look, Recheck
 
 HOLD = timedelta(minutes=10)
 REST = timedelta(hours=1)
-"""A node is not drained or resumed again before, nor are steps of a job cancelled again."""
+"""Not before that is the same node drained or resumed again, the same job suspended, are its steps cancelled."""
 REASON = "slurm-affinode"
 _SPARED = frozenset({"has-job", "maybe-job", "system", "unknown"})
 _NOT_NOW = frozenset(
@@ -162,7 +162,8 @@ def _one(action: Action, tools: Tools) -> Outcome:
         )
     finally:
         if outcome.result == "done":
-            again = action.verb in ("drain", "resume") or action.settings.cancel_steps
+            # A suspension has only begun: if it fails, the job is there again.
+            again = outcome.action.verb in ("drain", "resume", "suspend") or action.settings.cancel_steps
             rest = tools.now() + REST if again else None
             tools.log.settle(claim, tools.who.run, rest)
         else:
