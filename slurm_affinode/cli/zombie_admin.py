@@ -281,22 +281,26 @@ _SERVICE, _TIMER, _CRON = "slurm-affinode-zombies.service", "slurm-affinode-zomb
 
 
 @click.command(epilog=_INSTALL_EPILOG)
+@config_options
 @click.option("--systemd/--cron", "systemd", default=None, help="Which of the two.  [default: systemd where it runs]")
 @click.option("--every", type=Span(60), default="15m", show_default=True, metavar="SPAN", help="How often.")
 @click.option("--user", default="root", show_default=True, metavar="NAME",
               help="As whom: root, or SlurmUser; whoever it is has to be one of agent.admins.")  # fmt: skip
 @click.option("--warn-only", is_flag=True, help="Only tell people; nothing is cancelled.")
-@click.option("--options", default="--live", show_default=True, metavar="TEXT", help="Options of the command.")
+@click.option("--options", metavar="TEXT",
+              help="Options of the command.  [default: --live, and --prometheus where that is set]")  # fmt: skip
 @click.option("--root", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="Write below DIR; nothing is started.")  # fmt: skip
 @click.option("--remove", is_flag=True, help="Take away what this command wrote.")
 @json_option
 def install(
-    *, systemd: bool | None, every: float, user: str, warn_only: bool, options: str, root: Path | None, remove: bool,
-    as_json: bool,
+    *, config: Config, systemd: bool | None, every: float, user: str, warn_only: bool, options: str | None,
+    root: Path | None, remove: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Install the timer (systemd) or the crontab that warns and cleans up, and the policy, where there is none."""
     base = root or Path("/")
+    if options is None:
+        options = f"--live --prometheus {config.prometheus.url}" if config.prometheus.url else "--live"
     if root is None and os.geteuid() != 0:
         raise AffinodeError("only root can install it", hint="or write the files somewhere: --root DIR")
     if any(not word.isprintable() for word in (user, options)) or any(c in user for c in " %:/"):

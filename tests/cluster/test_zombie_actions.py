@@ -35,6 +35,12 @@ command = ["/root/zombies/mail", "{to}"]
 address = "{user}@example.org"
 admins = ["ops@example.org"]
 """
+RESUME = """
+[[rule]]
+kinds = ["drained-kill-failed"]
+action = "resume"
+grace = "0s"
+"""
 MAIL = "#!/bin/sh\nexec cat > /root/zombies/mail-$1-$(date +%s%N)\n"
 ON_C1 = ("--partition=gpu", "--nodelist=c1", "--gres=gpu:1")
 SQUATTER = f"exec {WORKLOADS}/squatter.py --memory-mib 60000"
@@ -126,6 +132,32 @@ def test_squatter_is_warned_warned_and_cancelled_and_the_others_run_on(cluster: 
     sent = mails(cluster)
     assert len(sent) == 3
     assert all("alice@example.org" in name for name in sent)
+
+
+def test_task_of_an_array_is_cancelled_alone(cluster: Cluster) -> None:
+    """The last one, whose raw id is the id of the array."""
+    busy = f"exec {WORKLOADS}/busy.py --seconds 300"
+    script = f'[ "$SLURM_ARRAY_TASK_ID" = 2 ] || {busy}\n{SQUATTER}'
+    array = cluster.submit(*ON_C1, "--array=1-2", wrap=script)
+    until(cluster, f"{array}_2", "cancel")
+    cluster.wait_for_state(f"{array}_2", "CANCELLED")
+    assert cluster.job(f"{array}_1")["JobState"] == "RUNNING"
+
+
+def test_node_drained_for_a_failed_kill_is_resumed_when_it_is_clean(cluster: Cluster) -> None:
+    """One that is drained for another reason stays."""
+    cluster.shell("login", f"cat >> {STATE}/policy.toml <<'X'\n{RESUME}\nX")
+    for node, reason in (("c1", "Kill task failed"), ("c2", "disk is full")):
+        cluster.exec("login", "scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
+    try:
+        found = zombies(cluster, "clean", "--live", "--kind", "drained-kill-failed", "--yes")
+        assert [(one["verb"], one["result"], one["target"]) for one in found["actions"]] == [
+            ("resume", "done", "node c1")
+        ]
+        wait_until("c1 is in service", lambda: cluster.nodes()["c1"], lambda state: state == "idle")
+        assert cluster.nodes()["c2"].startswith("drain")
+    finally:
+        cluster.run("login", "scontrol", "update", "nodename=c2", "state=resume")
 
 
 def test_job_that_woke_up_is_spared(cluster: Cluster) -> None:

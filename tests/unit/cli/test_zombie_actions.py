@@ -161,6 +161,11 @@ def test_install_writes_the_timer_and_a_policy(tmp_path: Path) -> None:
     assert status(run("zombies", "install", "--root", str(tmp_path), "--systemd")) == 0
     assert "cancel = 1" in site.read_text()
     assert "@" not in service
+    config = tmp_path / "config.toml"
+    config.write_text('[prometheus]\nurl = "http://prom:9090"\n')
+    run("zombies", "install", "--root", str(tmp_path), "--systemd", "--config", str(config))
+    assert "clean --warn --live --prometheus http://prom:9090 --yes\n" in next(units.glob("*.service")).read_text()
+    config.unlink()
     run("zombies", "install", "--root", str(tmp_path), "--remove")
     assert written(tmp_path) == {"etc/slurm-affinode/zombies.toml"}
 
