@@ -217,6 +217,10 @@ class Session:
                 "findings": len(self.found.findings), "actions": [_row(one) for one in shown],
                 "notes": list(self.found.notes),
             })  # fmt: skip
+            # The timer throws the JSON away; what failed is for whoever reads its mail or journal.
+            for one in outcomes:
+                if one.result == "failed":
+                    warn(f"{one.action.verb}: {one.text}")
         else:
             rows = [
                 (one.action.verb if one.action.verb != "none" else "-", one.action.target, one.action.finding.kind,

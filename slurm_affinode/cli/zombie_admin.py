@@ -277,6 +277,8 @@ Examples:
   slurm-affinode zombies install --root /tmp/image     write the files only, for an image or a package
   slurm-affinode zombies install --remove
 """
+_COMMAND = "slurm-affinode zombies clean --warn --live --yes"
+"""As it stands in what ships; replaced by what was asked for."""
 _SERVICE, _TIMER, _CRON = "slurm-affinode-zombies.service", "slurm-affinode-zombies.timer", "slurm-affinode-zombies"
 
 
@@ -324,10 +326,11 @@ def install(
         write_text(site, (asset_dir("reports") / "zombies-policy.toml").read_text(encoding="utf-8"))
         written.append(site)
     if by_systemd:
-        values = {"@COMMAND@": command, "@USER@": user, "@EVERY@": f"{round(every)}s"}
+        values = {_COMMAND: command, "User=root\n": f"User={user}\n", "=15min": f"={round(every)}s"}
         written += [_fill(asset_dir("reports") / "systemd" / name, units / name, values) for name in (_SERVICE, _TIMER)]
     else:
-        values = {"@COMMAND@": command.replace("%", "\\%"), "@USER@": user, "@MINUTES@": _minutes(every)}
+        line = f"{_minutes(every)} * * * * {user} {command.replace('%', chr(92) + '%')}"
+        values = {f"*/15 * * * * root {_COMMAND}": line}
         written.append(_fill(asset_dir("reports") / "cron.d" / _CRON, cron, values))
     if root is None and by_systemd:
         process.run(("systemctl", "daemon-reload"), timeout_s=SYSTEMCTL_S)

@@ -22,7 +22,7 @@ def test_upgrade_makes_the_store_once(tmp_path):
     assert first.output.startswith("applied 0001_initial\n")
     second = invoke("upgrade", "--state", state, "--json")
     said = json.loads(second.output)
-    assert (said["applied"], said["version"]) == ([], 2)
+    assert (said["applied"], said["version"]) == ([], 3)
     assert (state / "affinode.sqlite").exists()
 
 
@@ -44,6 +44,6 @@ def test_status_counts(store_url):
     done = invoke("status", "--db", store_url, "--json")
     assert done.exit_code == 0
     said = json.loads(done.output)
-    assert (said["version"], said["pending"], said["jobs"], said["first"]) == (2, [], 0, None)
+    assert (said["version"], said["pending"], said["jobs"], said["first"]) == (3, [], 0, None)
     assert said["size_bytes"] > 0
     assert "job runs" in invoke("status", "--db", store_url).output
