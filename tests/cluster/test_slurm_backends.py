@@ -15,7 +15,7 @@ from slurm_affinode.slurm.commands_client import CommandsClient
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.slurm.pyslurm_client import PyslurmClient
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.main]
 
 
 def both(cluster: Cluster) -> tuple[CommandsClient, PyslurmClient]:

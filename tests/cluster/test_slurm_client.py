@@ -18,7 +18,7 @@ from slurm_affinode.slurm.commands_client import CommandsClient
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.slurm.pyslurm_client import PyslurmClient
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.main]
 
 Open = Callable[[str], SlurmClient]
 

@@ -19,7 +19,7 @@ from cluster.sleepers import (
     wake,
 )
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.main]
 
 
 @pytest.fixture(autouse=True)
