@@ -1,10 +1,13 @@
-"""Pages of Parquet columns, decoded: definition levels, plain and dictionary-coded floats, times as packed deltas.
+"""Column chunks of Parquet, decoded: LZ4, definition levels, plain and dictionary-coded floats, packed deltas.
 
 The layouts are those of https://parquet.apache.org/docs/file-format/data-pages/encodings/: the hybrid of runs and
 bit-packed groups (RLE = 3), PLAIN (0), RLE_DICTIONARY (8), DELTA_BINARY_PACKED (5). Numbers are little-endian.
 
 Compiled code does not check bounds, and a damaged file may say anything: each loop is preceded by the checks that keep
 it within its arrays. What they reject makes the function return ``MALFORMED``.
+
+A chunk is one call: each change between Python and compiled code is a change of the thread that holds Python's lock,
+and two threads that change often wait for one another more than they work.
 """
 
 from __future__ import annotations
@@ -16,14 +19,16 @@ import numpy.typing as npt
 
 from slurm_affinode.analysis.block import Float32s
 from slurm_affinode.analysis.compiled import compiled, inlined
-from slurm_affinode.analysis.segments import FAR, Ints
+from slurm_affinode.analysis.segments import Ints
 
 Bytes = npt.NDArray[np.uint8]
 Int = Any
 """An integer of 64 bits: to Numba one type, to Python sometimes numpy's."""
 
 MALFORMED = -1
-_FAR = int(FAR)
+DICTIONARY, VALUES, ENCODING, START, STOP, UNPACKED = range(6)
+"""The fields of ``history.pages.Page``."""
+_PLAIN, _PLAIN_DICTIONARY, _DELTA_BINARY_PACKED, _RLE_DICTIONARY = 0, 2, 5, 8
 _NAN = np.float32(np.nan)
 
 
@@ -51,57 +56,93 @@ def zigzag(value: Int) -> Int:
 
 
 @inlined
+def load_eight(data: Bytes, at: np.uint64) -> np.uint64:
+    """Eight bytes as a number; the compiler makes one load of this."""
+    value = np.uint64(0)
+    for k in range(np.uint64(8)):
+        value |= np.uint64(data[at + k]) << (k * np.uint64(8))
+    return value
+
+
+@inlined
 def word(data: Bytes, at: Int) -> np.uint64:
     """Eight bytes as a number; as many as there are, before the end."""
     value, start = np.uint64(0), np.uint64(at)
     if at + 8 <= len(data):
-        # The compiler makes one load of this.
-        for k in range(np.uint64(8)):
-            value |= np.uint64(data[start + k]) << (k * np.uint64(8))
+        value = load_eight(data, start)
     else:
         for k in range(np.uint64(len(data) - at)):
             value |= np.uint64(data[start + k]) << (k * np.uint64(8))
     return value
 
 
-@compiled
-def lz4_size(data: Bytes) -> Int:
-    """The length of what an LZ4 block holds, by its sequences alone, or ``MALFORMED``.
+@inlined
+def copy_eight(source: Bytes, at: np.uint64, out: Bytes, to: np.uint64) -> None:
+    """Copy eight bytes at once."""
+    value = load_eight(source, at)
+    for k in range(np.uint64(8)):
+        out[to + k] = np.uint8(value >> (k * np.uint64(8)))
 
-    A decompressor that is told the length does not say when there is less. Layout: ``lz4_Block_format.md`` of LZ4.
+
+@inlined
+def lengthened(length: np.uint64, data: Bytes, at: np.uint64, stop: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """A length of LZ4, to which further bytes add where it is 15, and the byte behind them, ``stop`` at most."""
+    more = np.uint64(255) if length == 15 else np.uint64(0)
+    while more == 255 and at < stop:
+        more = np.uint64(data[at])
+        length += more
+        at += np.uint64(1)
+    return length, at
+
+
+@compiled
+def unpack(data: Bytes, out: Bytes) -> Any:
+    """Decompress an LZ4 block that fills ``out``; False where it is malformed or does not.
+
+    Layout: ``lz4_Block_format.md`` of LZ4: in turn bytes as they are, and a match, bytes that were there before.
     """
-    at: Int = 0
-    size: Int = 0
-    stop = len(data)
+    one, two, eight, near, three = np.uint64(1), np.uint64(2), np.uint64(8), np.uint64(64), np.uint64(3)
+    at, stop, done, size = np.uint64(0), np.uint64(len(data)), np.uint64(0), np.uint64(len(out))
     while at < stop:
         token = data[at]
-        at += 1
-        literals: Int = np.int64(token >> 4)
-        if literals == 15:
-            more: Int = 255
-            while more == 255:
-                if at >= stop:
-                    return MALFORMED
-                more = np.int64(data[at])
-                literals += more
-                at += 1
-        at += literals
-        size += literals
-        if at >= stop:
+        at += one
+        length, at = lengthened(np.uint64(token >> 4), data, at, stop)
+        if length > stop - at or length > size - done:
+            return False
+        if length <= near and stop - at >= near and size - done >= near:
+            # Up to seven bytes more than are asked for, which what follows overwrites.
+            for k in range((length + eight - one) >> three):
+                copy_eight(data, at + k * eight, out, done + k * eight)
+        else:
+            for j in range(length):
+                out[done + j] = data[at + j]
+        at += length
+        done += length
+        if at == stop:
             # The last sequence has no match.
-            return size if at == stop else MALFORMED
-        at += 2
-        match: Int = np.int64(token & 15)
-        if match == 15:
-            more = 255
-            while more == 255:
-                if at >= stop:
-                    return MALFORMED
-                more = np.int64(data[at])
-                match += more
-                at += 1
-        size += match + 4
-    return MALFORMED
+            return done == size
+        if stop - at < two:
+            return False
+        distance = np.uint64(data[at]) | (np.uint64(data[at + one]) << eight)
+        at += two
+        length, at = lengthened(np.uint64(token & 15), data, at, stop)
+        length += np.uint64(4)
+        if distance == 0 or distance > done or length > size - done:
+            return False
+        first = done - distance
+        if distance >= eight and length <= near and size - done >= near:
+            for k in range((length + eight - one) >> three):
+                copy_eight(out, first + k * eight, out, done + k * eight)
+            done += length
+        else:
+            # What is repeated may reach into what is written: each round doubles what can be copied at once.
+            while length > 0:
+                n = min(length, done - first)
+                for j in range(n):
+                    out[done + j] = out[first + j]
+                done += n
+                length -= n
+    return False
 
 
 @compiled
@@ -188,21 +229,16 @@ def look_up(data: Bytes, at: Int, dictionary: Float32s, out: Float32s) -> Int:
             if length * width > stop - at:
                 return MALFORMED
             n = min(length * 8, rows - done)
-            if width <= 8:
-                whole = n >> 3
-                step = np.uint64(width)
-                base = np.uint64(done)
-                for g in range(whole):
-                    eight = word(data, at + g * width)
-                    for j in range(np.uint64(8)):
-                        number = (eight >> (j * step)) & mask
-                        largest = max(largest, number)
-                        out[base + j] = dictionary[min(number, last)]
-                    base += np.uint64(8)
-                rest = whole * 8
-            else:
-                rest = 0
-            for j in range(rest, n):
+            whole = n >> 3 if width <= 8 else 0
+            step, base = np.uint64(width), np.uint64(done)
+            for g in range(whole):
+                eight = word(data, at + g * width)
+                for j in range(np.uint64(8)):
+                    number = (eight >> (j * step)) & mask
+                    largest = max(largest, number)
+                    out[base + j] = dictionary[min(number, last)]
+                base += np.uint64(8)
+            for j in range(whole * 8, n):
                 bit = j * width
                 number = (word(data, at + (bit >> 3)) >> np.uint64(bit & 7)) & mask
                 largest = max(largest, number)
@@ -222,7 +258,7 @@ def look_up(data: Bytes, at: Int, dictionary: Float32s, out: Float32s) -> Int:
 
 
 @compiled
-def times(data: Bytes, at: Int, rows: Int, out: Ints) -> Int:
+def deltas(data: Bytes, at: Int, rows: Int, out: Ints) -> Int:
     """Fill ``out`` with the first of ``rows`` packed deltas (DELTA_BINARY_PACKED), which begin at byte ``at``."""
     stop = len(data)
     block, at = varint(data, at, stop)
@@ -273,20 +309,92 @@ def times(data: Bytes, at: Int, rows: Int, out: Ints) -> Int:
 
 
 @compiled
-def in_order(times: Ints, row: Int, ends: Ints) -> bool:
-    """Whether the times of a block, of which the first row has number ``row``, ascend within each piece (``ends``: the
-    rows behind them). The loops of ``scalar`` rely on that; a damaged file can say otherwise."""
-    count, begin = len(times), 0
-    piece = np.searchsorted(ends, row, side="right")
-    while begin < count:
-        if piece == len(ends):
-            return False
-        stop = min(ends[piece] - row, count)
-        wrong = 0
-        for j in range(np.uint64(begin), np.uint64(stop - 1)):
-            wrong += times[j + np.uint64(1)] <= times[j]
-        if wrong or times[begin] <= -_FAR or times[stop - 1] >= _FAR:
-            return False
-        begin = stop
-        piece += 1
-    return True
+def levels_end(data: Bytes, optional: bool) -> Int:
+    """Where the definition levels of a page end, which begin with four bytes of their length; or ``MALFORMED``."""
+    if not optional:
+        return 0
+    end = 4 + np.int64(word(data, 0) & np.uint64(0xFFFFFFFF))
+    return end if len(data) >= 4 and end <= len(data) else MALFORMED
+
+
+@inlined
+def copy(data: Bytes, at: Int, out: Float32s) -> None:
+    """Fill ``out`` with floats as they are, from byte ``at`` on, which may be any."""
+    target, start = out.view(np.uint8), np.uint64(at)
+    for j in range(np.uint64(4) * np.uint64(len(out))):
+        target[j] = data[start + j]
+
+
+@compiled
+def times(packed: Bytes, pages: Ints, optional: bool, unpacked: Bytes, out: Ints) -> Int:
+    """Decode a column chunk of times, none of which is missing, as far as ``out`` takes them; their number.
+
+    ``pages``: the numbers of ``history.pages.Page``, a row per page; their lengths lie within ``packed``, and those
+    unpacked within ``unpacked``, which is memory to work in. ``optional``: definition levels precede the values.
+    """
+    done = 0
+    for p in range(len(pages)):
+        if done == len(out):
+            break
+        rows = pages[p, VALUES]
+        data = unpacked[: pages[p, UNPACKED]]
+        if pages[p, DICTIONARY] or pages[p, ENCODING] != _DELTA_BINARY_PACKED:
+            return MALFORMED
+        if not unpack(packed[pages[p, START] : pages[p, STOP]], data):
+            return MALFORMED
+        at = levels_end(data, optional)
+        if at < 0 or (optional and count_known(data, 4, at, rows) != rows):
+            return MALFORMED
+        n = min(rows, len(out) - done)
+        if deltas(data, at, rows, out[done : done + n]) < 0:
+            return MALFORMED
+        done += n
+    return done
+
+
+@compiled
+def floats(  # noqa: PLR0917
+    packed: Bytes, pages: Ints, optional: bool, unpacked: Bytes, dictionary: Float32s, dense: Float32s, out: Float32s
+) -> tuple[Int, Int]:
+    """Decode a column chunk of as many floats as ``out`` has; return the number of those that are not missing.
+
+    Where it is one page of plain values, they stay in ``unpacked`` and the byte at which they begin is returned too,
+    else -1. As with ``times``; ``dictionary`` and ``dense`` are memory to work in: of a quarter of the length of
+    ``unpacked``, and of that of ``out``.
+    """
+    done, known, entries = 0, 0, 0
+    for p in range(len(pages)):
+        rows, encoding = pages[p, VALUES], pages[p, ENCODING]
+        data = unpacked[: pages[p, UNPACKED]]
+        if not unpack(packed[pages[p, START] : pages[p, STOP]], data):
+            return MALFORMED, -1
+        if pages[p, DICTIONARY]:
+            if encoding not in (_PLAIN, _PLAIN_DICTIONARY) or rows > len(data) >> 2:
+                return MALFORMED, -1
+            entries = rows
+            copy(data, 0, dictionary[:entries])
+            continue
+        at = levels_end(data, optional)
+        if at < 0 or rows > len(out) - done:
+            return MALFORMED, -1
+        here = count_known(data, 4, at, rows) if optional else rows
+        if here < 0:
+            return MALFORMED, -1
+        target = out[done : done + rows]
+        values = target if here == rows else dense[:here]
+        if encoding == _PLAIN:
+            if here > (len(data) - at) >> 2:
+                return MALFORMED, -1
+            if here == len(out) and at & 3 == 0:
+                return here, at
+            copy(data, at, values)
+        elif encoding in (_RLE_DICTIONARY, _PLAIN_DICTIONARY):
+            if look_up(data, at, dictionary[:entries], values) < 0:
+                return MALFORMED, -1
+        else:
+            return MALFORMED, -1
+        if here < rows:
+            spread(data, 4, at, values, target)
+        done += rows
+        known += here
+    return (known if done == len(out) else MALFORMED), -1

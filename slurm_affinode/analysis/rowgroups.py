@@ -12,21 +12,22 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slurm_affinode.analysis import decode, samples
-from slurm_affinode.analysis.block import COLUMNS, Block, Column, Float32s
+from slurm_affinode.analysis.block import COLUMNS, Block, Column
 from slurm_affinode.analysis.segments import FAR, Ints
 from slurm_affinode.history import pages
 from slurm_affinode.history.pages import Chunk, LayoutError, Page
 
 _TYPES = {name: pa.timestamp("ms", tz="UTC") if name == "time" else pa.float32() for name in COLUMNS}
 _ERRORS = (OSError, ValueError, pa.ArrowException)
-_LEVEL_BYTES = 4
-"""In front of the definition levels of a page, their length."""
+Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,126 +116,69 @@ class Decoder:
     """Reads row groups, one at a time; for one thread. Its memory is used again row group after row group."""
 
     def __init__(self) -> None:
-        self._codec = pa.Codec("lz4_raw")
-        self._packed = np.empty(0, np.uint8)
-        self._dense = np.empty(0, np.float32)
-        self._columns: dict[str, Float32s] = {}
-        self._times = np.empty(0, np.int64)
+        self._memory: dict[str, npt.NDArray[np.generic]] = {}
 
     def block(self, group: RowGroup, chunks: Mapping[str, Chunk]) -> Block:
-        """Read and decode. Raises ``LayoutError``; ``OSError``, ``ValueError`` and errors of Arrow."""
+        """Read and decode. Raises ``LayoutError``; ``OSError`` and errors of Arrow."""
         file = os.open(group.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            times = self._all_times(file, chunks["time"], group.rows)
-            columns = {name: self._floats(name, file, chunks[name], group.rows) for name in chunks if name != "time"}
+            times = self._array("time", group.rows, np.int64)
+            self._times(file, chunks["time"], times)
+            columns = {
+                name: self._floats(name, file, chunk, group.rows) for name, chunk in chunks.items() if name != "time"
+            }
             following = FAR if group.last else self._first_time(file, group)
         finally:
             os.close(file)
         return Block(group.row, times, columns, following)
 
-    def _all_times(self, file: int, chunk: Chunk, rows: int) -> Ints:
-        if len(self._times) < rows:
-            self._times = np.empty(rows, np.int64)
-        out, done = self._times[:rows], 0
-        for page, content in self._pages(file, chunk):
-            _check(done + page.values <= rows)
-            self._deltas(page, content, chunk, out[done : done + page.values])
-            done += page.values
-        _check(done == rows)
-        return out
+    def _read(self, file: int, chunk: Chunk) -> tuple[decode.Bytes, Ints]:
+        """The bytes of a chunk and the table of its pages."""
+        packed = self._array("packed", chunk.packed, np.uint8)
+        _check(os.preadv(file, [packed.data], chunk.start) == chunk.packed)
+        table = np.array([*pages.pages(packed.data, chunk)], np.int64).reshape(-1, len(Page._fields))
+        return packed, table
 
     def _first_time(self, file: int, group: RowGroup) -> int:
         if group.following is None:
             return int(samples.times(samples.rows_of(group.path, group.at + group.rows, 1))[0])
-        page, content = next(self._pages(file, group.following))
         out = np.empty(1, np.int64)
-        self._deltas(page, content, group.following, out)
+        self._times(file, group.following, out)
         return int(out[0])
 
-    def _deltas(self, page: Page, content: decode.Bytes, chunk: Chunk, out: Ints) -> None:
-        levels, start = _levels(content, chunk)
-        _check(page.encoding == pages.DELTA_BINARY_PACKED and page.values >= len(out))
-        if chunk.optional:
-            _check(decode.count_known(content, levels, start, page.values) == page.values)
-        _check(decode.times(content, start, page.values, out) >= 0)
+    def _times(self, file: int, chunk: Chunk, out: Ints) -> None:
+        packed, table = self._read(file, chunk)
+        unpacked = self._array("unpacked", chunk.unpacked, np.uint8)
+        _check(decode.times(packed, table, chunk.optional, unpacked, out) == len(out))
 
     def _floats(self, name: str, file: int, chunk: Chunk, rows: int) -> Column:
-        held = self._columns.get(name)
-        if held is None or len(held) < rows:
-            self._columns[name] = held = np.empty(rows, np.float32)
-        out, done, known = held[:rows], 0, 0
-        dictionary = np.empty(0, np.float32)
-        for page, content in self._pages(file, chunk):
-            if page.dictionary:
-                _check(page.encoding in {pages.PLAIN, pages.PLAIN_DICTIONARY})
-                dictionary = _plain(content, 0, page.values)
-                continue
-            _check(done + page.values <= rows)
-            target = out[done : done + page.values]
-            done += page.values
-            levels, start = _levels(content, chunk)
-            here = decode.count_known(content, levels, start, page.values) if chunk.optional else page.values
-            _check(here >= 0)
-            known += here
-            whole = here == page.values
-            if page.encoding == pages.PLAIN:
-                values = _plain(content, start, here)
-                if here == rows:
-                    # The only page, nothing to be put in its place: no need to copy.
-                    return Column(values, complete=True)
-                if whole:
-                    target[:] = values
-            else:
-                _check(page.encoding in {pages.RLE_DICTIONARY, pages.PLAIN_DICTIONARY})
-                values = target if whole else self._floats_for(here)
-                _check(decode.look_up(content, start, dictionary, values) >= 0)
-            if not whole:
-                decode.spread(content, levels, start, values, target)
-        _check(done == rows)
+        packed, table = self._read(file, chunk)
+        out = self._array(name, rows, np.float32)
+        unpacked = self._array(f"unpacked {name}", chunk.unpacked, np.uint8)
+        dictionary = self._array("dictionary", chunk.unpacked // 4, np.float32)
+        dense = self._array("dense", rows, np.float32)
+        known, start = decode.floats(packed, table, chunk.optional, unpacked, dictionary, dense, out)
+        _check(known >= 0)
+        if start >= 0:
+            # Plain values, none missing: no need to copy them.
+            out = unpacked[start : start + 4 * rows].view(np.float32)
         return Column(out, complete=known == rows)
 
-    def _floats_for(self, count: int) -> Float32s:
-        if len(self._dense) < count:
-            self._dense = np.empty(count, np.float32)
-        return self._dense[:count]
-
-    def _pages(self, file: int, chunk: Chunk) -> Iterator[tuple[Page, decode.Bytes]]:
-        if len(self._packed) < chunk.packed:
-            self._packed = np.empty(chunk.packed, np.uint8)
-        packed = self._packed[: chunk.packed]
-        content = packed.data
-        _check(os.preadv(file, [content], chunk.start) == chunk.packed)
-        for page in pages.pages(content, chunk):
-            body = packed[page.start : page.stop]
-            _check(decode.lz4_size(body) == page.unpacked)
-            yield page, np.frombuffer(self._codec.decompress(body, page.unpacked), np.uint8)
+    def _array(self, name: str, count: int, dtype: type[Number]) -> npt.NDArray[Number]:
+        held = self._memory.get(name)
+        if held is None or len(held) < count:
+            self._memory[name] = held = np.empty(count, dtype)
+        return held[:count]  # type: ignore[return-value]
 
 
 def _check(sound: bool) -> None:
     if not sound:
-        raise LayoutError("a page")
-
-
-def _levels(content: decode.Bytes, chunk: Chunk) -> tuple[int, int]:
-    """Where the definition levels of a page begin, and where its values do."""
-    if not chunk.optional:
-        return 0, 0
-    start = _LEVEL_BYTES + int.from_bytes(content[:_LEVEL_BYTES].tobytes(), "little")
-    _check(_LEVEL_BYTES <= start <= len(content))
-    return _LEVEL_BYTES, start
-
-
-def _plain(content: decode.Bytes, start: int, count: int) -> Float32s:
-    """``count`` floats as they are. Compiled loops take them at addresses that are multiples of their size only."""
-    values: Float32s = np.frombuffer(content, np.float32, count, start)
-    return values if values.flags.aligned else values.copy()
+        raise LayoutError("a column")
 
 
 def warm_up() -> None:
     """Compile the loops, or load their machine code."""
-    content, values, numbers = np.zeros(16, np.uint8), np.zeros(1, np.float32), np.zeros(1, np.int64)
-    decode.lz4_size(content)
-    decode.count_known(content, 0, 8, 0)
-    decode.spread(content, 0, 8, values, values[:0])
-    decode.look_up(content, 0, values, values)
-    decode.times(content, 0, 1, numbers)
+    content, values = np.zeros(0, np.uint8), np.zeros(0, np.float32)
+    table = np.zeros((0, len(Page._fields)), np.int64)
+    decode.times(content, table, False, content, np.zeros(0, np.int64))
+    decode.floats(content, table, False, content, values, values, values)

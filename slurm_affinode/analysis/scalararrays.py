@@ -8,7 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_affinode.analysis.block import Classes, Float32s, Int32s
-from slurm_affinode.analysis.segments import Floats, Ints
+from slurm_affinode.analysis.compiled import compiled
+from slurm_affinode.analysis.segments import FAR, Floats, Ints
+
+_FAR = int(FAR)
 
 UTIL, FB, POWER = 4, 6, 9
 """The first column of ``join.SUMS`` of each metric: value x time; behind it, the time with a value; for all but UTIL,
@@ -97,3 +100,23 @@ class Chunk(NamedTuple):
     """The same memory as ``activity``, eight classes in one word."""
     idle: Ints
     """Idle time found: rows of cell, begin, end, and the time at which an allocation must have held the device."""
+
+
+@compiled
+def in_order(times: Ints, row: int, ends: Ints) -> bool:
+    """Whether the times of a block, of which the first row has number ``row``, ascend within each piece (``ends``: the
+    rows behind them). The loops of ``scalar`` rely on that; a damaged file can say otherwise."""
+    count, begin = len(times), 0
+    piece = np.searchsorted(ends, row, side="right")
+    while begin < count:
+        if piece == len(ends):
+            return False
+        stop = min(ends[piece] - row, count)
+        wrong = 0
+        for j in range(np.uint64(begin), np.uint64(stop - 1)):
+            wrong += times[j + np.uint64(1)] <= times[j]
+        if wrong or times[begin] <= -_FAR or times[stop - 1] >= _FAR:
+            return False
+        begin = stop
+        piece += 1
+    return True

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from slurm_affinode.analysis import decode, rowgroups, scalar, scalararrays, scalarwindows, windows
+from slurm_affinode.analysis import rowgroups, scalar, scalararrays, scalarwindows, windows
 from slurm_affinode.analysis.block import FB, FRACTIONS, POWER, UTIL, Block, Pieces
 from slurm_affinode.analysis.join import SUMS
 from slurm_affinode.analysis.result import Thresholds
@@ -52,7 +52,7 @@ class _Worker:
         """Add a block, read first where it is still to be read; return the idle time in it."""
         block = rows if isinstance(rows, Block) else rows.read(self._decoder)
         values = self._values(block)
-        if not decode.in_order(values.time, block.row, stretches.end):
+        if not scalararrays.in_order(values.time, block.row, stretches.end):
             raise UnreachableError(
                 f"the GPU history is damaged: times of the samples from number {block.row:,} on are not in order",
                 hint="remove the directory of the damaged day and take its files in again",

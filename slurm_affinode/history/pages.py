@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY = 0, 2, 3, 5, 8
+_RLE = 3
 """``Encoding`` of ``parquet.thrift``."""
 
 MOST_BYTES = 64 << 20
@@ -47,12 +47,11 @@ class Chunk:
     """Whether values may be missing: then definition levels precede those of each page."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One page of a chunk."""
+class Page(NamedTuple):
+    """One page of a chunk, as integers throughout: a list of them is an array."""
 
-    dictionary: bool
-    """Whether it holds the dictionary rather than rows."""
+    dictionary: int
+    """1 where it holds the dictionary rather than rows."""
     values: int
     """Rows, those without a value included; of a dictionary, entries."""
     encoding: int
@@ -104,7 +103,9 @@ def pages(content: Sequence[int], chunk: Chunk) -> Iterator[Page]:
             page = _page(header, start)
         except (IndexError, KeyError, TypeError) as error:
             raise LayoutError("a page header") from error
-        if not (0 <= page.unpacked <= chunk.unpacked and page.start <= page.stop <= chunk.packed and page.values >= 0):
+        # Integers of 32 bits, of which none is negative.
+        sound = min(page) >= 0 and max(page) < 1 << 31
+        if not (sound and page.unpacked <= chunk.unpacked and page.start <= page.stop <= chunk.packed):
             raise LayoutError("lengths in a page header")
         yield page
         at = page.stop
@@ -113,10 +114,10 @@ def pages(content: Sequence[int], chunk: Chunk) -> Iterator[Page]:
 def _page(header: dict[int, Any], start: int) -> Page:
     dictionary = header[_TYPE] == _DICTIONARY_PAGE
     inner = header[_DICTIONARY_HEADER if dictionary else _DATA_HEADER]
-    known = dictionary or (header[_TYPE] == _DATA_PAGE and inner[_LEVEL_ENCODING] == RLE)
+    known = dictionary or (header[_TYPE] == _DATA_PAGE and inner[_LEVEL_ENCODING] == _RLE)
     if not known or _CRC in header:
         raise LayoutError("a page of another type")
-    return Page(dictionary, inner[_VALUES], inner[_ENCODING], start, start + header[_PACKED_SIZE], header[_SIZE])
+    return Page(int(dictionary), inner[_VALUES], inner[_ENCODING], start, start + header[_PACKED_SIZE], header[_SIZE])
 
 
 def _struct(content: Sequence[int], at: int, deepest: int) -> tuple[dict[int, Any], int]:

@@ -182,7 +182,7 @@ def test_any_times_are_decoded(times: list[int], few: bool) -> None:
     out = np.empty(len(values), np.int64)
     # The page ends with the chunk: its levels are found by what they must say.
     for start in range(len(chunk)):
-        if decode.times(chunk, start, len(values), out) == len(values) and out.tolist() == values:
+        if decode.deltas(chunk, start, len(values), out) == len(values) and out.tolist() == values:
             return
     raise AssertionError("not decoded")
 
@@ -191,11 +191,24 @@ def test_any_times_are_decoded(times: list[int], few: bool) -> None:
 def checked() -> Iterator[None]:
     """The loops, compiled with checks of bounds: an index outside of an array is an error."""
     strict = compiled.numba.njit(boundscheck=True, error_model="numpy")
-    names = ("lz4_size", "count_known", "spread", "look_up", "times", "in_order")
+    names = ("unpack", "levels_end", "count_known", "spread", "look_up", "deltas", "times", "floats")
     with pytest.MonkeyPatch.context() as patch:
         for name in names:
             patch.setattr(decode, name, strict(getattr(decode, name).py_func))
         yield
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
+@given(st.lists(st.tuples(st.binary(min_size=1, max_size=12), st.integers(1, 120)), max_size=12))
+def test_what_lz4_compressed_is_unpacked(checked: None, pieces: list[tuple[bytes, int]]) -> None:
+    """Literals, and matches near, far, and reaching into themselves; a block of another length is refused."""
+    content = b"".join(piece * times for piece, times in pieces)
+    packed = np.frombuffer(pa.Codec("lz4_raw").compress(content, asbytes=True), np.uint8).copy()
+    out = np.empty(len(content), np.uint8)
+    assert decode.unpack(packed, out)
+    assert out.tobytes() == content
+    assert not decode.unpack(packed, np.empty(len(content) + 1, np.uint8))
+    assert not len(content) or not decode.unpack(packed, out[:-1])
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
@@ -204,18 +217,18 @@ def test_no_bytes_lead_outside(checked: None, content: bytes, rows: int, entries
     """Whatever a page holds, its decoding stays within it."""
     data = np.frombuffer(content, np.uint8).copy()
     out, times = np.empty(rows, np.float32), np.empty(rows, np.int64)
-    decode.lz4_size(data)
+    decode.unpack(data, out.view(np.uint8))
     known = decode.count_known(data, 0, len(data), rows)
     assert decode.MALFORMED <= known <= rows
     if known >= 0:
         decode.spread(data, 0, len(data), np.ones(known, np.float32), out)
         assert np.count_nonzero(out == 1) == known
     assert decode.look_up(data, 0, np.ones(entries, np.float32), out) in {decode.MALFORMED, rows}
-    decode.times(data, 0, rows, times)
+    decode.deltas(data, 0, rows, times)
     for header in (b"\x80\x01\x04", b"\x08\x01", b"\x80\x80\x04\x01"):
         front = header + bytes([rows & 127 | 128, rows >> 7])
         whole = np.frombuffer(front + content, np.uint8).copy()
-        assert decode.times(whole, 0, rows, times) in {decode.MALFORMED, rows}
+        assert decode.deltas(whole, 0, rows, times) in {decode.MALFORMED, rows}
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
