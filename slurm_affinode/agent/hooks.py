@@ -76,7 +76,7 @@ def run(which: str, settings: Mapping[str, Any], env: Mapping[str, str]) -> list
     # MIG instances have no number of their own there; the agent finds them by the processes on them.
     names = [word for word in env.get("SLURM_JOB_GPUS", "").split(",") if word]
     problems: list[str] = []
-    if settings.get("job_map") and names:
+    if settings.get("job_map"):
         try:
             _map(which, Path(str(settings["job_map"])), names, job)
         except (AffinodeError, ValueError) as error:
@@ -109,5 +109,7 @@ def _leftovers(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[
 def _map(which: str, directory: Path, names: list[str], job: str) -> None:
     from slurm_affinode.gpu import jobmap  # noqa: PLC0415 - only where it is written
 
-    change = jobmap.add if which == "prolog" else jobmap.remove
-    change(directory, names, job, lock_s=LOCK_S)
+    if which == "epilog":
+        jobmap.remove(directory, job, lock_s=LOCK_S)
+    elif names:
+        jobmap.add(directory, names, job, lock_s=LOCK_S)

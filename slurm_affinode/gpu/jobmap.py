@@ -11,7 +11,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_affinode.errors import UnreachableError
@@ -51,38 +51,33 @@ def add(directory: Path, gpus: Sequence[str], job: str, *, lock_s: float = LOCK_
 
     Raises ``ValueError`` for a name or id that is none, ``UnreachableError`` where nothing can be written.
     """
-    _change(directory, gpus, job, lambda jobs: jobs if job in jobs else (*jobs, job), lock_s)
-
-
-def remove(directory: Path, gpus: Sequence[str], job: str, *, lock_s: float = LOCK_S) -> None:
-    """Note that ``job`` has the GPUs no more. A job that is not there is fine. Raises as ``add``."""
-    _change(directory, gpus, job, lambda jobs: tuple(one for one in jobs if one != job), lock_s)
-
-
-def keep(directory: Path, jobs: Sequence[str], *, lock_s: float = LOCK_S) -> None:
-    """Remove every job but ``jobs``: what an epilog that never ran has left behind. Raises ``UnreachableError``."""
-    with _locked(directory, lock_s):
-        for path in sorted(directory.iterdir()):
-            if _NAME.fullmatch(path.name):
-                _write(path, tuple(one for one in _jobs(path) if one in jobs))
-
-
-def _change(
-    directory: Path,
-    gpus: Sequence[str],
-    job: str,
-    change: Callable[[tuple[str, ...]], tuple[str, ...]],
-    lock_s: float,
-) -> None:
-    if not _JOB.fullmatch(job):
-        raise ValueError(f"{job!r} is no job id")
+    _check(job)
     wrong = [name for name in gpus if not _NAME.fullmatch(name)]
     if wrong:
         raise ValueError(f"{wrong[0]!r} is no index of a GPU")
     with _locked(directory, lock_s):
         for name in gpus:
             path = directory / name
-            _write(path, change(_jobs(path) if path.exists() else ()))
+            jobs = _jobs(path) if path.exists() else ()
+            _write(path, jobs if job in jobs else (*jobs, job))
+
+
+def remove(directory: Path, job: str, *, lock_s: float = LOCK_S) -> None:
+    """Note that ``job`` has no GPU any more; one that had none is fine. Raises as ``add``.
+
+    Every file is looked at: an epilog may not be told the GPUs (Slurm leaves ``SLURM_JOB_GPUS`` empty where a job was
+    cancelled while its prolog ran).
+    """
+    _check(job)
+    with _locked(directory, lock_s):
+        for path in sorted(directory.iterdir()):
+            if _NAME.fullmatch(path.name) and job in (jobs := _jobs(path)):
+                _write(path, tuple(one for one in jobs if one != job))
+
+
+def _check(job: str) -> None:
+    if not _JOB.fullmatch(job):
+        raise ValueError(f"{job!r} is no job id")
 
 
 def _jobs(path: Path) -> tuple[str, ...]:

@@ -261,7 +261,9 @@ def test_begin_time_is_set(cluster: Cluster, root: SlurmClient) -> None:
 
 def test_notice_arrives_in_the_jobs_output(cluster: Cluster, root: SlurmClient) -> None:
     """As text, also where it looks like an option."""
-    number = started(cluster, *CPU)
+    number = cluster.submit(*CPU, wrap=f"echo begun; {HALF_HOUR}")
+    # Slurm drops a notice for a job whose script is not launched yet, and says nothing.
+    cluster.wait_for_output(number, "begun")
     root.notify(number, "--verbose: your job is idle")
     cluster.wait_for_output(number, "--verbose: your job is idle")
 

@@ -37,7 +37,11 @@ def test_job_mapping_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert hooks.main("prolog", path, JOB) == 0
     assert (tmp_path / "map" / "1").read_text() == "7\n"
     assert "no agent runs on this node" in capsys.readouterr().err
+    hooks.main("prolog", path, JOB | {"SLURM_JOB_ID": "8"})
     assert hooks.main("epilog", path, JOB) == 0
+    assert (tmp_path / "map" / "1").read_text() == "8\n"
+    # As slurmd tells it of a job that was cancelled while its prolog ran.
+    assert hooks.main("epilog", path, JOB | {"SLURM_JOB_ID": "8", "SLURM_JOB_GPUS": ""}) == 0
     assert list((tmp_path / "map").iterdir()) == []
 
 

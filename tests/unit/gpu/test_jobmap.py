@@ -20,17 +20,10 @@ def test_jobs_come_and_go(tmp_path):
     jobmap.add(directory, ["1"], "8")
     assert (directory / "1").read_text() == "7\n8\n"
     assert jobmap.read(directory) == {"0": ("7",), "1": ("7", "8")}
-    jobmap.remove(directory, ["0", "1"], "7")
-    jobmap.remove(directory, ["0", "1"], "7")
+    jobmap.remove(directory, "7")
+    jobmap.remove(directory, "7")
     assert sorted(path.name for path in directory.iterdir()) == ["1"]
     assert jobmap.read(directory) == {"1": ("8",)}
-
-
-def test_what_no_epilog_removed_goes(tmp_path):
-    jobmap.add(tmp_path, ["0", "1", "0.7"], "7")
-    jobmap.add(tmp_path, ["1"], "8")
-    jobmap.keep(tmp_path, ["8"])
-    assert jobmap.read(tmp_path) == {"1": ("8",)}
 
 
 def test_other_files_are_left_alone(tmp_path):
@@ -39,7 +32,9 @@ def test_other_files_are_left_alone(tmp_path):
     (tmp_path / "README").write_text("hello\n")
     (tmp_path / "3").write_text("12\n\n 12 \n13")
     assert jobmap.read(tmp_path) == {"3": ("12", "13")}
-    jobmap.keep(tmp_path, [])
+    jobmap.remove(tmp_path, "12")
+    jobmap.remove(tmp_path, "13")
+    jobmap.remove(tmp_path, "1")
     assert {path.name for path in tmp_path.iterdir()} == {".0.tmp", "README"}
 
 
