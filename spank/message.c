@@ -74,6 +74,10 @@ static bool read_field(const char *line, size_t key_length, const char *value, s
         if (!read_number(value, length, 0, 1, &number))
             return false;
         message->restore_failed = number == 1;
+    } else if (message->verb == VERB_WAIT && is_key(line, key_length, "fresh")) {
+        if (!read_number(value, length, 0, 1, &number))
+            return false;
+        message->fresh = number == 1;
     } else if (message->verb == VERB_RESTORED && is_key(line, key_length, "pid")) {
         return read_number(value, length, 2, LARGEST_PID, &message->pid);
     } else if (message->verb == VERB_SIGNAL && is_key(line, key_length, "number")) {
@@ -157,4 +161,9 @@ size_t message_started(pid_t root, char *text)
 size_t message_exit(int wait_status, char *text)
 {
     return length_of(snprintf(text, MESSAGE_BYTES, "exit\nstatus=%d", wait_status & 0xffff));
+}
+
+size_t message_signalled(int number, char *text)
+{
+    return length_of(snprintf(text, MESSAGE_BYTES, "signalled\nnumber=%d", number));
 }

@@ -27,6 +27,7 @@ enum verb {
 struct message {
     enum verb verb;
     bool restore_failed;           /* start */
+    bool fresh;                    /* wait: for the room to start in, not for an image */
     pid_t pid;                     /* restored: of the tree's root in this namespace, > 1 */
     int number;                    /* signal */
     char text[MESSAGE_TEXT_BYTES]; /* hold: the reason; say: the line. Control characters are replaced. */
@@ -47,5 +48,6 @@ struct hello {
 size_t message_hello(const struct hello *hello, char *text);
 size_t message_started(pid_t root, char *text);
 size_t message_exit(int wait_status, char *text);
+size_t message_signalled(int number, char *text);
 
 #endif

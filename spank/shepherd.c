@@ -35,6 +35,8 @@ struct shepherd {
     sigset_t mask;
     int signals;
     enum phase phase;
+    bool in_place; /* the job stays on its node while it is suspended: the agent is told of signals, and asked before it starts */
+    bool gated;    /* the agent makes room on the GPU first */
     pid_t root;
     int64_t answer_ns; /* WAITING without an image: until then the agent may answer */
     int64_t hold_ns;   /* WAITING for an image: then the job is put on hold. HELD: then this ends. */
@@ -127,6 +129,11 @@ static void take_message(struct shepherd *shepherd, const struct message *messag
             restored(shepherd, message->pid);
         break;
     case VERB_WAIT:
+        if (message->fresh) {
+            shepherd->gated = true;
+            shepherd->answer_ns = now_ns() + (int64_t)shepherd->options.agent_wait_s * SECOND_NS;
+            break;
+        }
         /* It works on an image, also where the plugin saw none: from now on the script must not be started beside it. */
         shepherd->options.image = true;
         shepherd->hold_ns = now_ns() + (int64_t)shepherd->options.agent_wait_s * SECOND_NS;
@@ -154,7 +161,7 @@ static void take_link(struct shepherd *shepherd)
 
     while ((news = link_read(&shepherd->link, &message, now_ns())) == LINK_MESSAGE)
         take_message(shepherd, &message);
-    if (news == LINK_LOST && shepherd->phase == WAITING && !shepherd->options.image)
+    if (news == LINK_LOST && shepherd->phase == WAITING && !shepherd->options.image && !shepherd->gated)
         start(shepherd, false);
 }
 
@@ -165,7 +172,8 @@ static void tend_link(struct shepherd *shepherd)
 
     if (shepherd->phase == HELD)
         return;
-    if (!link_try(&shepherd->link, &hello, now_ns()) && shepherd->phase == WAITING && !shepherd->options.image)
+    if (!link_try(&shepherd->link, &hello, now_ns()) && shepherd->phase == WAITING && !shepherd->options.image &&
+        !shepherd->gated)
         start(shepherd, false);
 }
 
@@ -221,6 +229,15 @@ static void reap(struct shepherd *shepherd)
     }
 }
 
+/* One whose processes are stopped gets no signal but SIGKILL: the agent lets it go on. */
+static void tell_signal(struct shepherd *shepherd, int number)
+{
+    char text[MESSAGE_BYTES];
+
+    if (shepherd->in_place && shepherd->phase == RUNNING && shepherd->link.fd >= 0)
+        link_send(&shepherd->link, text, message_signalled(number, text), now_ns());
+}
+
 static bool ends_a_wait(int number)
 {
     return number == SIGTERM || number == SIGINT || number == SIGHUP || number == SIGQUIT;
@@ -236,15 +253,17 @@ static void take_signals(struct shepherd *shepherd)
         /* The namespace's own processes have numbers; PID 1 ignores what they send, as PID 1 does. */
         if (info.ssi_code == SI_USER && info.ssi_pid == 0) {
             relay_direct(&shepherd->relay, (int)info.ssi_signo, now_ns());
+            tell_signal(shepherd, (int)info.ssi_signo);
             if (shepherd->phase != RUNNING && ends_a_wait((int)info.ssi_signo))
                 finish(shepherd, (int)info.ssi_signo);
         }
     }
     reap(shepherd);
     while (relay_next(&shepherd->relay, now_ns(), &number, &group)) {
-        if (shepherd->phase == RUNNING)
+        if (shepherd->phase == RUNNING) {
             kill(group ? -shepherd->root : shepherd->root, number);
-        else if (ends_a_wait(number))
+            tell_signal(shepherd, number);
+        } else if (ends_a_wait(number))
             finish(shepherd, number);
     }
 }
@@ -308,7 +327,8 @@ int main(int argc, char **argv)
     link_init(&shepherd.link, shepherd.options.socket);
     shepherd.answer_ns = now_ns() + ANSWER_NS;
     shepherd.hold_ns = now_ns() + (int64_t)shepherd.options.agent_wait_s * SECOND_NS;
-    if (!shepherd.options.image && shepherd.options.restarts == 0)
+    shepherd.in_place = strstr(shepherd.options.option, "mode=inplace") != NULL;
+    if (!shepherd.options.image && shepherd.options.restarts == 0 && !shepherd.in_place)
         start(&shepherd, false); /* nothing to ask: it was never suspended */
     tend_link(&shepherd);
     run(&shepherd);

@@ -15,7 +15,8 @@ static void messages_of_the_agent_are_read(void)
     CHECK(parse("start\n", &message) && message.verb == VERB_START);
     CHECK(parse("start\nrestore_failed=1", &message) && message.restore_failed);
     CHECK(parse("restored\npid=2", &message) && message.verb == VERB_RESTORED && message.pid == 2);
-    CHECK(parse("wait", &message) && message.verb == VERB_WAIT);
+    CHECK(parse("wait", &message) && message.verb == VERB_WAIT && !message.fresh);
+    CHECK(parse("wait\nfresh=1", &message) && message.verb == VERB_WAIT && message.fresh);
     CHECK(parse("hold\nreason=image is damaged", &message) && message.verb == VERB_HOLD);
     CHECK_TEXT(message.text, "image is damaged");
     CHECK(parse("say\ntext=a=b \xc3\xa9\tc", &message) && message.verb == VERB_SAY);
@@ -36,6 +37,7 @@ static void what_is_no_message_is_refused(void)
                                           "start\nrestore_failed",
                                           "start\nrestore_failed=2",
                                           "start\nrestore_failed=",
+                                          "wait\nfresh=2",
                                           "restored",
                                           "restored\npid=",
                                           "restored\npid=1",
@@ -80,6 +82,8 @@ static void messages_of_the_shepherd_are_written(void)
     CHECK_TEXT(text, "started\nroot=2");
     message_exit(0x8b, text);
     CHECK_TEXT(text, "exit\nstatus=139");
+    message_signalled(15, text);
+    CHECK_TEXT(text, "signalled\nnumber=15");
 }
 
 static void no_packet_breaks_it(void)
