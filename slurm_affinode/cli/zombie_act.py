@@ -37,11 +37,11 @@ from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.store.zombies import ZombieLog
 from slurm_affinode.workflow import zombie_actions as actions_of
-from slurm_affinode.workflow import zombie_epilogs, zombie_keeps, zombie_live, zombie_policy
+from slurm_affinode.workflow import zombie_epilogs, zombie_keeps, zombie_live, zombie_policy, zombie_tell
 from slurm_affinode.workflow import zombies as workflow
 from slurm_affinode.workflow.postman import postman
-from slurm_affinode.workflow.zombie_actions import Outcome, Tools, Who
 from slurm_affinode.workflow.zombie_recheck import AskNode, Recheck
+from slurm_affinode.workflow.zombie_tools import Outcome, Tools, Who
 
 QUIET = frozenset({"too-early", "told", "warned", "rule", "nobody", "same"})
 """Why nothing is done that need not be shown."""
@@ -131,7 +131,7 @@ def warn_(*, yes: bool, dry_run: bool, config: Config, policy_path: Path | None,
             if dry_run and not asked.as_json:
                 _print_mails(decided, asked.policy)
             return session.show([_planned(one) for one in decided], dry_run=True)
-        return session.show([*actions_of.tell(decided, session.tools, session.ledger), *_idle(decided)], dry_run=False)
+        return session.show([*zombie_tell.tell(decided, session.tools, session.ledger), *_idle(decided)], dry_run=False)
 
 
 @click.command(epilog=_CLEAN_EPILOG)
@@ -156,12 +156,12 @@ def clean(
     with _session(asked) as session:
         decided = session.plan()
         if not warnings:
-            decided = [one for one in decided if not actions_of.warnable(one)]
+            decided = [one for one in decided if not zombie_tell.warnable(one)]
         session.looked(decided, "clean")
         if not yes:
             return session.show([_planned(one) for one in decided], dry_run=True)
         done = actions_of.execute(decided, session.tools)
-        done += actions_of.tell(decided, session.tools, session.ledger)
+        done += zombie_tell.tell(decided, session.tools, session.ledger)
         return session.show([*done, *_idle(decided)], dry_run=False)
 
 
@@ -297,17 +297,20 @@ def _take_in(  # noqa: PLR0917
 ) -> None:
     """What owners asked for and, with --live, what epilogs did since the last run."""
     now, config = datetime.now(UTC), asked.config
-    cluster = config.cluster.name or next((one.cluster for one in found.findings), None)
+    cluster = found.snapshot.cluster if found.snapshot else config.cluster.name
+    cluster = cluster or next((one.cluster for one in found.findings), None)
     if cluster is None:
         return
-    zombie_keeps.collect(slurm.jobs(), cluster, asked.policy.keep, log, now=now, run=who.run)
-    if asked.live:
-        nodes = [node.name for node in slurm.nodes() if node.gpus and node.responding]
+    seen = found.snapshot
+    jobs = slurm.overview() if seen is None else seen.jobs
+    zombie_keeps.collect(jobs, cluster, asked.policy.keep, log, now=now, run=who.run)
+    if seen is not None:
+        nodes = [node.name for node in seen.nodes if node.gpus and node.responding]
         zombie_epilogs.collect(nodes, ask, cluster, log, now=now, run=who.run)
 
 
 def _print_mails(decided: Sequence[Action], policy: Policy) -> None:
-    for (user, recipients), group in actions_of.by_reader(decided, policy).items():
+    for (user, recipients), group in zombie_tell.by_reader(decided, policy).items():
         keep_s = policy.keep.max_s if policy.keep.allow else None
         for recipient in recipients or ("(nobody: mail.admins is empty)",):
             mail = digest(

@@ -37,7 +37,7 @@ from slurm_affinode.store.repository import Repository
 from slurm_affinode.store.zombies import ZombieLog
 from slurm_affinode.workflow import zombie_keeps, zombie_policy
 from slurm_affinode.workflow import zombies as workflow
-from slurm_affinode.workflow.zombie_actions import Who
+from slurm_affinode.workflow.zombie_tools import Who
 
 SYSTEMCTL_S = 30.0
 

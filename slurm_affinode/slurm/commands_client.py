@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from signal import SIGKILL
@@ -12,9 +14,9 @@ from typing import Self
 
 from slurm_affinode import process
 from slurm_affinode.errors import UnreachableError
-from slurm_affinode.model.cluster import Job, Node, Partition, Step
+from slurm_affinode.model.cluster import Job, Node, NodeGpus, Partition, Step
 from slurm_affinode.process import Completed
-from slurm_affinode.slurm import faults, identifiers, live_json, live_text
+from slurm_affinode.slurm import faults, identifiers, live_detail, live_json, live_table, live_text
 from slurm_affinode.slurm.commands import Runner
 from slurm_affinode.slurm.identifiers import Target
 from slurm_affinode.slurm.interface import SignalTo
@@ -24,6 +26,9 @@ TIMEOUT_S = 60.0
 
 _WORDS_OF_ONE = 3
 """``show job 12`` has three words, ``show jobs`` two."""
+
+MOST_SINGLE = 20
+"""So many jobs are asked for one by one where what was told of all of them leaves a doubt."""
 
 NAMED_STEPS = ("batch", "extern", "interactive")
 """Steps that scancel does not take by name."""
@@ -52,6 +57,30 @@ class CommandsClient:
         """See ``SlurmClient``. The numbers of the GPUs come at no cost here, and always."""
         found = live_json.jobs(self._json("jobs", "list jobs", "show", "jobs"))
         return with_steps(found, self.steps()) if steps else found
+
+    def overview(self) -> tuple[Job, ...]:
+        """See ``SlurmClient``. By squeue, and scontrol for the numbers of the GPUs."""
+        mark = f"|{secrets.token_hex(6)}|"
+        done = self._call(*live_table.argv(mark), more={"SLURM_TIME_FORMAT": "%s"})
+        if done.returncode != 0:
+            raise faults.refusal("list jobs", done.stderr or done.stdout.decode("utf-8", "replace"))
+        return self.with_gpu_numbers(live_table.jobs(done.stdout, mark))
+
+    def with_gpu_numbers(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
+        """The jobs with their GPUs by node and number, by one request; ``None`` where there is a doubt about them."""
+        found = tuple(jobs)
+        needed = live_detail.needed(found)
+        told: dict[int, tuple[NodeGpus, ...]] = {}
+        if needed:
+            done = self._call(*live_detail.ARGV)
+            if done.returncode != 0:
+                raise faults.refusal("list jobs", done.stderr or done.stdout.decode("utf-8", "replace"))
+            told = live_detail.node_gpus(done.stdout, needed)
+        for job in [one for one in needed if one.job_id not in told][:MOST_SINGLE]:
+            with contextlib.suppress(faults.SlurmError):  # it has ended meanwhile
+                told[job.job_id] = self.job(job.job_id).node_gpus or ()
+        holding = {job.job_id for job in needed}
+        return tuple(replace(job, node_gpus=told.get(job.job_id) if job.job_id in holding else ()) for job in found)
 
     def job(self, job: int | str) -> Job:
         """See ``SlurmClient``."""
@@ -229,8 +258,8 @@ class CommandsClient:
             raise faults.refusal(doing, done.stderr or done.stdout.decode("utf-8", "replace"))
         return done.stdout.decode("utf-8", "backslashreplace")
 
-    def _call(self, *argv: str) -> Completed:
-        return self._run(list(argv), timeout_s=self._timeout_s, env=self._env, check=False)
+    def _call(self, *argv: str, more: Mapping[str, str] | None = None) -> Completed:
+        return self._run(list(argv), timeout_s=self._timeout_s, env={**self._env, **(more or {})}, check=False)
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -38,6 +38,15 @@ class SlurmClient(Protocol):
         """
         ...
 
+    def overview(self) -> tuple[Job, ...]:
+        """Every job that slurmctld knows with the numbers of its GPUs, in two requests and little memory.
+
+        Made for a hundred thousand jobs: files, dependencies, administrators' comments and exit codes are left out
+        (``None``), and ``node_gpus`` is ``None`` where there is a doubt about it. For a pending job ``tres_requested``
+        is what it asks for.
+        """
+        ...
+
     def job(self, job: int | str) -> Job:
         """One job, with steps and the numbers of its GPUs.
 

@@ -37,8 +37,8 @@ def _partition(words: Mapping[str, str]) -> Partition:
         state=words.get("State", "UNKNOWN"),
         default=words.get("Default") == "YES",
         hidden=words.get("Hidden") == "YES",
-        max_time_s=_span(words.get("MaxTime", "")),
-        default_time_s=_span(words.get("DefaultTime", "")),
+        max_time_s=span_s(words.get("MaxTime", "")),
+        default_time_s=span_s(words.get("DefaultTime", "")),
         priority_tier=int(tier) if tier.isdigit() else None,
         preempt_mode=live.word(words.get("PreemptMode")),
         tres=tres,
@@ -46,7 +46,8 @@ def _partition(words: Mapping[str, str]) -> Partition:
     )
 
 
-def _span(text: str) -> int | None:
+def span_s(text: str) -> int | None:
+    """A span as Slurm writes it, in seconds; ``None``: none, or not known."""
     try:
         seconds = units.parse_duration_s(text)
     except ValueError:

@@ -87,6 +87,10 @@ class PyslurmClient:
         detail = {job.job_id: job.node_gpus for job in self._commands.jobs()}
         return tuple(replace(job, node_gpus=detail.get(job.job_id, ())) for job in found)
 
+    def overview(self) -> tuple[Job, ...]:
+        """See ``SlurmClient``. The numbers of the GPUs by Slurm's commands."""
+        return self._commands.with_gpu_numbers(self.jobs())
+
     def job(self, job: int | str) -> Job:
         """See ``SlurmClient``. Of an array or a heterogeneous job: by Slurm's commands."""
         target = identifiers.job(job)

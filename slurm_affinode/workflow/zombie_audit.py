@@ -11,7 +11,7 @@ from slurm_affinode.model.audit import AuditEntry
 from slurm_affinode.model.finding import Finding
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.store.zombies import ZombieLog
-from slurm_affinode.workflow.zombie_actions import Who
+from slurm_affinode.workflow.zombie_tools import Who
 
 MOST = 1000
 """Findings that are named in the record of a look."""

@@ -31,7 +31,7 @@ from slurm_affinode.timespec import parse_span_s
 from slurm_affinode.workflow import zombie_orphans as orphans
 from slurm_affinode.workflow import zombies
 from slurm_affinode.workflow.zombie_nodes import Ask, LiveGpu, NodeAnswer, ask_all, asker
-from slurm_affinode.workflow.zombies import Found, History, Request
+from slurm_affinode.workflow.zombies import Found, History, Request, Snapshot
 
 BRIDGE_S = 600.0
 """A history that ends longer ago says nothing of now."""
@@ -66,7 +66,7 @@ def find(
         file = file.with_window(request.window_s)
     say("asking Slurm")
     with slurm() as client:
-        jobs, nodes = client.jobs(gpu_detail=True), client.nodes()
+        jobs, nodes = client.overview(), client.nodes()
         cluster = config.cluster.name or client.config().get("ClusterName") or "default"
     names = [node.name for node in nodes if node.gpus and node.responding]
     names = [name for name in names if not request.nodes or name in request.nodes]
@@ -100,7 +100,8 @@ def find(
     found = with_impact(found, Queue(_waiting(jobs, cluster, moment)), gpu_type=gpu_type, features=features)
     holding = [job for job in jobs if job.allocated and job.gpus_allocated]
     unmeasured = sum(not one.gpu.signals_pct for one in watched.values())
-    about = Found((), since, moment, "live", len(holding), len(watched), unmeasured, tuple(notes))
+    about = Found((), since, moment, "live", len(holding), len(watched), unmeasured, tuple(notes),
+                  snapshot=Snapshot(cluster, jobs, nodes))  # fmt: skip
     return zombies.select(about, found, request)
 
 

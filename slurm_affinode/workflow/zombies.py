@@ -27,7 +27,7 @@ from slurm_affinode.core.signature_file import SignatureFile
 from slurm_affinode.core.spans import span
 from slurm_affinode.errors import AffinodeError, InputError
 from slurm_affinode.history.store import SampleStore
-from slurm_affinode.model.cluster import Node
+from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import CPU_KINDS, KINDS, Finding
 from slurm_affinode.resources import asset_dir
 from slurm_affinode.slurm import units
@@ -75,6 +75,15 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What Slurm said, once for the whole run."""
+
+    cluster: str
+    jobs: tuple[Job, ...]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """What was found, and how well it could be looked."""
 
@@ -92,6 +101,8 @@ class Found:
     """What is not known, for people."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Kind -> findings, before ``min_score`` and filters by kind."""
+    snapshot: Snapshot | None = None
+    """Of a live look."""
 
 
 def signatures(config: Config, path: Path | None = None) -> SignatureFile:

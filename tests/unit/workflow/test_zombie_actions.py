@@ -25,8 +25,10 @@ from slurm_affinode.report.mail import Digest
 from slurm_affinode.slurm.faults import AlreadyDoneError, SlurmError, UnknownJobError
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.store.zombies import ZombieLog
-from slurm_affinode.workflow.zombie_actions import Outcome, Tools, Who, execute, looked, opted_in, tell
+from slurm_affinode.workflow.zombie_actions import execute, looked, opted_in
 from slurm_affinode.workflow.zombie_recheck import Recheck
+from slurm_affinode.workflow.zombie_tell import tell
+from slurm_affinode.workflow.zombie_tools import Outcome, Tools, Who
 
 STAGES = Stages(3600.0, 5400.0, 7200.0)
 SETTINGS = Settings(action="cancel", fixed=STAGES, sliding=STAGES)

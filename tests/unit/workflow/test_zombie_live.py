@@ -73,9 +73,9 @@ class Slurm:
         self._jobs, self._nodes = jobs, nodes
         self.asked: list[str] = []
 
-    def jobs(self, *, steps: bool = False, gpu_detail: bool = False) -> tuple[Job, ...]:
+    def overview(self) -> tuple[Job, ...]:
         """All."""
-        self.asked.append("jobs")
+        self.asked.append("overview")
         return self._jobs
 
     def nodes(self) -> tuple[Node, ...]:
@@ -118,7 +118,7 @@ def test_a_squatter_is_found_by_looking_for_longer_than_its_window(tmp_path: Pat
     (one,) = found.findings
     assert (one.kind, one.source, one.job.id, one.window_s) == ("squatter", "live", "1", 10.0)
     assert (one.impact.jobs, one.impact.startable) == (5, 1)
-    assert slurm.asked == ["jobs", "nodes"]
+    assert slurm.asked == ["overview", "nodes"]
 
 
 def test_a_single_look_has_no_length(tmp_path: Path) -> None:

@@ -1,0 +1,128 @@
+"""Every job in one table of squeue: what the findings need, for a hundredth of the memory that scontrol's JSON takes.
+
+Each field ends with a mark that is made anew for each request: nobody who chooses the name of a job or its comment can
+know it, so that whatever is in them stays one field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from slurm_affinode.errors import UnreachableError
+from slurm_affinode.model.cluster import ENDED_STATES, Job
+from slurm_affinode.slurm import live, live_text
+
+FIELDS = (
+    "JobID", "ArrayTaskID", "ArrayJobID", "HetJobID", "HetJobOffset", "UserName", "UserID", "Account", "Partition",
+    "QOS", "State", "Reason", "PriorityLong", "SubmitTime", "EligibleTime", "StartTime", "EndTime", "TimeLimit",
+    "NodeList", "BatchHost", "NumNodes", "NumCPUs", "tres-alloc", "RestartCnt", "BatchFlag", "Requeue", "Feature",
+    "Reservation", "Name", "Comment",
+)  # fmt: skip
+"""Of ``squeue --Format``, in this order. ``tres-alloc`` is what a pending job asks for."""
+
+
+def argv(mark: str) -> list[str]:
+    """The command, with ``SLURM_TIME_FORMAT=%s``."""
+    columns = ",".join(f"{name}:{mark}" for name in FIELDS)
+    return ["squeue", "--all", "--local", "--noheader", "--states=all", f"--Format={columns}"]
+
+
+def jobs(data: bytes, mark: str) -> Iterator[Job]:
+    """The jobs, one at a time. Raises ``UnreachableError`` where the answer has another form."""
+    width, end, start = len(FIELDS), mark.encode(), 0
+    known: dict[Any, Any] = {}
+    while start < len(data):
+        row: list[str] = []
+        for _ in range(width):
+            stop = data.find(end, start)
+            if stop < 0:
+                if not row and not data[start:].strip():
+                    return
+                raise UnreachableError(
+                    "squeue did not answer with the fields that were asked for",
+                    hint="slurm-affinode doctor says which Slurm is there; 24.11 and newer are known to work",
+                )
+            row.append(data[start:stop].decode("utf-8", "backslashreplace"))
+            start = stop + len(end)
+        row[0] = row[0].lstrip("\n")
+        if row[0].strip().isdigit():
+            yield _job([field.strip() for field in row[:-2]], row[-2], row[-1], known)
+
+
+def _job(row: Sequence[str], name: str, comment: str, known: dict[Any, Any]) -> Job:
+    values = dict(zip(FIELDS, row, strict=False))
+    state = values["State"]
+    pending, ended = state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), state in ENDED_STATES
+    task, het = values["ArrayTaskID"], _number(values["HetJobID"])
+    array = _number(values["ArrayJobID"]) if task and task != "N/A" else None
+    several, _, limit = task.partition("%")
+    start, end = (live.moment(_number(values[key])) for key in ("StartTime", "EndTime"))
+    priority = _number(values["PriorityLong"])
+    # Thousands of jobs share these: each is taken apart and kept once.
+    tres = _once(known, ("tres", values["tres-alloc"]), live.tres)
+    gpus = _once(known, ("gpus", values["tres-alloc"]), lambda text: live.gpus(live.tres(text)))
+    nodes = _once(known, ("nodes", values["NodeList"]), live.nodes)
+    partitions = _once(known, ("partitions", values["Partition"]), lambda text: tuple(filter(None, text.split(","))))
+    word = {key: _once(known, ("word", values[key]), live.word) for key in ("UserName", "Account", "QOS", "Reason")}
+    return Job(
+        job_id=int(values["JobID"]),
+        array_job_id=array,
+        array_task_id=_number(task) if array is not None else None,
+        array_tasks=several if array is not None and not task.isdigit() else None,
+        array_limit=_number(limit) if array is not None else None,
+        het_job_id=het,
+        het_offset=None if het is None else _number(values["HetJobOffset"]),
+        name=live.word(name),
+        user=word["UserName"],
+        uid=_number(values["UserID"]),
+        account=word["Account"],
+        partitions=partitions,
+        qos=word["QOS"],
+        state=_once(known, ("state", state), str),
+        reason=word["Reason"],
+        priority=priority,
+        held=pending and priority == 0,
+        submit=live.moment(_number(values["SubmitTime"])),
+        eligible=live.moment(_number(values["EligibleTime"])),
+        start=None if pending else start,
+        end=end if ended or state == "COMPLETING" else None,
+        expected_start=start if pending else None,
+        expected_end=None if ended or state == "COMPLETING" else end,
+        time_limit_s=_once(known, ("span", values["TimeLimit"]), live_text.span_s),
+        nodes=nodes,
+        batch_host=_once(known, ("word", values["BatchHost"]), live.word),
+        node_count=_number(values["NumNodes"].partition("-")[0]),
+        cpus=_number(values["NumCPUs"].partition("-")[0]),
+        requeue=values["Requeue"] == "1",
+        restarts=_number(values["RestartCnt"]) or 0,
+        tres_requested=tres,
+        tres_allocated={} if pending else tres,
+        gpus_requested=gpus,
+        gpus_allocated=None if pending else gpus,
+        node_gpus=None,
+        features=_once(known, ("word", values["Feature"]), live.word),
+        reservation=_once(known, ("word", values["Reservation"]), live.word),
+        comment=live.word(comment),
+        admin_comment=None,
+        system_comment=None,
+        dependency=None,
+        work_dir=None,
+        command=None,
+        stdin=None,
+        stdout=None,
+        stderr=None,
+        batch=values["BatchFlag"] == "1",
+        exit_code=None,
+        exit_signal=None,
+    )
+
+
+def _once(known: dict[Any, Any], key: tuple[str, str], make: Any) -> Any:
+    if key not in known:
+        known[key] = make(key[1])
+    return known[key]
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,106 @@
+"""What the NVIDIA driver of this machine can do for a suspension: a table, feature by feature.
+
+Imports little, so that it also runs where only the checkpoint part of the package and its bindings are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from slurm_affinode.checkpoint import abilities
+from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.interface import Capabilities
+from slurm_affinode.gpu.interface import DriverMissing, GpuError
+from slurm_affinode.gpu.nvml import NvmlDriver
+from slurm_affinode.model.gpu import Device
+from slurm_affinode.workflow.check import OK, PROBLEM, SKIPPED, Check
+
+
+class Gpus(Protocol):
+    """What is asked of NVML."""
+
+    def devices(self) -> Sequence[Device]:
+        """Raises ``DriverMissing``."""
+        ...
+
+    def version(self) -> str:
+        """Raises ``DriverMissing``."""
+        ...
+
+    def close(self) -> None:
+        """Let the driver go."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CudaReport:
+    """The driver of this machine."""
+
+    capabilities: Capabilities
+    gpus: tuple[Device, ...] = ()
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Feature, first branch of the driver that has it, whether it is here, and why."""
+        return [
+            (one.feature.value, str(one.since), "yes" if one.available else "no", one.why)
+            for one in self.capabilities.table
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        can = self.capabilities
+        return {
+            "driver": can.driver,
+            "cuda": can.cuda,
+            "bindings": can.bindings,
+            "checkpoint": can.checkpoint,
+            "why_not": can.why_not,
+            "gpus": [asdict(one) for one in self.gpus],
+            "features": [
+                {"feature": one.feature.name.lower(), "name": one.feature.value, "since": one.since,
+                 "available": one.available, "why": one.why}
+                for one in can.table
+            ],
+        }  # fmt: skip
+
+
+def look(gpus: Callable[[], Gpus] = NvmlDriver, cuda: Callable[..., Cuda] = Cuda) -> CudaReport:
+    """Ask the driver. Nothing is changed, no context is made, no GPU memory taken. Raises nothing."""
+    with closing(gpus()) as driver:
+        try:
+            devices = tuple(driver.devices())
+            version: str | None = driver.version()
+        except DriverMissing:
+            return CudaReport(abilities.nothing(None, "there is no NVIDIA driver here"))
+        except GpuError as error:
+            return CudaReport(abilities.nothing(None, str(error)))
+    mig = bool(devices) and all(_has_mig(one, devices) for one in devices if one.mig is None)
+    with closing(cuda(driver_version=lambda: version, mig=lambda: mig)) as helper:
+        return CudaReport(helper.capabilities(), devices)
+
+
+def _has_mig(gpu: Device, devices: Sequence[Device]) -> bool:
+    return any(one.uuid == gpu.uuid and one.mig is not None for one in devices)
+
+
+def check(report: CudaReport) -> Check:
+    """One line of ``doctor``."""
+    can = report.capabilities
+    if can.driver is None:
+        return Check("CUDA checkpoint", SKIPPED, can.why_not or "there is no NVIDIA driver here")
+    if not can.checkpoint:
+        return Check("CUDA checkpoint", PROBLEM, can.why_not or "not possible", _hint(can))
+    has = [one.feature.value for one in can.table if one.available]
+    lacks = [one.feature.value for one in can.table if not one.available]
+    count = sum(one.mig is None for one in report.gpus)
+    detail = f"driver {can.driver}, CUDA {can.cuda}, {count} GPU{'s' * (count != 1)}: {', '.join(has)}"
+    return Check("CUDA checkpoint", OK, detail + (f"; not: {', '.join(lacks)}" if lacks else ""))
+
+
+def _hint(can: Capabilities) -> str:
+    if can.bindings is None and "cuda-bindings" in (can.why_not or ""):
+        return "pip install 'slurm-affinode[cuda]'"
+    return "the table below says what is missing; suspension needs driver 570 or newer, without MIG"

@@ -1,0 +1,133 @@
+"""Telling owners and administrators: one mail for each reader; what was not sent was not told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.audit import AuditEntry
+from slurm_affinode.model.cleanup import Action, Ledger, Policy
+from slurm_affinode.report.mail import address_of, digest
+from slurm_affinode.store.zombies import warning_claim
+from slurm_affinode.workflow.zombie_tools import HOLD, Outcome, Tools, written
+
+
+def tell(actions: Iterable[Action], tools: Tools, ledger: Ledger) -> list[Outcome]:
+    """Send what is to be told: one mail for each recipient. What was not sent was not told, and comes again."""
+    wanted = [action for action in actions if action.verb in ("warn-user", "warn-admin")]
+    outcomes: list[Outcome] = []
+    mails = 0
+    for (user, recipients), group in by_reader(wanted, tools.policy).items():
+        tools.step(f"mail: {user or 'administrators'}")
+        if mails >= tools.policy.limits.mails:
+            text = f"{mails} mails in this run already: the limit"
+            outcomes += [written(Outcome(one, "spared", f"{one.target}: {text}"), tools) for one in group]
+            continue
+        outcomes += _mail(user, recipients, group, tools, ledger)
+        mails += 1
+    return outcomes
+
+
+def by_reader(actions: Iterable[Action], policy: Policy) -> dict[tuple[str | None, tuple[str, ...]], list[Action]]:
+    groups: dict[tuple[str | None, tuple[str, ...]], list[Action]] = {}
+    for action in actions:
+        user = action.finding.user if action.verb == "warn-user" else None
+        to = policy.mail.admins if user is None else (address_of(user, policy.mail),)
+        groups.setdefault((user, to), []).append(action)
+    return groups
+
+
+def _mail(
+    user: str | None, recipients: tuple[str, ...], group: list[Action], tools: Tools, ledger: Ledger
+) -> list[Outcome]:
+    now, run = tools.now(), tools.who.run
+    mine: list[Action] = []
+    outcomes = []
+    for action in group:
+        if tools.log.claim_warning(
+            action.finding.key, action.number, run, now=now, hold=HOLD, seen=_seen(action, ledger)
+        ):
+            mine.append(action)
+        else:
+            outcomes.append(Outcome(action, "gone", f"{action.target}: another run tells of it, or has told"))
+    if mine:
+        outcomes += _send(user, recipients, mine, tools)
+    return [written(one, tools) for one in outcomes]
+
+
+def _seen(action: Action, ledger: Ledger) -> datetime | None:
+    """When this was told last, as the decision knew."""
+    key = action.finding.key
+    if action.number == 0:
+        return ledger.told.get(key)
+    return max((one.at for one in ledger.warnings.get(key, ()) if one.number == action.number), default=None)
+
+
+def _send(user: str | None, recipients: tuple[str, ...], mine: list[Action], tools: Tools) -> list[Outcome]:
+    now, policy, outcomes = tools.now(), tools.policy, []
+    told, problems = [], []
+    # Administrators who are told of everything that users are told get the users' mail as it is.
+    copies = policy.mail.admins if user is not None and any(one.settings.warn_admins for one in mine) else ()
+    for recipient in dict.fromkeys((*recipients, *copies)):
+        try:
+            tools.post(
+                digest(
+                    mine, policy.mail, recipient=recipient, user=user, now=now, timezone=policy.calendar.timezone,
+                    keep_s=policy.keep.max_s if policy.keep.allow else None,
+                )
+            )  # fmt: skip
+            told.append(recipient)
+        except AffinodeError as error:
+            problems.append(f"{recipient}: {error}")
+        except Exception as error:
+            problems.append(f"{recipient}: a fault of slurm-affinode: {type(error).__name__}: {error}")
+    # Whoever loses the job has to have been told: a copy alone is no warning.
+    reached = bool(told) if user is None else bool(recipients) and recipients[0] in told
+    for action in mine:
+        if reached:
+            tools.log.warned(action.finding.key, action.number, now, ", ".join(told), tools.who.run)
+            more = f" (not to {'; '.join(problems)})" if problems else ""
+            what = f"warning {action.number}" if action.number else "it"
+            outcomes.append(Outcome(action, "done", f"{action.target}: {what} was told to {', '.join(told)}{more}"))
+        else:
+            tools.log.release(warning_claim(action.finding.key, action.number), tools.who.run)
+            why = "; ".join(problems) or "the policy names nobody (mail.admins)"
+            outcomes.append(Outcome(action, "failed", f"{action.target}: nobody was told: {why}"))
+    return outcomes
+
+
+def tell_done(actions: list[Action], tools: Tools) -> None:
+    """Tell owners that their jobs were ended; that this fails changes nothing about it, and is written down."""
+    if tools.policy.mail.via == "none":
+        return
+    for (user, recipients), group in by_reader((replace_verb(one) for one in actions), tools.policy).items():
+        originals = [one for one in actions if one.finding.key in {each.finding.key for each in group}]
+        copies = tools.policy.mail.admins if any(one.settings.warn_admins for one in originals) else ()
+        for recipient in dict.fromkeys((*recipients, *copies)):
+            result, text = "done", f"told {recipient} what was done"
+            try:
+                tools.post(
+                    digest(
+                        originals, tools.policy.mail, recipient=recipient, user=user, now=tools.now(),
+                        timezone=tools.policy.calendar.timezone,
+                    )
+                )  # fmt: skip
+            except AffinodeError as error:
+                result, text = "failed", f"{recipient} was not told what was done: {error}"
+            first = originals[0].finding
+            tools.log.record([
+                AuditEntry(tools.now(), tools.who.run, tools.who.actor, "tell", result, text, cluster=first.cluster,
+                           job=None if first.job is None else first.job.id, user=user)
+            ])  # fmt: skip
+
+
+def replace_verb(action: Action) -> Action:
+    """The same as something that its owner is told."""
+    return replace(action, verb="warn-user" if action.finding.user else "warn-admin")
+
+
+def warnable(action: Action) -> bool:
+    """Somebody is told."""
+    return action.verb in ("warn-user", "warn-admin")

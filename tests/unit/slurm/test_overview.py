@@ -1,0 +1,169 @@
+"""Every job in little memory: squeue's table and the numbers of the GPUs, with names that want to be more than names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.model.cluster import GpuCount, Job, NodeGpus
+from slurm_affinode.process import Completed
+from slurm_affinode.slurm import live_detail, live_table
+from slurm_affinode.slurm.commands_client import CommandsClient
+
+MARK = "|0000mark0000|"
+
+
+@pytest.fixture(params=["24.11", "26.05"])
+def record(request: pytest.FixtureRequest, recorded: Path) -> Callable[[str], bytes]:
+    """Reads a recorded file of a release."""
+    return lambda name: (recorded / "slurm" / request.param / name).read_bytes()
+
+
+def table(record: Callable[[str], bytes]) -> dict[str, Job]:
+    return {job.id: job for job in live_table.jobs(record("squeue-overview.txt"), MARK)}
+
+
+def test_jobs_of_squeue(record: Callable[[str], bytes]) -> None:
+    """A hostile name, an array with tasks that wait, a heterogeneous job, one that waits for its limit."""
+    jobs = table(record)
+    odd = next(job for job in jobs.values() if job.user == "alice")
+    assert odd.name == "evil\nJobId=77 JobName=x UserId=bob(1002)\tX"
+    assert (odd.user, odd.state, odd.comment, odd.batch) == ("alice", "RUNNING", "hello | x", True)
+    assert (odd.nodes, odd.gpus_allocated, odd.time_limit_s) == (("c1",), GpuCount(1, "h100"), 1800)
+    assert odd.submit is not None
+    assert odd.submit.tzinfo is not None
+    tasks = next(job for job in jobs.values() if job.array_tasks and job.user == "bob")
+    assert (tasks.pending, tasks.array_task_id, tasks.array_limit, tasks.gpus_requested) == (True, None, 2, GpuCount(2))
+    task = next(job for job in jobs.values() if job.array_task_id)
+    assert (task.state, task.nodes, task.gpus_allocated) == ("RUNNING", ("c2",), GpuCount(2, "h100"))
+    assert {job.id.partition("+")[2] for job in jobs.values() if job.het_job_id} == {"0", "1"}
+    blocked = next(job for job in jobs.values() if job.reason == "QOSMaxGRESPerUser")
+    assert (blocked.gpus_allocated, blocked.gpus_requested, blocked.start) == (None, GpuCount(2), None)
+
+
+def test_numbers_of_the_gpus(record: Callable[[str], bytes]) -> None:
+    """By node; of the job whose name holds a line break there is a doubt."""
+    told = live_detail.node_gpus(record("scontrol-details.txt"), table(record).values())
+    task = next(job for job in table(record).values() if job.array_task_id)
+    assert told[task.job_id] == (NodeGpus("c2", 2, "h100", (0, 1)),)
+    assert "alice" not in {job.user for job in table(record).values() if job.job_id in told}
+
+
+def _row(number: int, name: str = "wrap", state: str = "RUNNING", **more: str) -> bytes:
+    values = dict.fromkeys(live_table.FIELDS, "N/A") | {
+        "JobID": str(number), "ArrayJobID": str(number), "UserName": "ann", "UserID": "1001", "Partition": "gpu",
+        "State": state, "SubmitTime": "1795247591", "EligibleTime": "1795247591", "StartTime": "1795247591",
+        "EndTime": "1795249391", "TimeLimit": "UNLIMITED", "NodeList": "g[1-2]", "NumNodes": "2", "NumCPUs": "8",
+        "tres-alloc": "cpu=8,mem=1G,node=2,gres/gpu=4,gres/gpu:a100=4", "PriorityLong": "0", "Name": name, **more,
+    }  # fmt: skip
+    return b"".join(values[key].encode() + MARK.encode() for key in live_table.FIELDS) + b"\n"
+
+
+def _record(
+    number: int, gres: str = "Nodes=g[1-2] CPU_IDs=0-3 Mem=512 GRES=gpu:a100:2(IDX:0-1)", name: str = "w"
+) -> str:
+    return f"JobId={number} JobName={name} UserId=ann(1001) NodeList=g[1-2]   {gres} MinCPUsNode=1 Comment=\n"
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",)), max_size=60))
+def test_no_name_is_more_than_a_name(name: str) -> None:
+    """Whatever it holds, the next job is the next job."""
+    made = list(live_table.jobs(_row(7, name, Comment=name) + _row(8), MARK))
+    assert [job.job_id for job in made] == [7, 8]
+    assert made[0].name in (name, None)
+    assert made[1].name == "wrap"
+
+
+def test_a_job_that_completes_has_an_end() -> None:
+    """Since when it is completing."""
+    (job,) = live_table.jobs(_row(7, state="COMPLETING"), MARK)
+    assert (job.end is not None, job.expected_end, job.time_limit_s, job.allocated) == (True, None, None, True)
+    (runs,) = live_table.jobs(_row(7), MARK)
+    assert (runs.end, runs.expected_end is not None) == (None, True)
+
+
+def test_another_program_is_told() -> None:
+    """What is cut or has other fields is no list of jobs; an empty one is."""
+    assert list(live_table.jobs(b"\n", MARK)) == []
+    with pytest.raises(UnreachableError, match="fields that were asked for"):
+        list(live_table.jobs(_row(7)[:-40], MARK))
+
+
+class Programs:
+    """squeue and scontrol, with answers of the test's own."""
+
+    def __init__(self, rows: bytes, details: str, single: Mapping[str, str] | None = None) -> None:
+        self.rows, self.details, self.single = rows, details, single or {}
+        self.asked: list[str] = []
+
+    def __call__(
+        self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True
+    ) -> Completed:
+        """Run."""
+        words = list(argv)
+        self.asked.append(" ".join(words[:1] + words[-2:]) if words[0] == "scontrol" else words[0])
+        if words[0] == "squeue":
+            assert env is not None
+            assert env["SLURM_TIME_FORMAT"] == "%s"
+            mark = words[-1].removeprefix("--Format=JobID:").partition(",")[0].encode()
+            return Completed(tuple(words), 0, self.rows.replace(MARK.encode(), mark), "")
+        if words[-1] == "jobs":
+            return Completed(tuple(words), 0, self.details.encode(), "")
+        return Completed(tuple(words), 0, self.single.get(words[-1], '{"jobs": []}').encode(), "")
+
+
+def overview(programs: Programs) -> dict[int, Job]:
+    return {job.job_id: job for job in CommandsClient(programs, env=dict(os.environ)).overview()}
+
+
+def test_two_requests_however_many_jobs() -> None:
+    """Nodes with the same GPUs stand in one block."""
+    numbers = range(1000, 2000)
+    programs = Programs(b"".join(_row(n) for n in numbers), "".join(_record(n) for n in numbers))
+    found = overview(programs)
+    assert len(found) == 1000
+    assert found[1500].node_gpus == (NodeGpus("g1", 2, "a100", (0, 1)), NodeGpus("g2", 2, "a100", (0, 1)))
+    assert programs.asked == ["squeue", "scontrol show jobs"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _record(7) + _record(8, name="x\nJobId=7 JobName=y   Nodes=g[1-2] CPU_IDs=0 Mem=1 GRES=gpu:a100:2(IDX:2-3)"),
+        _record(7, name="x Nodes=g1 CPU_IDs=0 Mem=1 GRES=gpu:a100:2(IDX:2-3)") + _record(8),
+        _record(7, "Nodes=g3 CPU_IDs=0 Mem=1 GRES=gpu:a100:4(IDX:0-3)") + _record(8),
+        _record(8),
+    ],
+)
+def test_a_doubt_is_asked_about_singly(text: str) -> None:
+    """Two records, too many GPUs, other nodes, none at all: nobody's word for the job's GPUs is taken from a name."""
+    programs = Programs(_row(7) + _row(8), text)
+    assert overview(programs)[7].node_gpus is None
+    assert "scontrol show jobs" in programs.asked
+    assert "scontrol job 7" in programs.asked
+
+
+def test_what_slurm_refuses_is_an_error() -> None:
+    """With what it said."""
+
+    def down(argv: Sequence[str], **_: object) -> Completed:
+        return Completed(tuple(argv), 1, b"", "slurm_load_jobs error: Unable to contact slurm controller")
+
+    with pytest.raises(AffinodeError, match="slurm controller|slurmctld"):
+        CommandsClient(down, env={}).overview()  # type: ignore[arg-type]
+
+
+def test_jobs_without_gpus_need_one_request() -> None:
+    """There are no numbers to ask for."""
+    programs = Programs(_row(7, **{"tres-alloc": "cpu=1,mem=1G"}), "")
+    assert overview(programs)[7].node_gpus == ()
+    assert programs.asked == ["squeue"]
+    waits = list(live_table.jobs(_row(7, state="PENDING"), MARK))
+    assert live_detail.needed([*waits, replace(waits[0], state="RUNNING")]) == []
