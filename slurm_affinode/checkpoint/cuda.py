@@ -1,14 +1,16 @@
 """The CUDA driver's checkpoint API, through one long-lived process (``cuda_helper``).
 
-What a driver can do is known by its version (NVIDIA's ``cuda-checkpoint`` release notes): lock and checkpoint 570,
-other GPUs 580, CUDA IPC 610, custom storage 615.
+What a driver can do is told by what it has (``abilities``); what it cannot is refused by name before it is asked.
+
+The helper uses ``cuda-bindings``. ``cuda-core`` wraps the same calls (``cuda.core.checkpoint.Process``), but it turns
+the driver's error names, on which we decide, into text, knows neither the states nor the structures of custom storage,
+and adds NumPy and 16 MB to a process that lives as long as the node.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -16,21 +18,20 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from slurm_affinode import process
+from slurm_affinode.checkpoint import abilities
 from slurm_affinode.checkpoint.interface import (
     Capabilities,
     CudaError,
     CudaState,
     CudaUnavailable,
+    Feature,
     HelperLost,
     LockTimeout,
 )
 from slurm_affinode.errors import UnreachableError
 
-_CHECKPOINT, _MIGRATION, _IPC, _CUSTOM_STORAGE = 570, 580, 610, 615
-_VERSION = re.compile(r"(\d+)(?:\.\d+)*")
-
 _MEANING = {
-    "CUDA_ERROR_NOT_SUPPORTED": "it uses something that cannot be checkpointed (managed memory, IPC, MPS, MIG)",
+    "CUDA_ERROR_NOT_SUPPORTED": "it uses something that the driver cannot checkpoint",
     "CUDA_ERROR_OUT_OF_MEMORY": "there is not enough memory on the GPU",
     "CUDA_ERROR_NOT_PERMITTED": "not allowed",
     "CUDA_ERROR_ILLEGAL_STATE": "the process is not in the state for it",
@@ -108,8 +109,14 @@ class Cuda:
         try:
             facts = self._hello()
         except CudaError as error:
-            return Capabilities(version, why_not=str(error))
-        return capabilities_of(version, facts, mig=self._mig())
+            return abilities.nothing(version, str(error))
+        return abilities.capabilities_of(version, abilities.DriverFacts.of(facts), mig=self._mig())
+
+    def require(self, feature: Feature) -> None:
+        """Raise ``CudaUnavailable``, with the name of the feature, where this driver does not have it."""
+        why = abilities.refusal(feature, self.capabilities())
+        if why is not None:
+            raise CudaUnavailable(why)
 
     def devices(self) -> tuple[str, ...]:
         """UUIDs of all GPUs that the driver shows, in its order."""
@@ -142,18 +149,30 @@ class Cuda:
 
     def checkpoint(self, pid: int) -> None:
         """LOCKED -> CHECKPOINTED."""
-        self._ask("checkpoint", f"move the GPU memory of process {pid} out", self._deadlines.move, pid=pid)
+        try:
+            self._ask("checkpoint", f"move the GPU memory of process {pid} out", self._deadlines.move, pid=pid)
+        except CudaError as error:
+            if error.code != "CUDA_ERROR_NOT_SUPPORTED":
+                raise
+            raise CudaError(f"{error}: {self._unsupported()}", code=error.code) from None
 
     def restore(self, pid: int, *, pairs: Mapping[str, str] | None = None) -> None:
         """CHECKPOINTED -> LOCKED, on other GPUs by ``pairs``. Raises ``CudaUnavailable`` where the driver cannot."""
-        if pairs is not None and not self.capabilities().migration:
-            raise CudaUnavailable(f"driver {self._driver_version()} cannot restore on other GPUs ({_MIGRATION} can)")
+        if pairs is not None:
+            self.require(Feature.MIGRATION)
         given = dict(pairs) if pairs is not None else None
         self._ask("restore", f"move the GPU memory of process {pid} back", self._deadlines.move, pid=pid, pairs=given)
 
     def unlock(self, pid: int) -> None:
         """LOCKED -> RUNNING."""
         self._ask("unlock", f"unlock process {pid}", self._deadlines.quick, pid=pid)
+
+    def _unsupported(self) -> str:
+        """What it may be."""
+        ipc = next((one for one in self.capabilities().table if one.feature is Feature.IPC), None)
+        if ipc is None or ipc.available:
+            return f"managed memory, MPS, MIG, or CUDA IPC without a job file ({abilities.JOB_FILE})"
+        return f"managed memory, MPS, MIG, or CUDA IPC ({ipc.why})"
 
     def _hello(self) -> dict[str, Any]:
         if self._facts is None:
@@ -178,27 +197,3 @@ class Cuda:
         if "unavailable" in said:
             raise CudaUnavailable(f"cannot {what}: {said['unavailable']}")
         return said["ok"]
-
-
-def capabilities_of(version: str | None, facts: Mapping[str, Any], *, mig: bool) -> Capabilities:
-    """What a driver of this version can do with these bindings (the helper's ``hello``)."""
-    match = _VERSION.match(version or "")
-    major = int(match[1]) if match else None
-    why = None
-    if major is None:
-        why = "the driver does not tell its version"
-    elif major < _CHECKPOINT:
-        why = f"driver {version} cannot checkpoint ({_CHECKPOINT} can)"
-    elif facts["missing"]:
-        why = f"the installed cuda-bindings lack cuCheckpointProcess{facts['missing'][0]} (12.9 has it)"
-    elif mig:
-        why = "MIG is on, and MIG instances cannot be checkpointed"
-    if why is not None or major is None:
-        return Capabilities(version, why_not=why)
-    return Capabilities(
-        version,
-        checkpoint=True,
-        migration=major >= _MIGRATION and bool(facts["pairs"]),
-        ipc=major >= _IPC,
-        custom_storage=major >= _CUSTOM_STORAGE and bool(facts["custom_storage"]),
-    )

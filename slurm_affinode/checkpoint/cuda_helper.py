@@ -11,7 +11,10 @@ import ctypes
 import json
 import sys
 from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from slurm_affinode.checkpoint.abilities import ENTRY_POINTS
 
 
 class DriverSaysError(Exception):
@@ -20,6 +23,12 @@ class DriverSaysError(Exception):
 
 class NotAvailableError(Exception):
     """There is no driver, no bindings, or not this function."""
+
+
+def _one_line(text: str) -> str:
+    if "NVIDIA display driver" in text:
+        return "no NVIDIA driver is installed (libcuda.so.1 is not found)"
+    return " ".join(text.split())
 
 
 class Driver:
@@ -49,10 +58,10 @@ class Driver:
         try:
             answer = found(*arguments)
         except RuntimeError as error:  # how the bindings tell that the library or the function is not there
-            raise NotAvailableError(f"{function}: {error}") from None
+            raise NotAvailableError(_one_line(f"{function}: {error}")) from None
         if answer[0] != module.CUresult.CUDA_SUCCESS:
             raise DriverSaysError(answer[0].name)
-        return answer[1] if len(answer) == 2 else None
+        return answer[1] if len(answer) == 2 else answer[1:] or None
 
     def initialise(self) -> None:
         """``cuInit``: some drivers want it before a restore. It makes no context and takes no GPU memory."""
@@ -62,16 +71,33 @@ class Driver:
 
 
 def _hello(driver: Driver) -> dict[str, Any]:
-    """What the bindings and the driver have."""
+    """What the bindings and the driver have. Nothing is initialised."""
     module = driver.load()
-    wanted = ("Lock", "Checkpoint", "Restore", "Unlock", "GetState", "GetRestoreThreadId")
-    missing = [name for name in wanted if not hasattr(module, f"cuCheckpointProcess{name}")]
+    cuda = driver.call("cuDriverGetVersion")
+    structures = ("CUcheckpointLockArgs", "CUcheckpointGpuPair", "CUcheckpointCustomStorageInfo")
     return {
-        "cuda": driver.call("cuDriverGetVersion"),
-        "missing": missing,
-        "pairs": hasattr(module, "CUcheckpointGpuPair"),
-        "custom_storage": hasattr(module, "CUcheckpointCustomStorageInfo"),
+        "cuda": cuda,
+        "functions": {name: _has(driver, name, since) for name, since in ENTRY_POINTS.items()},
+        "bound": [name for name in (*ENTRY_POINTS, *structures) if hasattr(module, name)],
+        "bindings": _bindings_version(),
     }
+
+
+def _has(driver: Driver, function: str, since: int) -> bool:
+    """Whether the driver has a function, in the meaning that it had in that CUDA version."""
+    try:
+        found = driver.call("cuGetProcAddress", function.encode(), since, 0)
+    except DriverSaysError:  # an older driver does not know that version at all
+        return False
+    pointer = found[0] if isinstance(found, tuple) else found
+    return bool(pointer)
+
+
+def _bindings_version() -> str | None:
+    try:
+        return version("cuda-bindings")
+    except PackageNotFoundError:
+        return None
 
 
 def _devices(driver: Driver) -> list[str]:

@@ -67,6 +67,33 @@ class CudaState(StrEnum):
     LOCKED = "locked"
     CHECKPOINTED = "checkpointed"
     FAILED = "failed"
+    CHECKPOINTING = "checkpointing"
+    """With custom storage (driver 615): mapped to be copied out."""
+    RESTORING = "restoring"
+    """With custom storage: mapped to be copied back."""
+
+
+class Feature(StrEnum):
+    """What some drivers can do for a checkpoint, and others cannot."""
+
+    LOCK = "lock with time-out"
+    CHECKPOINT = "checkpoint"
+    RESTORE = "restore"
+    MIGRATION = "restore on other GPUs"
+    IPC = "CUDA IPC"
+    CUSTOM_STORAGE = "custom storage"
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """Whether the driver of this node has a feature, and how that is known."""
+
+    feature: Feature
+    since: int
+    """First branch of the driver that has it: 580."""
+    available: bool
+    why: str
+    """What shows that it is there, or why it is not; one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +112,12 @@ class Capabilities:
     """Device memory without host staging: 615."""
     why_not: str | None = None
     """Why ``checkpoint`` is false, one line."""
+    cuda: str | None = None
+    """CUDA version of the driver's library: ``13.0``."""
+    bindings: str | None = None
+    """Version of ``cuda-bindings``."""
+    table: tuple[Ability, ...] = ()
+    """Feature by feature."""
 
 
 class CudaDriver(Protocol):

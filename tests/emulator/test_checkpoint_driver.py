@@ -11,7 +11,14 @@ import pytest
 from emulator.node import Node, Program
 
 from slurm_affinode.checkpoint.cuda import Cuda, Deadlines
-from slurm_affinode.checkpoint.interface import CudaError, CudaState, CudaUnavailable, HelperLost, LockTimeout
+from slurm_affinode.checkpoint.interface import (
+    CudaError,
+    CudaState,
+    CudaUnavailable,
+    Feature,
+    HelperLost,
+    LockTimeout,
+)
 
 VERSION = "580.95.05"
 
@@ -104,7 +111,7 @@ def test_what_cannot_be_checkpointed_says_so(cuda: Cuda, node: Node) -> None:
     user = node.user()
     user.do("ok(d.cuMemAllocManaged(MIB, 1))")
     cuda.lock(user.pid, timeout_ms=5000)
-    with pytest.raises(CudaError, match="managed memory"):
+    with pytest.raises(CudaError, match=r"managed memory.*CUDA IPC \(driver 580\.95\.05 cannot \(610 can\)\)"):
         cuda.checkpoint(user.pid)
     cuda.unlock(user.pid)
     user.do("alloc(1)")
@@ -153,27 +160,60 @@ def test_a_driver_that_hangs_is_left(node: Node) -> None:
     cuda.close()
 
 
-def test_capabilities_are_told_by_the_version(cuda: Cuda, node: Node) -> None:
-    """Of the driver and of the bindings; and why not, where not."""
+@pytest.mark.parametrize(
+    ("version", "has"),
+    [
+        ("560.35.03", ""),
+        ("570.124.06", "LOCK CHECKPOINT RESTORE"),
+        ("580.95.05", "LOCK CHECKPOINT RESTORE MIGRATION"),
+        ("610.57.04", "LOCK CHECKPOINT RESTORE MIGRATION IPC"),
+        ("615.71.05", "LOCK CHECKPOINT RESTORE MIGRATION IPC CUSTOM_STORAGE"),
+    ],
+)
+def test_drivers_are_told_apart_by_what_they_have(node: Node, version: str, has: str) -> None:
+    """The node poses as each; what is not there has a reason that names it and the driver that has it."""
+    node.ctl("driver", version)
+    cuda = Cuda(driver_version=lambda: version, env=node.env)
     can = cuda.capabilities()
-    assert (can.driver, can.checkpoint, can.migration, can.why_not) == (VERSION, True, True, None)
-    for version, wanted in (
-        ("565.57.01", (False, False, False)),
-        ("570.124.06", (True, False, False)),
-        ("610.10", (True, True, True)),
-        (None, (False, False, False)),
-    ):
-        other = Cuda(driver_version=lambda v=version: v, env=node.env)
-        found = other.capabilities()
-        assert (found.checkpoint, found.migration, found.ipc) == wanted, version
-        assert (found.why_not is None) == found.checkpoint
-        if version == "570.124.06":
-            with pytest.raises(CudaUnavailable, match="580 can"):
-                other.restore(1, pairs={"GPU-1": "GPU-2"})
-        other.close()
+    assert {one.feature for one in can.table if one.available} == {Feature[name] for name in has.split()}
+    assert (can.checkpoint, can.migration, can.ipc, can.custom_storage) == (
+        "LOCK" in has, "MIGRATION" in has, "IPC" in has, "CUSTOM" in has
+    )  # fmt: skip
+    assert (can.why_not is None) == can.checkpoint
+    for one in can.table:
+        if one.available:
+            cuda.require(one.feature)
+        else:
+            with pytest.raises(CudaUnavailable, match=rf"^{one.feature}: .*\({one.since} (can|has it)\)$"):
+                cuda.require(one.feature)
+    if has and "MIGRATION" not in has:
+        with pytest.raises(CudaUnavailable, match=r"restore on other GPUs: driver 570\.124\.06 cannot \(580 can\)"):
+            cuda.restore(1, pairs={"GPU-1": "GPU-2"})
+    cuda.close()
+
+
+def test_a_library_older_or_newer_than_the_kernels_driver(node: Node) -> None:
+    """What has no function of its own goes by the older of the two; what has one, by the function."""
+    node.ctl("driver", "615.71.05")
+    older_kernel = Cuda(driver_version=lambda: "570.124.06", env=node.env)
+    can = older_kernel.capabilities()
+    assert (can.checkpoint, can.migration, can.ipc, can.custom_storage) == (True, False, False, True)
+    older_kernel.close()
+    node.ctl("driver", "570.124.06")
+    older_library = Cuda(driver_version=lambda: "610.57.04", env=node.env)
+    table = {one.feature: one for one in older_library.capabilities().table}
+    assert table[Feature.MIGRATION].why == "the driver's library is of CUDA 12.8 (13.0 can, driver 580)"
+    older_library.close()
+
+
+def test_mig_and_an_unknown_version_are_no_basis(node: Node) -> None:
+    """Whatever functions there are."""
     mig = Cuda(driver_version=lambda: VERSION, mig=lambda: True, env=node.env)
     assert mig.capabilities().why_not == "MIG is on, and MIG instances cannot be checkpointed"
     mig.close()
+    unknown = Cuda(driver_version=lambda: None, env=node.env)
+    assert not unknown.capabilities().checkpoint
+    unknown.close()
 
 
 def test_without_a_driver_it_is_said(node: Node) -> None:

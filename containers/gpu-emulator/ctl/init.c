@@ -101,6 +101,16 @@ static int take(struct request *request, int option)
     }
 }
 
+/* The driver's version, and the CUDA version that came with it where none is named. */
+static int pose(struct request *request)
+{
+    struct emu_create *create = &request->create;
+
+    if (create->cuda_version == 0)
+        create->cuda_version = ctl_cuda_of(create->driver_version);
+    return create->cuda_version > 0 ? CTL_DONE : ctl_usage("--driver-version %s: as in 580.95.05", create->driver_version);
+}
+
 /* One model stands for all GPUs; several are the GPUs in turn. */
 static int spread_models(struct request *request)
 {
@@ -148,7 +158,7 @@ static void make_directory(const char *path)
 
 int ctl_init(int argc, char **argv)
 {
-    struct request request = {.create = {.path = emu_state_path(), .driver_version = "580.95.05", .cuda_version = 13000,
+    struct request request = {.create = {.path = emu_state_path(), .driver_version = "580.95.05",
                                          .context_mib = 414, .sample_period_ms = 1000, .persistence = true}};
     char host[256] = "node";
     int option, rc;
@@ -161,6 +171,8 @@ int ctl_init(int argc, char **argv)
     if (optind < argc)
         return ctl_usage("init: what is \"%s\"?", argv[optind]);
     rc = spread_models(&request);
+    if (rc == CTL_DONE)
+        rc = pose(&request);
     if (rc != CTL_DONE)
         return rc;
     gethostname(host, sizeof(host) - 1);

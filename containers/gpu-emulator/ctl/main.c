@@ -12,6 +12,7 @@ static const char help[] =
     "  gpu-emulatorctl init [--gpus N] [--model MODEL]... [--seed TEXT] [--driver-version V] [--cuda-version MAJOR.MINOR]\n"
     "                       [--memory-mib N] [--context-mib N] [--sample-period-ms N] [--no-persistence] [--force]\n"
     "  gpu-emulatorctl show [--json]\n"
+    "  gpu-emulatorctl driver VERSION\n"
     "  gpu-emulatorctl fault lock-timeout [--pid PID] [--count N]\n"
     "  gpu-emulatorctl fault checkpoint-fails|restore-fails [--error CODE] [--fatal] [--pid PID] [--count N]\n"
     "  gpu-emulatorctl fault xid NUMBER [--gpu INDEX] [--kill]\n"
@@ -70,7 +71,7 @@ int main(int argc, char **argv)
         argv += 2;
     }
     if (argc < 2)
-        return ctl_usage("say what to do: init, show or fault");
+        return ctl_usage("say what to do: init, show, driver or fault");
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         fputs(help, stdout);
         return CTL_DONE;
@@ -79,7 +80,9 @@ int main(int argc, char **argv)
         return ctl_init(argc - 1, argv + 1);
     if (strcmp(argv[1], "show") == 0)
         return ctl_show(argc - 1, argv + 1);
+    if (strcmp(argv[1], "driver") == 0)
+        return ctl_driver(argc - 1, argv + 1);
     if (strcmp(argv[1], "fault") == 0)
         return ctl_fault(argc - 1, argv + 1);
-    return ctl_usage("no command \"%s\": init, show or fault", argv[1]);
+    return ctl_usage("no command \"%s\": init, show, driver or fault", argv[1]);
 }

@@ -184,3 +184,15 @@ CUDA_EXPORT(cuCheckpointProcessGetRestoreThreadId, int pid, int *tid)
     emu_detach();
     return thread_of(pid, tid);
 }
+
+/* Nothing waits to be completed: storage of the caller's own is refused where it is asked for. */
+CUDA_EXPORT(cuCheckpointOperationComplete, void *handle)
+{
+    struct emu_state *state;
+    CUresult rc = handle == NULL ? CUDA_ERROR_INVALID_VALUE : begin(&state);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    emu_detach();
+    return CUDA_ERROR_ILLEGAL_STATE;
+}

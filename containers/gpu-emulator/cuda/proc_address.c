@@ -97,7 +97,8 @@
     X(cuCheckpointProcessLock, 12080, cuCheckpointProcessLock) \
     X(cuCheckpointProcessCheckpoint, 12080, cuCheckpointProcessCheckpoint) \
     X(cuCheckpointProcessRestore, 12080, cuCheckpointProcessRestore) \
-    X(cuCheckpointProcessUnlock, 12080, cuCheckpointProcessUnlock)
+    X(cuCheckpointProcessUnlock, 12080, cuCheckpointProcessUnlock) \
+    X(cuCheckpointOperationComplete, 13040, cuCheckpointOperationComplete)
 
 #define CHECKPOINT_SINCE 12080
 #define CHECKPOINT_DRIVER 570

@@ -1,0 +1,161 @@
+"""What a driver can do for a checkpoint, told by what it has: a pure table from facts to abilities.
+
+A function of the driver's API is looked for by ``cuGetProcAddress``, in the CUDA version that brought it. Two abilities
+have no function of their own (a field of a structure, the inside of the driver): they go by the CUDA version that the
+driver's library tells, and by the version of the kernel's driver where that is known, whichever is older.
+
+Sources: CUDA driver API 12.8 to 13.5, "CUDA Checkpointing"; README of NVIDIA's ``cuda-checkpoint`` (features of 570,
+580, 610); CUDA release notes (570 is CUDA 12.8, 575 12.9, 580 13.0, 590 13.1, 595 13.2, 610 13.3, 615 13.4).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_affinode.checkpoint.interface import Ability, Capabilities, Feature
+
+ENTRY_POINTS = {
+    "cuCheckpointProcessLock": 12080,
+    "cuCheckpointProcessCheckpoint": 12080,
+    "cuCheckpointProcessRestore": 12080,
+    "cuCheckpointProcessUnlock": 12080,
+    "cuCheckpointProcessGetState": 12080,
+    "cuCheckpointProcessGetRestoreThreadId": 12080,
+    "cuCheckpointOperationComplete": 13040,
+}
+"""Function -> the CUDA version that brought it (1000 * major + 10 * minor)."""
+
+JOB_FILE = "CUDA_CHECKPOINT_JOB_FILE"
+"""In the environment of a process that was started with ``cuda-checkpoint --launch-job``."""
+
+_VERSION = re.compile(r"(\d+)(?:\.\d+)*")
+_P = "cuCheckpointProcess"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one feature takes."""
+
+    feature: Feature
+    driver: int
+    """First branch of the driver."""
+    cuda: int
+    """The CUDA version of that branch."""
+    functions: tuple[str, ...] = ()
+    structure: str | None = None
+    """Of the bindings."""
+    by_version: bool = False
+    """No function tells: the versions do."""
+    with_what: str = ""
+    """Said of it where it is there."""
+
+
+NEEDS = (
+    Need(Feature.LOCK, 570, 12080, (f"{_P}Lock", f"{_P}Unlock", f"{_P}GetState"), "CUcheckpointLockArgs"),
+    Need(Feature.CHECKPOINT, 570, 12080, (f"{_P}Checkpoint", f"{_P}GetRestoreThreadId")),
+    Need(Feature.RESTORE, 570, 12080, (f"{_P}Restore",)),
+    Need(
+        Feature.MIGRATION, 580, 13000, (f"{_P}Restore",), "CUcheckpointGpuPair", by_version=True,
+        with_what="GPUs of the same chip, by pairs of UUIDs",
+    ),
+    Need(
+        Feature.IPC, 610, 13030, (f"{_P}Checkpoint",), by_version=True,
+        with_what="of processes started with cuda-checkpoint --launch-job",
+    ),
+    Need(
+        Feature.CUSTOM_STORAGE, 615, 13040, ("cuCheckpointOperationComplete",), "CUcheckpointCustomStorageInfo",
+        with_what="the driver maps GPU memory for the one who copies it",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFacts:
+    """What was found out by asking (the helper's ``hello``)."""
+
+    cuda: int | None
+    """CUDA version of the driver's library, 13000 for 13.0."""
+    functions: Mapping[str, bool] = field(default_factory=dict)
+    """Function of ``ENTRY_POINTS`` -> the driver has it."""
+    bound: Sequence[str] = ()
+    """Functions and structures that the installed bindings have."""
+    bindings: str | None = None
+    """Their version."""
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> DriverFacts:
+        """From the helper's answer."""
+        return cls(said["cuda"], dict(said["functions"]), tuple(said["bound"]), said["bindings"])
+
+
+def major_of(version: str | None) -> int | None:
+    """``580`` of ``580.95.05``; ``None`` where there is none."""
+    match = _VERSION.match(version or "")
+    return int(match[1]) if match else None
+
+
+def cuda_text(cuda: int | None) -> str | None:
+    """``13.0`` of 13000."""
+    return None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}"
+
+
+def capabilities_of(version: str | None, facts: DriverFacts, *, mig: bool) -> Capabilities:
+    """What a driver of this version can do with these bindings."""
+    table = tuple(_ability(need, version, facts) for need in NEEDS)
+    there = {one.feature for one in table if one.available}
+    why = None
+    if major_of(version) is None:
+        why = "the driver does not tell its version"
+    elif not {Feature.LOCK, Feature.CHECKPOINT, Feature.RESTORE} <= there:
+        why = next(one.why for one in table if not one.available)
+    elif mig:
+        why = "MIG is on, and MIG instances cannot be checkpointed"
+    return Capabilities(
+        version,
+        checkpoint=why is None,
+        migration=why is None and Feature.MIGRATION in there,
+        ipc=why is None and Feature.IPC in there,
+        custom_storage=why is None and Feature.CUSTOM_STORAGE in there,
+        why_not=why,
+        cuda=cuda_text(facts.cuda),
+        bindings=facts.bindings,
+        table=table,
+    )
+
+
+def nothing(version: str | None, why: str) -> Capabilities:
+    """Where the driver could not be asked at all."""
+    table = tuple(Ability(need.feature, need.driver, available=False, why=why) for need in NEEDS)
+    return Capabilities(version, why_not=why, table=table)
+
+
+def refusal(feature: Feature, capabilities: Capabilities) -> str | None:
+    """Why a feature cannot be used here, one line; ``None``: it can."""
+    for one in capabilities.table:
+        if one.feature is feature and not one.available:
+            return f"{feature}: {one.why}"
+    return capabilities.why_not
+
+
+def _ability(need: Need, version: str | None, facts: DriverFacts) -> Ability:
+    def no(why: str) -> Ability:
+        return Ability(need.feature, need.driver, available=False, why=why)
+
+    branch = major_of(version)
+    named = f"driver {version}" if version else "the driver"
+    absent = [name for name in need.functions if not facts.functions.get(name, False)]
+    if absent:
+        return no(f"{named} has no {absent[0]} ({need.driver} has it)")
+    if need.by_version and branch is not None and branch < need.driver:
+        return no(f"{named} cannot ({need.driver} can)")
+    if need.by_version and (facts.cuda or 0) < need.cuda:
+        has = cuda_text(facts.cuda) or "unknown"
+        return no(f"the driver's library is of CUDA {has} ({cuda_text(need.cuda)} can, driver {need.driver})")
+    unbound = [name for name in (*need.functions, *filter(None, [need.structure])) if name not in facts.bound]
+    if unbound:
+        return no(f"the installed cuda-bindings have no {unbound[0]} ({cuda_text(need.cuda)} has it)")
+    shown = f"driver {version}, CUDA {cuda_text(facts.cuda)}" if need.by_version else ", ".join(need.functions)
+    return Ability(need.feature, need.driver, available=True, why=f"{shown}: {need.with_what}".rstrip(": "))

@@ -1,0 +1,55 @@
+"""`slurm-affinode doctor` on machines with different drivers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emulator.node import Node
+
+PROGRAM = "import sys; from slurm_affinode.cli.entry import main; sys.exit(main())"
+DRIVERS = [("560.35.03", 0), ("570.124.06", 3), ("580.95.05", 4), ("615.71.05", 6)]
+
+
+def doctor(node: Node, home: Path, *arguments: str) -> str:
+    """What it prints."""
+    env = {**node.env, "SLURM_AFFINODE_STATE_DIR": str(home)}
+    command = [sys.executable, "-c", PROGRAM, "doctor", *arguments]
+    return subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=120).stdout
+
+
+@pytest.mark.parametrize(("version", "count"), DRIVERS)
+def test_the_table_is_that_of_the_driver(node: Node, tmp_path: Path, version: str, count: int) -> None:
+    """For machines and for people, with the same words."""
+    node.ctl("driver", version)
+    said: dict[str, Any] = json.loads(doctor(node, tmp_path, "--json"))["cuda"]
+    assert (said["driver"], len(said["gpus"])) == (version, 2)
+    assert sum(one["available"] for one in said["features"]) == count
+    assert said["checkpoint"] == (count > 0)
+    assert all(one["available"] or f"({one['since']} " in one["why"] for one in said["features"])
+
+
+def test_people_are_shown_the_same_table(node: Node, tmp_path: Path) -> None:
+    """With the version of the driver above it."""
+    node.ctl("driver", "610.57.04")
+    said = json.loads(doctor(node, tmp_path, "--json"))["cuda"]
+    shown = doctor(node, tmp_path)
+    assert "NVIDIA driver 610.57.04, CUDA 13.3" in shown
+    for one in said["features"]:
+        line = next(line for line in shown.splitlines() if line.startswith(f"{one['name']} "))
+        assert line.split(one["name"], 1)[1].split()[:2] == [str(one["since"]), "yes" if one["available"] else "no"]
+        assert one["why"][:60] in line
+
+
+def test_a_driver_that_cannot_is_a_problem(node: Node, tmp_path: Path) -> None:
+    """A machine that has a driver but cannot suspend is not silently passed over."""
+    node.ctl("driver", "560.35.03")
+    checks = json.loads(doctor(node, tmp_path, "--json"))["checks"]
+    found = next(one for one in checks if one["name"] == "CUDA checkpoint")
+    assert found["status"] == "problem"
+    assert "cuCheckpointProcessLock" in found["detail"]
+    assert "570" in found["hint"]
