@@ -2,6 +2,9 @@
 
 ``running -> locking -> locked -> parked -> dumping -> dumped -> requeueing -> queued -> restoring -> running``
 
+A suspension in place (``mode=inplace``) leaves this path: ``parked -> frozen -> waking -> running``. It has no image:
+the processes are the job, and stay where they are.
+
 Each phase is written to the journal *before* its effects begin, so a journal that says ``dumping`` means: the dump may
 not have begun, may be half done, or may be complete. Whatever is done on recovery is therefore idempotent.
 
@@ -30,12 +33,16 @@ class Event(StrEnum):
     REQUEUED = "requeued"
     """Slurm has the job in its queue, and the tree is gone."""
     RESTORE = "restore"
-    """Slurm has started the job again; or an in-place suspension ends."""
+    """Slurm has started the job again."""
     RESTORED = "restored"
     UNRESTORED = "unrestored"
     """The image could not be restored; it is kept and the job is held."""
     AFRESH = "afresh"
     """The image could not be restored, and the site wants the script to start from its beginning."""
+    FREEZE = "freeze"
+    """In place: the processes are stopped; again where a job that woke could not get its GPU memory back."""
+    WAKE = "wake"
+    """In place: somebody wants the job."""
     UNDONE = "undone"
     """It was taken back: the job runs as before."""
 
@@ -45,7 +52,14 @@ _TABLE: dict[tuple[Phase, Event], Phase] = {
     (Phase.LOCKING, Event.LOCKED): Phase.LOCKED,
     (Phase.LOCKED, Event.PARKED): Phase.PARKED,
     (Phase.PARKED, Event.DUMP): Phase.DUMPING,
-    (Phase.PARKED, Event.RESTORE): Phase.RESTORING,
+    (Phase.PARKED, Event.FREEZE): Phase.FROZEN,
+    (Phase.FROZEN, Event.WAKE): Phase.WAKING,
+    (Phase.WAKING, Event.FREEZE): Phase.FROZEN,
+    (Phase.WAKING, Event.RESTORED): Phase.RUNNING,
+    # A step that failed, or a request that came meanwhile. What has moved out goes back as it does for a sleeper: when
+    # there is room.
+    (Phase.LOCKED, Event.WAKE): Phase.WAKING,
+    (Phase.PARKED, Event.WAKE): Phase.WAKING,
     (Phase.DUMPING, Event.DUMPED): Phase.DUMPED,
     (Phase.DUMPED, Event.REQUEUE): Phase.REQUEUEING,
     (Phase.REQUEUEING, Event.REQUEUED): Phase.QUEUED,
@@ -60,6 +74,8 @@ _TABLE: dict[tuple[Phase, Event], Phase] = {
 }
 
 HOLDS_TREE = frozenset({Phase.LOCKING, Phase.LOCKED, Phase.PARKED, Phase.DUMPING, Phase.DUMPED, Phase.REQUEUEING})
+IN_PLACE = frozenset({Phase.FROZEN, Phase.WAKING})
+"""Phases of a job that sleeps in place, or wakes from that."""
 """Phases in which the job's own processes exist and are in our hands."""
 
 
@@ -99,6 +115,8 @@ class World:
     """The tree's processes exist on this node."""
     image: bool
     """Its image is complete under its final name (only a verified image gets it)."""
+    in_place: bool = False
+    """The suspension is one in place: there is no image, and never will be."""
 
 
 class Action(StrEnum):
@@ -113,6 +131,10 @@ class Action(StrEnum):
     REQUEUE = "requeue"
     KILL_TREE = "kill-tree"
     """SIGKILL. Only ever with a complete image or where the job is over."""
+    SLEEP = "sleep"
+    """In place: stop again what runs, watch it from now on."""
+    WAKE = "wake"
+    """In place: let it have its GPU memory back as soon as there is room, then go on."""
     RESTORE = "restore"
     """Put the image in place (again): kill what a broken attempt left, restore from the beginning."""
     CLOSE = "close"
@@ -139,11 +161,29 @@ def recover(phase: Phase, world: World) -> Recovery:
         return Recovery((*kill, Action.DROP_IMAGE, Action.CLOSE), None, "the job is over")
     if phase is Phase.RUNNING:
         return Recovery((Action.CLOSE,), None, "nothing was under way")
+    if phase in IN_PLACE or (world.in_place and phase in (Phase.LOCKED, Phase.PARKED)):
+        return _in_place(phase, world)
     if phase in (Phase.LOCKING, Phase.LOCKED, Phase.PARKED, Phase.DUMPING, Phase.DUMPED):
         return _before_requeue(phase, world)
     if phase is Phase.REQUEUEING:
         return _requeueing(world)
     return _after_requeue(phase, world)
+
+
+def _in_place(phase: Phase, world: World) -> Recovery:
+    """The GPUs may be others' by now: nothing is restored here, only asked for.
+
+    Where Slurm has requeued the job it is ending these processes: they are let go, so that they hear of it.
+    """
+    if not world.tree:
+        return Recovery((Action.CLOSE,), None, "the processes are gone")
+    if world.job in (JobFact.QUEUED, JobFact.LATER_RUN):
+        return Recovery((Action.WAKE,), Phase.WAKING, "requeued by somebody else while it slept")
+    if phase is Phase.FROZEN:
+        return Recovery((Action.SLEEP,), Phase.FROZEN, "it sleeps in place")
+    return Recovery(
+        (Action.WAKE,), Phase.WAKING, "it was waking" if phase is Phase.WAKING else "its suspension is taken back"
+    )
 
 
 def _before_requeue(phase: Phase, world: World) -> Recovery:
@@ -184,15 +224,9 @@ def _requeueing(world: World) -> Recovery:
 
 
 def _after_requeue(phase: Phase, world: World) -> Recovery:
-    """The image is the job. In ``restoring``, ``world.tree`` is what a restore has made so far.
-
-    An in-place suspension that was waking has its tree and no image; it goes on waking.
-    """
-    if phase is Phase.RESTORING and world.tree:
-        if not world.image:
-            return Recovery((Action.RESUME, Action.CLOSE), None, "an in-place suspension was waking")
-        if world.job in (JobFact.THIS_RUN, JobFact.LATER_RUN, JobFact.UNKNOWN):
-            return Recovery((Action.RESTORE,), Phase.RESTORING, "the restore was cut short")
+    """The image is the job. In ``restoring``, ``world.tree`` is what a restore has made so far."""
+    if phase is Phase.RESTORING and world.tree and world.image and world.job is not JobFact.QUEUED:
+        return Recovery((Action.RESTORE,), Phase.RESTORING, "the restore was cut short")
     if not world.image:
         if world.job is JobFact.UNKNOWN:
             return Recovery((Action.WAIT,), phase, "no image is seen and Slurm does not answer")

@@ -43,6 +43,20 @@ def test_the_way_out_and_back() -> None:
         assert phase is following
 
 
+def test_the_way_in_place() -> None:
+    """Out of the GPU, stopped, back; also again and again while its memory cannot be had."""
+    phase = Phase.PARKED
+    for event, following in (
+        (Event.FREEZE, Phase.FROZEN),
+        (Event.WAKE, Phase.WAKING),
+        (Event.FREEZE, Phase.FROZEN),
+        (Event.WAKE, Phase.WAKING),
+        (Event.RESTORED, Phase.RUNNING),
+    ):
+        phase = advance(phase, event)
+        assert phase is following
+
+
 def test_nothing_is_skipped() -> None:
     """A step that does not follow is a fault."""
     for phase in Phase:
@@ -131,7 +145,7 @@ def act(machine: Machine, action: Action) -> None:
         case Action.KILL_TREE:
             assert machine.job.image
             machine.effect(tree="gone")
-        case Action.WAIT | Action.CLOSE | Action.RESTORE:
+        case Action.WAIT | Action.CLOSE | Action.RESTORE | Action.SLEEP | Action.WAKE:
             pass
 
 
@@ -187,6 +201,58 @@ def test_recovery_harms_nothing(phase: Phase, tree: bool, image: bool, job: JobF
         assert image
         assert job is JobFact.THIS_RUN
     assert (Action.CLOSE in found.actions) == (found.phase is None)
+
+
+@given(
+    steps=st.lists(st.integers(0, 9), min_size=1, max_size=6), answers=st.lists(st.booleans(), min_size=6, max_size=6)
+)
+def test_each_crash_in_place_ends_in_a_running_job_or_one_that_can_wake(steps: list[int], answers: list[bool]) -> None:
+    """The agent dies after any number of effects, also of its recovery: nothing is killed, nothing is forgotten."""
+    machine, journal = Machine(Job(), steps[0]), [Phase.RUNNING]
+    with contextlib.suppress(KeyboardInterrupt):
+        for phase, changes in (
+            (Phase.LOCKING, {"tree": "held"}),
+            (Phase.LOCKED, {}),
+            (Phase.PARKED, {}),
+            (Phase.FROZEN, {}),
+            (Phase.WAKING, {"tree": "running"}),
+            (Phase.RUNNING, {}),
+        ):
+            machine.effect()
+            journal.append(phase)
+            machine.effect(**changes)
+    for budget, answered in [*zip(steps[1:], answers, strict=False), (99, True), (99, True)]:
+        machine.budget = budget
+        with contextlib.suppress(KeyboardInterrupt):
+            if journal[-1] is Phase.RUNNING:
+                break
+            world = replace(facts(machine, answered), in_place=True)
+            found = recover(journal[-1], world)
+            assert not {Action.KILL_TREE, Action.REQUEUE, Action.RESTORE, Action.WAIT} & set(found.actions)
+            for action in found.actions:
+                if action is Action.WAKE:
+                    machine.effect()
+                    journal.append(Phase.WAKING)
+                    machine.effect(tree="running")
+                elif action is Action.SLEEP:
+                    machine.effect(tree="held")
+                else:
+                    act(machine, action)
+            if found.phase is not Phase.FROZEN:
+                machine.effect()
+                journal.append(Phase.RUNNING)
+    assert (machine.job.tree, machine.job.copies, machine.job.image) in (("running", 0, False), ("held", 0, False))
+    assert (machine.job.tree == "running") == (journal[-1] is not Phase.FROZEN)
+
+
+def test_one_that_sleeps_in_place_and_is_requeued_by_somebody_else_is_let_go() -> None:
+    """Slurm ends its processes, which have to hear of it."""
+    for phase in (Phase.FROZEN, Phase.WAKING):
+        for job in (JobFact.QUEUED, JobFact.LATER_RUN):
+            assert recover(phase, World(job, tree=True, image=False, in_place=True)).actions == (Action.WAKE,)
+        assert recover(phase, World(JobFact.ENDED, tree=True, image=False, in_place=True)).phase is None
+        gone = recover(phase, World(JobFact.UNKNOWN, tree=False, image=False, in_place=True))
+        assert (gone.actions, gone.phase) == ((Action.CLOSE,), None)
 
 
 def test_slurm_silent_after_a_requeue_leaves_the_tree_stopped() -> None:

@@ -1,0 +1,218 @@
+"""Jobs that take turns with a GPU's memory: order, bound, who makes room, and that everybody's turn comes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.core.inplace import (
+    MARGIN,
+    Arriving,
+    Awake,
+    Card,
+    Plan,
+    Waiter,
+    cheapest,
+    plan,
+    price,
+    sleeps_forever,
+)
+
+GIB = 1 << 30
+A, B = "GPU-A", "GPU-B"
+
+
+def card(uuid: str = A, free_gib: float | None = 80, limit_gib: float = 80) -> Card:
+    free = None if free_gib is None else round(free_gib * GIB)
+    return Card(uuid, f"GPU {'AB'.index(uuid[-1])}", free, round(limit_gib * GIB))
+
+
+def held(gib: float, uuid: str = A) -> dict[str, int]:
+    return {uuid: round(gib * GIB)}
+
+
+def test_one_that_fits_goes_at_once() -> None:
+    """And takes nothing from what it does not need."""
+    assert plan([card()], [], [], [Waiter(1, held(48))]) == Plan(go=(1,))
+    assert plan([card(free_gib=0)], [], [], [Waiter(1, {})]).go == (1,)
+
+
+def test_two_that_fit_only_one_after_the_other() -> None:
+    """The first goes; the second waits for it to be idle."""
+    found = plan([card()], [], [], [Waiter(2, held(48)), Waiter(1, held(48))])
+    assert found.go == (2,)
+    assert "it needs 48" in found.waits[1]
+
+
+def test_the_line_is_kept() -> None:
+    """A small one does not overtake a large one that waits for the same GPU; on another GPU it does."""
+    cards = [card(free_gib=10), card(B, free_gib=80)]
+    queue = [
+        Waiter(1, held(48)),
+        Waiter(2, held(1)),
+        Waiter(3, held(1, B)),
+        Waiter(4, {A: 1, B: 1}),
+        Waiter(5, held(1, B)),
+    ]
+    found = plan(cards, [Awake(9, held(70))], [], queue)
+    assert found.go == (3,)
+    assert found.waits[2] == "job 1 asked before it"
+    assert found.waits[4] == "job 1 asked before it"
+    assert found.waits[5] == "job 1 asked before it" or found.waits[5] == "job 4 asked before it"
+
+
+def test_an_idle_one_makes_room() -> None:
+    """The cheapest: fewer bytes, longer idle. One that works stays."""
+    awake = [Awake(1, held(30), idle_s=100), Awake(2, held(30), idle_s=900), Awake(3, held(10), idle_s=None)]
+    found = plan([card(free_gib=10)], awake, [], [Waiter(7, held(30))])
+    assert (found.go, found.make_room, found.waits) == ((), {2: 7}, {7: "job 2 makes room"})
+
+
+def test_nobody_is_moved_twice_for_the_same_room() -> None:
+    """While one is on its way out the others stay."""
+    awake = [Awake(1, held(40), idle_s=10, leaving=True), Awake(2, held(40), idle_s=900)]
+    found = plan([card(free_gib=0.1)], awake, [], [Waiter(7, held(30))])
+    assert (found.make_room, found.waits) == ({}, {7: "job 1 makes room"})
+
+
+def test_several_make_room_where_one_is_not_enough() -> None:
+    """And one that is not needed is left alone."""
+    awake = [Awake(1, held(20), idle_s=50), Awake(2, held(20), idle_s=60), Awake(3, held(38), idle_s=10)]
+    found = plan([card(free_gib=2)], awake, [], [Waiter(7, held(40))])
+    assert set(found.make_room) == {1, 2}
+    assert found.waits[7] == "each of the jobs 2, 1 makes room"
+
+
+def test_what_holds_the_rest_is_named() -> None:
+    """A job that works, or somebody else altogether; or the free memory is not known."""
+    working = plan([card(free_gib=10)], [Awake(3, held(70))], [], [Waiter(7, held(30))])
+    assert working.waits[7] == "it needs 30 GiB on GPU 0, and 9.94 GiB is left there: job 3 is at work"
+    foreign = plan([card(free_gib=10)], [], [], [Waiter(7, held(30))])
+    assert foreign.waits[7].endswith("others hold the rest")
+    unknown = plan([card(free_gib=None)], [], [], [Waiter(7, held(30))])
+    assert unknown.waits[7] == "how much memory is free on GPU 0 is not known"
+
+
+def test_the_site_bounds_what_is_awake_at_once() -> None:
+    """Also where the GPU would have room; and one that could never wake is told before it sleeps."""
+    tight = card(free_gib=80, limit_gib=40)
+    found = plan([tight], [Awake(1, held(20))], [], [Waiter(7, held(30))])
+    assert found.go == ()
+    assert plan([tight], [Awake(1, held(20), idle_s=5)], [], [Waiter(7, held(30))]).make_room == {1: 7}
+    assert plan([tight], [], [Arriving(1, held(20), held(20))], [Waiter(7, held(30))]).go == ()
+    assert "the site lets jobs in place hold" in plan([tight], [], [], [Waiter(7, held(50))]).waits[7]
+    assert sleeps_forever(held(30), [tight]) is None
+    assert "more than jobs in place may hold" in str(sleeps_forever(held(50), [tight]))
+
+
+def test_what_is_on_its_way_back_has_its_place() -> None:
+    """What it does not hold yet is not free; what it holds already is not counted twice."""
+    coming = Arriving(1, held(48), held(40))
+    assert plan([card(free_gib=40)], [], [coming], [Waiter(7, held(31))]).go == (7,)
+    assert plan([card(free_gib=40)], [], [coming], [Waiter(7, held(33))]).go == ()
+
+
+sizes = st.integers(0, 60).map(lambda gib: gib * GIB)
+
+
+@given(
+    movable=st.lists(st.tuples(sizes, st.floats(0, 1000)), min_size=1, max_size=13),
+    lack=st.integers(1, 200).map(lambda gib: gib * GIB),
+)
+def test_the_cheapest_set_is_enough_and_has_nobody_too_many(movable: list[tuple[int, float]], lack: int) -> None:
+    """Where any set is enough; no single job that would do is cheaper."""
+    jobs = [Awake(number, {A: size}, idle_s=idle) for number, (size, idle) in enumerate(movable)]
+    chosen = cheapest({A: lack}, jobs)
+    if sum(size for size, _ in movable) < lack:
+        assert chosen == ()
+        return
+    total = sum(one.held[A] for one in chosen)
+    assert total >= lack
+    assert all(total - one.held[A] < lack for one in chosen)
+    alone = [price(one) for one in jobs if one.held[A] >= lack]
+    if alone and len(jobs) <= 10:
+        assert sum(map(price, chosen)) <= min(alone) * (1 + 1e-9)
+
+
+@dataclass
+class Sharing:
+    """Jobs on two GPUs: who is awake since when, who stands in line."""
+
+    needs: dict[int, dict[str, int]]
+    works_s: int
+    limit: int
+    total: int
+    now: int = 0
+    awake: dict[int, int] = field(default_factory=dict)
+    """Job -> until when it works."""
+    line: list[int] = field(default_factory=list)
+    let_in: list[int] = field(default_factory=list)
+
+    def used(self, uuid: str) -> int:
+        return sum(self.needs[job].get(uuid, 0) for job in self.awake)
+
+    def step(self, ask: list[int]) -> None:
+        self.now += 1
+        for job in ask:
+            if job in self.awake:
+                self.awake[job] = self.now + self.works_s
+            elif job not in self.line:
+                self.line.append(job)
+        cards = [Card(uuid, uuid, self.total - self.used(uuid), self.limit) for uuid in (A, B)]
+        awake = [
+            Awake(job, self.needs[job], idle_s=self.now - until if until < self.now else None)
+            for job, until in self.awake.items()
+        ]
+        found = plan(cards, awake, [], [Waiter(job, self.needs[job]) for job in self.line])
+        self.check(found)
+        for job in found.make_room:
+            del self.awake[job]
+        for job in found.go:
+            self.line.remove(job)
+            self.awake[job] = self.now + self.works_s
+            self.let_in.append(job)
+
+    def check(self, found: Plan) -> None:
+        """The order, the bound, and that everybody is told something."""
+        assert set(found.go) | set(found.waits) == set(self.line)
+        for place, job in enumerate(self.line):
+            if job in found.go:
+                mine = {uuid for uuid, need in self.needs[job].items() if need}
+                for earlier in self.line[:place]:
+                    theirs = {uuid for uuid, need in self.needs[earlier].items() if need}
+                    assert earlier in found.go or not mine & theirs
+        for uuid in (A, B):
+            awake = self.used(uuid) + sum(self.needs[job].get(uuid, 0) for job in found.go)
+            assert awake <= self.limit or not any(self.needs[job].get(uuid, 0) for job in found.go)
+            assert not any(self.needs[job].get(uuid, 0) for job in found.go) or awake <= self.total - MARGIN
+        for job in found.make_room:
+            assert self.awake[job] < self.now
+
+
+@given(
+    needs=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=8),
+    works_s=st.integers(0, 5),
+    asks=st.lists(st.lists(st.integers(0, 7), max_size=4), max_size=30),
+    limit=st.integers(60, 80),
+)
+def test_everybody_gets_his_turn(needs: list[tuple[int, int]], works_s: int, asks: list[list[int]], limit: int) -> None:
+    """Whatever is asked, in whatever order: while those who are awake come to rest sometime, the line empties."""
+    jobs = {number: {A: a * GIB, B: b * GIB} for number, (a, b) in enumerate(needs)}
+    world = Sharing(jobs, works_s, limit * GIB, 81 * GIB)
+    for ask in asks:
+        world.step([job for job in ask if job in jobs])
+    wanted = list(world.line)
+    for _ in range((works_s + 3) * (len(jobs) + 2)):
+        world.step([])
+    assert world.line == []
+    assert set(wanted) <= set(world.let_in)
+
+
+def test_one_that_asks_again_does_not_lose_its_place() -> None:
+    """A line is kept by who came first, not by who asks most."""
+    world = Sharing({1: held(60), 2: held(60), 3: held(60)}, 2, 80 * GIB, 81 * GIB)
+    for ask in ([1], [2], [3, 1], [3, 1], [1, 3], *([[1]] * 4), *([[]] * 12)):
+        world.step(ask)
+    assert world.let_in[:3] == [1, 2, 3]
