@@ -134,6 +134,16 @@ def wait_for_agents(cluster: Cluster) -> None:
         )
 
 
+def wait_for_nodes(cluster: Cluster) -> None:
+    """slurmctld is there again, and has heard of its nodes."""
+    known = {"idle", "mixed", "allocated", "planned"}
+    wait_until(
+        "the nodes answer",
+        lambda: cluster.run("login", "sinfo", "--Node", "--noheader", "--format=%T").stdout,
+        lambda said: bool(said) and set(said.split()) <= known,
+    )
+
+
 @contextmanager
 def configured(cluster: Cluster, nodes: tuple[str, ...] = GPU_NODES, **suspend_keys: object) -> Iterator[None]:
     """Agents with other keys in ``[suspend]`` of their configuration while the context lasts."""

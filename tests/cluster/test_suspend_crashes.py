@@ -20,6 +20,7 @@ from cluster.sleepers import (
     wait_asleep,
     wait_for_agents,
     wait_for_held_criu,
+    wait_for_nodes,
     wait_for_phase,
     wake,
 )
@@ -46,16 +47,6 @@ def begin_to_suspend(cluster: Cluster) -> tuple[str, str]:
 
 def ask_for_suspension(cluster: Cluster, job: str) -> None:
     cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
-
-
-def wait_for_nodes(cluster: Cluster) -> None:
-    """slurmctld is there again, and has heard of its nodes."""
-    known = {"idle", "mixed", "allocated", "planned"}
-    wait_until(
-        "the nodes answer",
-        lambda: cluster.run("login", "sinfo", "--Node", "--noheader", "--format=%T").stdout,
-        lambda said: bool(said) and set(said.split()) <= known,
-    )
 
 
 def goes_on(cluster: Cluster, job: str) -> None:

@@ -1,0 +1,125 @@
+"""Whatever dies exactly where a phase begins: the job is never lost and never doubled. Every phase, every fault."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from cluster.driver import Cluster, wait_until
+from cluster.phases import go_on, kill_stopped, stopping_at, wait_for_stop, wait_settled
+from cluster.sleepers import (
+    BY_HAND,
+    asleep,
+    finish,
+    idle_job,
+    steps,
+    wait_asleep,
+    wait_for_agents,
+    wait_for_nodes,
+    wake,
+)
+
+pytestmark = pytest.mark.cluster
+
+IDLE = 8
+BEFORE_IMAGE = ("locking", "locked", "parked", "dumping")
+WITH_IMAGE = ("dumped", "requeueing", "queued")
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """A job whose agent stands still where a phase begins."""
+
+    job: str
+    node: str
+
+
+@pytest.fixture(autouse=True)
+def agents(cluster: Cluster) -> None:
+    """They answer."""
+    wait_for_agents(cluster)
+
+
+def catch(cluster: Cluster, phase: str) -> Caught:
+    """A job that is being suspended, or restored; within ``stopping_at``."""
+    if phase == "restoring":
+        job = asleep(cluster, idle_job(idle=IDLE), BY_HAND)
+        wait_settled(cluster)
+        wake(cluster, job)
+        return Caught(job, wait_for_stop(cluster))
+    job = cluster.submit(BY_HAND, script=idle_job(idle=IDLE))
+    cluster.wait_for_output(job, "step number=2")
+    node = cluster.job(job)["BatchHost"]
+    cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
+    return Caught(job, wait_for_stop(cluster, node))
+
+
+def completes(cluster: Cluster, job: str, restarts: int) -> None:
+    """It makes each step once, with its memory intact; accounting has so many requeued runs, and one that completed."""
+    if cluster.job(job)["JobState"] != "RUNNING":
+        wait_asleep(cluster, job)
+        wake(cluster, job)
+    output = finish(cluster, job, timeout_s=150)
+    assert steps(output) == list(range(1, IDLE + 1))
+    assert output.count("memory=intact") == 1
+    assert cluster.job(job)["Restarts"] == str(restarts)
+    runs = cluster.runs(job, duplicates=True)
+    assert len(runs) == restarts + 1, runs
+    cluster.wait_for_runs(job, "COMPLETED")
+    for name in ("c1", "c2"):
+        assert cluster.run(name, "pgrep", "-u", "alice", "-f", "idle_after").stdout == ""
+
+
+@pytest.mark.parametrize("phase", [*BEFORE_IMAGE, *WITH_IMAGE, "restoring"])
+def test_agent_killed_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
+    """Before there is an image it is taken back and the job runs on; from then on it sleeps, or is restored again."""
+    with stopping_at(cluster, phase):
+        caught = catch(cluster, phase)
+        kill_stopped(cluster, caught.node)
+    wait_settled(cluster)
+    if phase in BEFORE_IMAGE:
+        assert cluster.job(caught.job)["JobState"] == "RUNNING"
+    completes(cluster, caught.job, restarts=0 if phase in BEFORE_IMAGE else 1)
+
+
+@pytest.mark.parametrize("phase", [*BEFORE_IMAGE, *WITH_IMAGE, "restoring"])
+def test_slurmctld_restarted_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
+    """It is suspended, or restored, as if nothing had been."""
+    with stopping_at(cluster, phase):
+        caught = catch(cluster, phase)
+        cluster.restart("slurmctld")
+        wait_for_nodes(cluster)
+        go_on(cluster, caught.node)
+        wait_settled(cluster)
+    completes(cluster, caught.job, restarts=1)
+
+
+@pytest.mark.parametrize("phase", [*BEFORE_IMAGE, *WITH_IMAGE, "restoring"])
+def test_node_lost_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
+    """Without an image it starts from its beginning, with one from the image, when its node is back."""
+    caught = None
+    try:
+        with stopping_at(cluster, phase):
+            caught = catch(cluster, phase)
+            cluster.kill(caught.node)
+            cluster.start(caught.node)
+            wait_for_agents(cluster)
+    finally:
+        if caught is not None:
+            cluster.start(caught.node)
+    before = 1 if phase == "restoring" else 0
+    wait_until(
+        "it is requeued",
+        lambda: int(cluster.job(caught.job)["Restarts"]),
+        lambda count: count > before,
+        timeout_s=150,
+    )
+    job = cluster.job(caught.job)
+    if job["JobState"] == "PENDING" and job["Priority"] == "0":
+        wait_settled(cluster)
+        wake(cluster, caught.job)
+    output = finish(cluster, caught.job, timeout_s=150)
+    assert steps(output)[-IDLE:] == list(range(1, IDLE + 1))
+    assert output.count("memory=intact") == 1
+    restored = f"suspended on {caught.node}" in output
+    assert restored == (phase not in BEFORE_IMAGE)
