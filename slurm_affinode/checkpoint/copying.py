@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ def copy_files(
 
     Raises ``ImageDamaged`` where the source is not what the manifest says, ``OSError`` of the target's file system.
     """
+    kind = digest.named(manifest.digest)
     with (
         rootdir.directory(source_fd, CRIU, owner=owner) as criu_from,
         rootdir.directory(target_fd, CRIU, owner=owner) as criu_to,
@@ -40,7 +40,7 @@ def copy_files(
             inner = fact.path.startswith(f"{CRIU}/")
             name = fact.path[len(CRIU) + 1 :] if inner else fact.path
             ends = (criu_from, criu_to) if inner else (source_fd, target_fd)
-            _Copy(fact, name, ends[0], ends[1], owner, progress).run(executor)
+            _Copy(kind, fact, name, ends[0], ends[1], owner, progress).run(executor)
         for name in (MANIFEST, SIGNATURE):
             rootdir.write(target_fd, name, rootdir.read(source_fd, name, owner=owner, limit=_SMALL))
         os.fsync(criu_to)
@@ -51,6 +51,7 @@ def copy_files(
 class _Copy:
     """One file, from one directory to another."""
 
+    kind: digest.Kind
     fact: FileFact
     name: str
     source_at: int
@@ -83,22 +84,22 @@ class _Copy:
     def _copy(self, source: int, target: int, kept: int, executor: ThreadPoolExecutor) -> str:
         def one(number: int) -> bytes:
             if number < kept:
-                made = digest.block(target, number, self.fact.size)
+                made = digest.block(self.kind, target, number, self.fact.size)
             else:
-                made = _copy_block(source, target, number, self.fact.size)
+                made = _copy_block(self.kind, source, target, number, self.fact.size)
             if self.progress is not None:
                 self.progress(min(self.fact.size, (number + 1) * digest.BLOCK) - number * digest.BLOCK)
             return made
 
         try:
-            return digest.total(list(executor.map(one, range(digest.count(self.fact.size)))))
+            return self.kind.total(executor.map(one, range(digest.count(self.fact.size))))
         except EOFError:
             raise ImageDamaged(f"{self.fact.path}: is shorter than it was") from None
 
 
-def _copy_block(source: int, target: int, number: int, size: int) -> bytes:
-    """Copy a block; SHA-256 of what was written."""
-    state = hashlib.sha256()
+def _copy_block(kind: digest.Kind, source: int, target: int, number: int, size: int) -> bytes:
+    """Copy a block; the hash of what was written."""
+    state = kind.new()
     at, end = number * digest.BLOCK, min(size, (number + 1) * digest.BLOCK)
     buffer = bytearray(min(_CHUNK, max(1, end - at)))
     view = memoryview(buffer)

@@ -1,27 +1,94 @@
 """Digests of large files, faster than disks: blocks in parallel, and while a file is still being written.
 
-The digest ``sha256-64m`` of a file is SHA-256 over the SHA-256 of each of its blocks of 64 MiB, the last one shorter,
-one empty block for an empty file. SHA-256 alone runs at 1.5-2 GB/s on one core; blocks let all cores help, let a file
-be digested from its beginning while it grows, and let a copy that was cut off be taken up again.
+The digest of a file is a hash over the hashes of each of its blocks of 64 MiB, the last one shorter, one empty block
+for an empty file. Blocks let all cores help, let a file be digested from its beginning while it grows, and let a copy
+that was cut off be taken up again. The hash is BLAKE3 (``blake3-64m``), or SHA-256 (``sha256-64m``) where the package
+``blake3`` is not there; the manifest names it, and either is verified.
+
+BLAKE3, since the node's cores are its jobs': a core digests 4.4 GiB/s with it, 1.7 GiB/s with SHA-256, and 0.5 GiB/s
+with SHA-256 where the processor has no instructions for it (AMD EPYC; Intel before Ice Lake has none).
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
 
-NAME = "sha256-64m"
+from slurm_affinode.checkpoint.interface import CheckpointError
+
 BLOCK = 64 << 20
-_READ = 4 << 20
+_READ = 1 << 20
 _POLL_S = 0.02
 _START_WRITING = 2  # SYNC_FILE_RANGE_WRITE
+_FILES_AHEAD = 32
 
 Progress = Callable[[int], None]
+
+
+class Hash(Protocol):
+    """As of ``hashlib``."""
+
+    def update(self, data: memoryview, /) -> object:
+        """Take in some bytes; lets other threads run meanwhile."""
+        ...
+
+    def digest(self) -> bytes:
+        """The hash of what was taken in."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A way to digest files."""
+
+    name: str
+    """In manifests."""
+    new: Callable[[], Hash]
+
+    def total(self, blocks: Iterable[bytes]) -> str:
+        """The digest of a file out of those of its blocks, hexadecimal."""
+        state = self.new()
+        for one in blocks:
+            state.update(memoryview(one))
+        return state.digest().hex()
+
+
+SHA256 = Kind("sha256-64m", hashlib.sha256)
+_BLAKE3 = "blake3-64m"
+
+
+@cache
+def blake3() -> Kind | None:
+    """BLAKE3; ``None``: the package is not there."""
+    try:
+        return Kind(_BLAKE3, importlib.import_module("blake3").blake3)
+    except ImportError:
+        return None
+
+
+def preferred() -> Kind:
+    """For new images."""
+    return blake3() or SHA256
+
+
+def named(name: str) -> Kind:
+    """Of an image. Raises ``CheckpointError`` where it cannot be made here."""
+    found = {SHA256.name: SHA256, _BLAKE3: blake3()}.get(name)
+    if found is None and name == _BLAKE3:
+        raise CheckpointError("its digests are BLAKE3", hint="install the Python package blake3 on this node")
+    if found is None:
+        raise CheckpointError(f"its digests are {name}, this release knows {_BLAKE3} and {SHA256.name}")
+    return found
 
 
 def workers() -> int:
@@ -39,9 +106,9 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def block(fd: int, number: int, size: int) -> bytes:
-    """SHA-256 of a block of an open file of ``size`` bytes. Raises ``EOFError`` where the file is shorter."""
-    state = hashlib.sha256()
+def block(kind: Kind, fd: int, number: int, size: int) -> bytes:
+    """Hash of a block of an open file of ``size`` bytes. Raises ``EOFError`` where the file is shorter."""
+    state = kind.new()
     at, end = number * BLOCK, min(size, (number + 1) * BLOCK)
     buffer = bytearray(min(_READ, max(1, end - at)))
     view = memoryview(buffer)
@@ -59,19 +126,63 @@ def count(size: int) -> int:
     return max(1, -(-size // BLOCK))
 
 
-def total(blocks: list[bytes]) -> str:
-    """The digest of a file out of those of its blocks."""
-    return hashlib.sha256(b"".join(blocks)).hexdigest()
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A file whose blocks are being digested."""
+
+    size: int
+    blocks: Sequence[Future[bytes]]
+
+    def lengths(self) -> Iterator[int]:
+        """Of the blocks, bytes."""
+        return (min(self.size, (number + 1) * BLOCK) - number * BLOCK for number in range(len(self.blocks)))
 
 
-def of_file(fd: int, size: int, executor: ThreadPoolExecutor, progress: Progress | None = None) -> str:
+def begin(kind: Kind, fd: int, size: int, executor: ThreadPoolExecutor) -> Reading:
+    """Digest the blocks of an open file, each in the next thread that is free."""
+    return Reading(size, [executor.submit(block, kind, fd, number, size) for number in range(count(size))])
+
+
+def of_files(
+    kind: Kind, files: Iterable[AbstractContextManager[Reading]], progress: Progress | None = None
+) -> Generator[str, None, None]:
+    """Digests of files, in their order; the blocks of many files are under way at once.
+
+    ``files``: each opens a file and begins to digest it, and is left when that is done. Raises what opening raises,
+    and ``EOFError`` where a file is shorter than it should be.
+    """
+    under_way: deque[tuple[ExitStack, Reading]] = deque()
+
+    def finish() -> str:
+        reading = under_way[0][1]
+        made = []
+        for future, length in zip(reading.blocks, reading.lengths(), strict=True):
+            made.append(future.result())
+            if progress is not None:
+                progress(length)
+        under_way.popleft()[0].close()
+        return kind.total(made)
+
+    try:
+        for file in files:
+            stack = ExitStack()
+            under_way.append((stack, stack.enter_context(file)))
+            if len(under_way) > _FILES_AHEAD:
+                yield finish()
+        while under_way:
+            yield finish()
+    finally:
+        for stack, reading in under_way:
+            for future in reading.blocks:
+                future.cancel()
+            wait(reading.blocks)  # they read from a descriptor that is about to be closed
+            stack.close()
+
+
+def of_file(kind: Kind, fd: int, size: int, executor: ThreadPoolExecutor) -> str:
     """Digest of an open file. Raises ``EOFError`` where it is shorter than ``size``."""
-    made: list[bytes] = []
-    for number, one in enumerate(executor.map(lambda n: block(fd, n, size), range(count(size)))):
-        made.append(one)
-        if progress is not None:
-            progress(min(size, (number + 1) * BLOCK) - number * BLOCK)
-    return total(made)
+    (made,) = of_files(kind, [nullcontext(begin(kind, fd, size, executor))])
+    return made
 
 
 def start_writing(fd: int, at: int, length: int) -> None:
@@ -86,14 +197,15 @@ _sync_file_range = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range",
 class Follower:
     """Digests files of a directory while another process appends to them; the end is then short.
 
-    For files that grow at their end and are not written twice, as CRIU's page files are. ``digest_of`` digests what was
+    For files that grow at their end and are not written twice, as CRIU's page files are. ``finish`` digests what was
     not seen growing.
     """
 
-    def __init__(self, directory_fd: int, *, prefix: str = "pages-") -> None:
+    def __init__(self, directory_fd: int, kind: Kind, *, prefix: str = "pages-") -> None:
         """Begin."""
         # A position of its own: others list the directory at the same time.
         self._directory_fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory_fd)
+        self._kind = kind
         self._prefix = prefix
         self._fds: dict[str, int] = {}
         self._blocks: dict[str, list[Future[bytes]]] = {}
@@ -117,15 +229,15 @@ class Follower:
             size, made = os.fstat(fd).st_size, self._blocks[name]
             while (len(made) + 1) * BLOCK <= size:
                 start_writing(fd, len(made) * BLOCK, BLOCK)
-                made.append(self._executor.submit(block, fd, len(made), size))
+                made.append(self._executor.submit(block, self._kind, fd, len(made), size))
 
-    def digest_of(self, name: str, fd: int, size: int) -> str:
-        """Digest of a file that does not grow any more. Raises ``EOFError`` where it is shorter than ``size``."""
+    def finish(self, name: str, fd: int, size: int) -> Reading:
+        """What is done of a file that does not grow any more, and the rest of it."""
         self._stop.set()
         self._thread.join()
         made = self._blocks.get(name, [])
-        rest = [self._executor.submit(block, fd, number, size) for number in range(len(made), count(size))]
-        return total([future.result() for future in (*made, *rest)])
+        rest = (self._executor.submit(block, self._kind, fd, number, size) for number in range(len(made), count(size)))
+        return Reading(size, [*made, *rest])
 
     def stop(self) -> None:
         """End the threads."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from slurm_affinode.checkpoint import digest, manifest, rootdir
@@ -97,6 +96,7 @@ class ImageWriter:
         self.seq = seq
         self._place = place
         self._fd, self.criu_fd = fds
+        self._kind = digest.preferred()
         self._follower: digest.Follower | None = None
         self._open = True
 
@@ -122,14 +122,13 @@ class ImageWriter:
     def follow(self) -> None:
         """Begin to digest CRIU's files while they are being written."""
         if self._follower is None:
-            self._follower = digest.Follower(self.criu_fd)
+            self._follower = digest.Follower(self.criu_fd, self._kind)
 
     def commit(self, facts: Manifest) -> Image:
         """Digest, write and sign the manifest, make all durable, give it its name."""
         try:
-            with digest.pool() as executor:
-                files = self._files(executor)
-            complete = replace(facts, seq=self.seq, files=files, digest=digest.NAME, schema=manifest.SCHEMA)
+            files = self._files()
+            complete = replace(facts, seq=self.seq, files=files, digest=self._kind.name, schema=manifest.SCHEMA)
             data = manifest.encode(complete)
             rootdir.write(self._fd, MANIFEST, data)
             rootdir.write(self._fd, SIGNATURE, manifest.sign(data, self._place.key).encode() + b"\n")
@@ -139,32 +138,45 @@ class ImageWriter:
         self._close()
         return Image(complete, self._place.store)
 
-    def _files(self, executor: ThreadPoolExecutor) -> tuple[FileFact, ...]:
-        """Digests of all files, which are durable then. Small ones are many, large ones few: both go in parallel."""
+    def _files(self) -> tuple[FileFact, ...]:
+        """Digests of all files, which are durable then: both at once, and of many files at once."""
         top = [name for name in rootdir.names(self._fd) if name != CRIU]
         places = [(self._fd, name, name) for name in top]
         places += [(self.criu_fd, name, f"{CRIU}/{name}") for name in rootdir.names(self.criu_fd)]
-        sync = [executor.submit(self._settle, at, name) for at, name, _ in places]
-        found = []
-        with digest.pool() as digests:
-            for (at, name, path), future in zip(places, sync, strict=True):
-                size = future.result()
+        sizes = [self._close_to_others(at, name) for at, name, _ in places]
+        with digest.pool() as syncing, digest.pool() as digesting:
+            durable = [syncing.submit(self._sync, at, name) for at, name, _ in places]
+
+            @contextmanager
+            def reading(at: int, name: str, size: int) -> Iterator[digest.Reading]:
                 with rootdir.file(at, name, owner=self._place.owner, size=size) as fd:
                     if self._follower is not None and at == self.criu_fd and size >= digest.BLOCK:
-                        made = self._follower.digest_of(name, fd, size)
+                        yield self._follower.finish(name, fd, size)
                     else:
-                        made = digest.of_file(fd, size, digests)
-                found.append(FileFact(path, size, made))
+                        yield digest.begin(self._kind, fd, size, digesting)
+
+            opened = (reading(at, name, size) for (at, name, _), size in zip(places, sizes, strict=True))
+            with closing(digest.of_files(self._kind, opened)) as made:
+                found = [FileFact(path, size, one) for (_, _, path), size, one in zip(places, sizes, made, strict=True)]
+            for one in durable:
+                one.result()
         return tuple(found)
 
     @staticmethod
-    def _settle(at: int, name: str) -> int:
-        """Make a file durable and private; its size."""
+    def _close_to_others(at: int, name: str) -> int:
+        """Make a file root's alone; its size."""
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
         try:
             os.fchmod(fd, rootdir.FILE_MODE)
-            os.fsync(fd)
             return os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+
+    @staticmethod
+    def _sync(at: int, name: str) -> None:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        try:
+            os.fsync(fd)
         finally:
             os.close(fd)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -306,7 +307,8 @@ def test_files_are_digested_while_they_grow(tmp_path: Path, monkeypatch: pytest.
     """To the same digest as afterwards."""
     monkeypatch.setattr(digest, "BLOCK", 1 << 12)
     fd = os.open(tmp_path, os.O_RDONLY)
-    follower = digest.Follower(fd)
+    kind = digest.preferred()
+    follower = digest.Follower(fd, kind)
     deadline = time.monotonic() + 30
     with (tmp_path / "pages-1.img").open("wb", buffering=0) as file:
         for number in range(40):
@@ -317,6 +319,7 @@ def test_files_are_digested_while_they_grow(tmp_path: Path, monkeypatch: pytest.
         file.write(b"the end")
     with (tmp_path / "pages-1.img").open("rb") as file, digest.pool() as executor:
         size = 40_007
-        assert follower.digest_of("pages-1.img", file.fileno(), size) == digest.of_file(file.fileno(), size, executor)
+        (followed,) = digest.of_files(kind, [nullcontext(follower.finish("pages-1.img", file.fileno(), size))])
+        assert followed == digest.of_file(kind, file.fileno(), size, executor)
     follower.stop()
     os.close(fd)

@@ -1,0 +1,99 @@
+"""Digests: a hash over hashes of blocks, of a kind that the manifest names, many files at once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import blake3
+import pytest
+
+from slurm_affinode.checkpoint import digest
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged
+
+BLOCK = 1 << 12
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest, "BLOCK", BLOCK)
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 17])
+def test_what_a_digest_is(tmp_path: Path, size: int) -> None:
+    """As documented, so that anybody can make it: the hash of the hashes of the blocks."""
+    data = os.urandom(size)
+    (tmp_path / "file").write_bytes(data)
+    parts = [data[at : at + BLOCK] for at in range(0, max(1, size), BLOCK)]
+    wanted = {
+        "sha256-64m": hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest(),
+        "blake3-64m": blake3.blake3(b"".join(blake3.blake3(part).digest() for part in parts)).hexdigest(),
+    }
+    with (tmp_path / "file").open("rb") as file, digest.pool() as executor:
+        assert {name: digest.of_file(digest.named(name), file.fileno(), size, executor) for name in wanted} == wanted
+
+
+def test_many_files_at_once(tmp_path: Path) -> None:
+    """In their order, with progress in bytes, and every one is closed: also where one of them is shorter than said."""
+    kind, opened = digest.preferred(), set()
+    sizes = [number * 700 for number in range(2 * digest._FILES_AHEAD)]
+    for number, size in enumerate(sizes):
+        (tmp_path / str(number)).write_bytes(os.urandom(size))
+
+    with digest.pool() as executor:
+
+        @contextmanager
+        def reading(number: int, more: int = 0) -> Iterator[digest.Reading]:
+            with (tmp_path / str(number)).open("rb") as file:
+                opened.add(number)
+                yield digest.begin(kind, file.fileno(), sizes[number] + more, executor)
+                opened.discard(number)
+
+        read: list[int] = []
+        together = list(digest.of_files(kind, map(reading, range(len(sizes))), read.append))
+        assert not opened
+        assert sum(read) == sum(sizes)
+        for number, size in enumerate(sizes):
+            with (tmp_path / str(number)).open("rb") as file:
+                assert together[number] == digest.of_file(kind, file.fileno(), size, executor)
+        with pytest.raises(EOFError):
+            list(digest.of_files(kind, (reading(number, number == 20) for number in range(len(sizes)))))
+        assert not opened
+
+
+def test_images_of_either_kind_are_verified(
+    store: DirectoryStore, make_image: Callable[..., Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image keeps the kind that it was written with; one flipped bit is seen with both."""
+    new = make_image()
+    monkeypatch.setattr(digest, "blake3", lambda: None)
+    old = make_image()
+    monkeypatch.undo()
+    monkeypatch.setattr(digest, "BLOCK", BLOCK)
+    assert (new.manifest.digest, old.manifest.digest) == ("blake3-64m", "sha256-64m")
+    for image in (new, old):
+        store.verify(image)
+        pages = store.path / image.manifest.key.name / f"{image.manifest.seq:04d}" / "criu" / "pages-1.img"
+        data = bytearray(pages.read_bytes())
+        data[BLOCK + 3] ^= 0x10
+        pages.write_bytes(data)
+        with pytest.raises(ImageDamaged, match=r"pages-1\.img: its contents have changed"):
+            store.verify(image)
+
+
+def test_a_node_that_cannot_make_a_digest_says_so(
+    store: DirectoryStore, make_image: Callable[..., Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is no damage of the image: the package is missing, or the image is of a later release."""
+    image = make_image()
+    monkeypatch.setattr(digest, "blake3", lambda: None)
+    with pytest.raises(CheckpointError, match="BLAKE3") as found:
+        store.verify(image)
+    assert not isinstance(found.value, ImageDamaged)
+    assert "package blake3" in (found.value.hint or "")
+    with pytest.raises(CheckpointError, match="this release knows blake3-64m and sha256-64m"):
+        digest.named("md5")
