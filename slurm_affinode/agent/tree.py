@@ -94,7 +94,7 @@ class LinuxProcesses:
 
     def alive(self, pid: int, started: int) -> bool:
         """This very process is there, and not a zombie."""
-        member = self._read(pid)
+        member = self.read(pid)
         return member is not None and member.started == started and not member.gone
 
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
@@ -109,7 +109,7 @@ class LinuxProcesses:
         for name in os.listdir(self.proc):  # noqa: PTH208 - only names are wanted
             if not name.isdigit() or int(name) == init_pid or self._space(int(name)) != space:
                 continue
-            member = self._read(int(name))
+            member = self.read(int(name))
             if member is not None:
                 found.append(member)
         return sorted(found, key=lambda member: member.pid)
@@ -183,7 +183,8 @@ class LinuxProcesses:
         except OSError:
             return None
 
-    def _read(self, pid: int) -> Member | None:
+    def read(self, pid: int) -> Member | None:
+        """One process, in whatever namespace; ``None``: it is gone."""
         try:
             stat = (self.proc / str(pid) / "stat").read_bytes().decode("utf-8", "replace")
             status = (self.proc / str(pid) / "status").read_bytes().decode("utf-8", "replace")
@@ -208,7 +209,7 @@ class LinuxProcesses:
 
 def started_of(pid: int) -> int | None:
     """When a process started, in ticks since boot; ``None`` where there is none."""
-    member = LinuxProcesses()._read(pid)
+    member = LinuxProcesses().read(pid)
     return None if member is None else member.started
 
 

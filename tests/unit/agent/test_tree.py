@@ -75,13 +75,13 @@ def test_a_held_process_does_not_go_on_when_slurm_continues_and_ends_it(namespac
     processes = LinuxProcesses()
     shell = next(m for m in processes.members(init, started_of(init)) if m.name == "sh" and m.parent == init)
     processes.stop([shell.pid])
-    wait_for(lambda: processes._read(shell.pid).state == "T")
+    wait_for(lambda: processes.read(shell.pid).state == "T")
     with processes.hold([shell.pid]):
         os.kill(shell.pid, signal.SIGTERM)
         os.kill(shell.pid, signal.SIGCONT)
         time.sleep(0.3)
         assert "term" not in log.read_text()
-        assert processes._read(shell.pid).state in "tT"
+        assert processes.read(shell.pid).state in "tT"
     processes.resume([shell.pid])
     wait_for(lambda: "term" in log.read_text())
 

@@ -1,0 +1,69 @@
+"""Whether somebody asks something of a job, judged from what waits on its sockets. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slurm_affinode.agent.inplace.sockdiag import Sock
+from slurm_affinode.core.spans import span
+
+Look = Mapping[int, Sock]
+"""Inode -> socket, of one job, at a moment."""
+
+
+def at_rest(now: Look, earlier: Look, *, within_s: float) -> str | None:
+    """Why a running job must not be put to sleep now; ``None``: nobody waits for it.
+
+    A request that was read and not answered leaves no trace in a queue: so a connection on which something came
+    ``within_s`` ago (the idle window), and nothing went out after that, counts as one. Bytes that stood there unread at
+    an ``earlier`` look as well are none that the job is about to read.
+    """
+    for sock in now.values():
+        before = earlier.get(sock.inode)
+        if sock.listens:
+            if sock.waiting:
+                return f"a connection waits{_where(sock)}"
+            continue
+        if sock.unread > 0 and (before is None or before.unread != sock.unread):
+            return f"bytes wait on a connection{_where(sock)}"
+        came, went = sock.received_ms, sock.sent_ms
+        if came is not None and went is not None and sock.received and came < within_s * 1000 and came < went:
+            return f"what came {span(came / 1000)} ago{_where(sock)} has not been answered"
+    return None
+
+
+def meanwhile(before: Look, after: Look) -> str | None:
+    """What came for the job from the look ``before`` its locks until it was frozen; ``None``: nothing.
+
+    It may have been read by then, and its answer wait for the GPU: so all that came counts, and not only what waits.
+    """
+    for sock in after.values():
+        known = before.get(sock.inode)
+        if sock.listens:
+            if sock.waiting:
+                return f"a connection waits{_where(sock)}"
+        elif known is None:
+            return f"a connection was made{_where(sock)}"
+        elif sock.unread > max(0, known.unread):
+            return f"bytes wait on a connection{_where(sock)}"
+        elif sock.received - known.received > (sock.state != known.state):  # the end of a stream counts as a byte
+            return f"something came{_where(sock)}"
+    return None
+
+
+def asked(asleep: Look, now: Look) -> str | None:
+    """What waits now for a job whose sockets stood as in ``asleep`` when it was frozen; ``None``: nothing."""
+    for inode, base in asleep.items():
+        sock = now.get(inode)
+        if sock is None:
+            continue
+        if base.listens:
+            if sock.waiting:
+                return f"a connection waits{_where(base)}"
+        elif sock.unread > max(0, base.unread):
+            return f"bytes wait on a connection{_where(base)}"
+    return None
+
+
+def _where(sock: Sock) -> str:
+    return f" on port {sock.port}" if sock.family == "tcp" else " on a UNIX socket"

@@ -1,0 +1,230 @@
+"""What waits on the sockets of a network namespace, told by the kernel's socket monitor: sock_diag(7).
+
+No proxy, no packet capture: the kernel itself completes the handshake of a connection to a process that is stopped, keeps
+the connection in the listener's queue, and counts what arrives on open ones. One dump for each family tells all of it.
+(``pyroute2`` has these messages among all others of netlink; three requests do not earn a dependency of that size in a
+daemon that is to stay small.)
+
+Layouts: ``linux/netlink.h``, ``inet_diag.h``, ``unix_diag.h``, ``tcp.h``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_affinode.errors import AffinodeError
+
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
+_DUMP = 0x301
+"""``NLM_F_REQUEST | NLM_F_ROOT | NLM_F_MATCH``."""
+_ERROR, _DONE, _INTERRUPTED = 2, 3, 0x10
+_HEADER = struct.Struct("=IHHII")
+_INET_REQUEST = struct.Struct("=BBBxI48x")
+_INET = struct.Struct("=BBBBHH44xIIIII")
+_UNIX_REQUEST = struct.Struct("=BxHIIIII")
+_UNIX = struct.Struct("=BBBxIII")
+_ATTRIBUTE = struct.Struct("=HH")
+_INET_INFO, _UNIX_RQLEN = 2, 4
+_SHOW_RQLEN = 0x10
+_LAST_SENT, _LAST_RECEIVED, _BYTES_RECEIVED = 44, 52, 128
+"""Offsets in ``struct tcp_info``."""
+_PART = 256 << 10
+_ANSWER_S = 2.0
+_TRIES = 4
+_CLONE_NEWNET = 0x40000000
+
+ESTABLISHED, CLOSE_WAIT, LISTEN = 1, 8, 10
+_STATES = 1 << ESTABLISHED | 1 << CLOSE_WAIT | 1 << LISTEN
+
+
+class SockDiagError(AffinodeError):
+    """The kernel does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sock:
+    """One socket, TCP or UNIX."""
+
+    inode: int
+    family: str
+    """``tcp`` or ``unix``."""
+    state: int
+    """``LISTEN``, ``ESTABLISHED``, ``CLOSE_WAIT``, or another one of UNIX sockets that have no peer."""
+    waiting: int
+    """Of a listener: connections that nobody has accepted. Else: bytes that nobody has read (TCP counts the end of what
+    the other side sends as one)."""
+    port: int = 0
+    """Of TCP: where it listens, or its own end."""
+    received: int = 0
+    """TCP: bytes since it was opened."""
+    received_ms: int | None = None
+    """TCP: how long ago the last bytes came; ``None``: not known."""
+    sent_ms: int | None = None
+
+    @property
+    def listens(self) -> bool:
+        """It takes connections."""
+        return self.state == LISTEN
+
+    @property
+    def unread(self) -> int:
+        """Bytes that are there to be read."""
+        return self.waiting - 1 if self.family == "tcp" and self.state == CLOSE_WAIT else self.waiting
+
+
+class SockDiag:
+    """The sockets of one network namespace. For one thread at a time."""
+
+    def __init__(self, namespace: Path | None = None) -> None:
+        """``namespace``: such as ``/proc/PID/ns/net``; ``None``: our own. Raises ``SockDiagError``."""
+        try:
+            self._socket = _open() if namespace is None else _open_in(namespace)
+            self._socket.settimeout(_ANSWER_S)
+        except OSError as error:
+            raise SockDiagError(f"{namespace or 'sock_diag'}: cannot be opened: {error}") from error
+        self._number = 0
+
+    def close(self) -> None:
+        """Let it go."""
+        self._socket.close()
+
+    def dump(self) -> dict[int, Sock]:
+        """Every TCP socket that listens or is connected, and every UNIX socket, by inode. Raises ``SockDiagError``."""
+        found: dict[int, Sock] = {}
+        for family in (socket.AF_INET, socket.AF_INET6):
+            request = _INET_REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_INFO - 1), _STATES)
+            found.update((sock.inode, sock) for part in self._ask(request) for sock in _inet(part))
+        request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0xFFFFFFFF, 0, _SHOW_RQLEN, 0, 0)
+        found.update((sock.inode, sock) for part in self._ask(request) for sock in _unix(part))
+        return found
+
+    def _ask(self, request: bytes) -> list[bytes]:
+        for _ in range(_TRIES):
+            self._number += 1
+            header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _DUMP, self._number, 0)
+            try:
+                self._socket.send(header + request)
+                answers, whole = self._answers()
+            except TimeoutError:
+                raise SockDiagError("sock_diag does not answer") from None
+            except OSError as error:
+                raise SockDiagError(f"sock_diag: {error}") from error
+            if whole:
+                break
+        return answers  # sockets came and went each time: what is there all the while is in it
+
+    def _answers(self) -> tuple[list[bytes], bool]:
+        found: list[bytes] = []
+        whole = True
+        while True:
+            for kind, flags, number, body in messages(self._socket.recv(_PART)):
+                if number != self._number:
+                    continue  # of an earlier question that was given up
+                whole = whole and not flags & _INTERRUPTED
+                if kind == _DONE:
+                    return found, whole
+                if kind == _ERROR:
+                    code = -int.from_bytes(body[:4], "little", signed=True)
+                    if code == errno.ENOENT:  # a kernel without this family
+                        return found, True
+                    raise OSError(code, os.strerror(code))
+                found.append(body)
+
+
+def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """Type, flags, number and body of each message; a torn one at the end is left out."""
+    at = 0
+    while at + _HEADER.size <= len(data):
+        length, kind, flags, number, _ = _HEADER.unpack_from(data, at)
+        if length < _HEADER.size or at + length > len(data):
+            return
+        yield kind, flags, number, data[at + _HEADER.size : at + length]
+        at += (length + 3) & ~3
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + _ATTRIBUTE.size <= len(data):
+        length, kind = _ATTRIBUTE.unpack_from(data, at)
+        if length < _ATTRIBUTE.size or at + length > len(data):
+            return
+        yield kind, data[at + _ATTRIBUTE.size : at + length]
+        at += (length + 3) & ~3
+
+
+def _inet(body: bytes) -> Iterator[Sock]:
+    if len(body) < _INET.size:
+        return
+    _, state, _, _, port, _, _, rqueue, _, _, inode = _INET.unpack_from(body)
+    info = next((value for kind, value in _attributes(body[_INET.size :]) if kind == _INET_INFO), b"")
+    sent = received_ms = None
+    received = 0
+    if state != LISTEN and len(info) >= _BYTES_RECEIVED + 8:
+        sent, received_ms = (int.from_bytes(info[at : at + 4], "little") for at in (_LAST_SENT, _LAST_RECEIVED))
+        received = int.from_bytes(info[_BYTES_RECEIVED : _BYTES_RECEIVED + 8], "little")
+    yield Sock(inode, "tcp", state, rqueue, socket.ntohs(port), received, received_ms, sent)
+
+
+def _unix(body: bytes) -> Iterator[Sock]:
+    if len(body) < _UNIX.size:
+        return
+    _, _, state, inode, _, _ = _UNIX.unpack_from(body)
+    queue = next((value for kind, value in _attributes(body[_UNIX.size :]) if kind == _UNIX_RQLEN), b"")
+    if len(queue) >= 8:
+        yield Sock(inode, "unix", state, int.from_bytes(queue[:4], "little"))
+
+
+def _open() -> socket.socket:
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
+
+
+def _open_in(namespace: Path) -> socket.socket:
+    """A socket belongs to the namespace in which it was made; a thread can go there by itself and end there."""
+    made: list[socket.socket | OSError] = []
+
+    def go() -> None:
+        try:
+            fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if os.fstat(fd).st_ino != os.stat("/proc/self/ns/net").st_ino:  # noqa: PTH116 - a link of its own kind
+                    libc = ctypes.CDLL(None, use_errno=True)
+                    if libc.setns(fd, _CLONE_NEWNET) != 0:
+                        code = ctypes.get_errno()
+                        raise OSError(code, os.strerror(code))  # noqa: TRY301
+                made.append(_open())
+            finally:
+                os.close(fd)
+        except OSError as error:
+            made.append(error)
+
+    thread = threading.Thread(target=go, name="netns")
+    thread.start()
+    thread.join()
+    if isinstance(made[0], OSError):
+        raise made[0]
+    return made[0]
+
+
+def socket_inodes(pid: int, proc: Path = Path("/proc")) -> frozenset[int]:
+    """The sockets that a process has open."""
+    found = set()
+    try:
+        names = os.listdir(proc / str(pid) / "fd")  # noqa: PTH208 - only names are wanted
+    except OSError:
+        return frozenset()
+    for name in names:
+        try:
+            target = os.readlink(proc / str(pid) / "fd" / name)  # noqa: PTH115 - "socket:[1]" is no path
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            found.add(int(target[8:-1]))
+    return frozenset(found)

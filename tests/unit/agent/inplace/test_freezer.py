@@ -1,0 +1,220 @@
+"""Real processes are stopped and go on, forking ones too; a freezer cgroup is used only where it fits exactly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.agent.inplace.freezer import SIGNALS, FreezeError, LinuxFreezer, parents_first, stopped
+from slurm_affinode.agent.tree import LinuxProcesses, Member, TreeGoneError, started_of
+
+# PID 1 of its namespace starts a shell that forks all the time, with a child that sleeps.
+FORKING = 'while :; do /bin/true; echo x >>"$0"; done & sleep 1000 & wait'
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root")
+
+
+class Job:
+    """A PID namespace with a job in it."""
+
+    def __init__(self, log: Path, script: str = FORKING) -> None:
+        self.log = log
+        log.touch()
+        self.outer = subprocess.Popen(
+            (
+                "unshare",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "sh",
+                "-c",
+                'setsid sh -c "$1" "$0" & wait',
+                str(log),
+                script,
+            )
+        )
+        deadline = time.monotonic() + 20
+        while not self.children() or not log.stat().st_size:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        self.init = self.children()[0]
+        self.started = started_of(self.init) or 0
+
+    def children(self) -> list[int]:
+        text = Path(f"/proc/{self.outer.pid}/task/{self.outer.pid}/children").read_text()
+        return [int(word) for word in text.split()]
+
+    def size(self) -> int:
+        return self.log.stat().st_size
+
+    def end(self) -> None:
+        self.outer.kill()
+        self.outer.wait()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path / "log")
+    yield made
+    made.end()
+
+
+@needs_root
+def test_a_job_that_forks_is_frozen_whole_and_goes_on(job: Job) -> None:
+    """Nothing of it moves any more, its PID 1 excepted; what was stopped before stays stopped."""
+    freezer = LinuxFreezer()
+    sleeping = next(one for one in freezer.members(job.init, job.started) if one.name == "sleep")
+    os.kill(sleeping.pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 10
+    while sleeping.pid not in (before := stopped(freezer.members(job.init, job.started))):
+        assert time.monotonic() < deadline
+    how = freezer.how(freezer.members(job.init, job.started), job.init)
+    assert how == SIGNALS
+    freezer.freeze(job.init, job.started, how, timeout_s=20)
+    members = freezer.members(job.init, job.started)
+    assert {one.state for one in members} == {"T"}
+    assert freezer.moving((one.pid for one in members), how) is None
+    init = LinuxProcesses().read(job.init)
+    assert init is not None
+    assert init.state != "T"
+    size = job.size()
+    assert job.size() == size
+    freezer.thaw(job.init, job.started, how, stay=before)
+    while job.size() == size:
+        assert time.monotonic() < deadline + 20
+    assert freezer.moving([sleeping.pid], how) is None
+    pids = [one.pid for one in freezer.members(job.init, job.started)]
+    assert freezer.moving(pids, how, stay=before) != sleeping.pid
+
+
+@needs_root
+def test_a_signal_of_slurm_that_lets_a_job_go_on_is_noticed(job: Job) -> None:
+    """SIGCONT to all of it: what moves is named."""
+    freezer = LinuxFreezer()
+    freezer.freeze(job.init, job.started, SIGNALS, timeout_s=20)
+    pids = [one.pid for one in freezer.members(job.init, job.started)]
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    deadline = time.monotonic() + 10
+    while freezer.moving(pids, SIGNALS) is None:
+        assert time.monotonic() < deadline
+
+
+@needs_root
+def test_a_namespace_inside_belongs_to_the_job(tmp_path: Path) -> None:
+    """A container of the job's own is frozen with it."""
+    nested = 'unshare --pid --fork --kill-child sh -c "while :; do echo x >>$0; sleep 0.01; done"'
+    job = Job(tmp_path / "log", nested)
+    try:
+        freezer = LinuxFreezer()
+        freezer.freeze(job.init, job.started, SIGNALS, timeout_s=20)
+        members = freezer.members(job.init, job.started)
+        spaces = {os.readlink(f"/proc/{one.pid}/ns/pid") for one in members}
+        assert len(spaces) == 2
+        assert {one.state for one in members} == {"T"}
+    finally:
+        job.end()
+
+
+@needs_root
+def test_one_whose_shepherd_is_gone_cannot_be_frozen(job: Job) -> None:
+    """Its number may be somebody else's by now."""
+    with pytest.raises(TreeGoneError):
+        LinuxFreezer().freeze(job.init, job.started + 1, SIGNALS, timeout_s=1)
+
+
+def fake(tmp_path: Path, states: dict[int, str], cgroup: str) -> LinuxFreezer:
+    """A ``/proc`` with these processes, whose threads never change."""
+    proc = tmp_path / "proc"
+    (proc / "1" / "ns").mkdir(parents=True)
+    space = tmp_path / "space"
+    space.touch()
+    for pid, state in {1: "S", **states}.items():
+        base = proc / str(pid)
+        for directory in (base, base / "task" / str(pid)):
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "stat").write_text(f"{pid} (x) {state} {0 if pid == 1 else 1} " + "0 " * 17 + "7 0")
+        (base / "ns").mkdir(exist_ok=True)
+        (base / "ns" / "pid").symlink_to(space)
+        (base / "status").write_text(f"NSpid:\t{pid}\nUid:\t0\t0\t0\t0\n")
+        (base / "cgroup").write_text(cgroup)
+    ticks = iter(range(1000))
+    return LinuxFreezer(proc, tmp_path / "cgroup", now=lambda: float(next(ticks)), sleep=lambda _: None)
+
+
+def make_cgroup(path: Path, pids: list[int], **files: str) -> Path:
+    path.mkdir(parents=True)
+    for name, text in {"cgroup.procs": "\n".join(map(str, pids)), **files}.items():
+        (path / name.replace("_", ".")).write_text(text)
+    return path
+
+
+def test_what_does_not_stop_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the deadline, with its number and name."""
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    freezer = fake(tmp_path, {7: "D"}, "0::/job\n")
+    with pytest.raises(FreezeError, match=r"process 7 \(x\) does not stop within 3 s"):
+        freezer.freeze(1, 7, SIGNALS, timeout_s=3)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_cgroup_with_just_the_job_is_frozen(tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of either version; the knob is turned there and back."""
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: told.append((pid, number)))
+    line, files, top = (
+        ("4:freezer:/job/inside\n", {"freezer.state": "THAWED"}, "cgroup/freezer")
+        if version == 1
+        else ("0::/job/inside\n", {"cgroup.freeze": "0"}, "cgroup")
+    )
+    freezer = fake(tmp_path, {7: "S", 8: "S"}, line)
+    group = make_cgroup(tmp_path / top / "job" / "inside", [7], **files)
+    make_cgroup(group / "deeper", [8])
+    how = freezer.how(freezer.members(1, 7), 1)
+    assert how == str(group)
+    if version == 2:
+        (group / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+    freezer.freeze(1, 7, how, timeout_s=3)
+    knob = group / ("freezer.state" if version == 1 else "cgroup.freeze")
+    assert knob.read_text() == ("FROZEN" if version == 1 else "1")
+    assert freezer.moving([7, 8], how) is None
+    if version == 2:
+        (group / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    assert version == 1 or freezer.moving([7, 8], how) == 7
+    freezer.thaw(1, 7, how, stay=())
+    assert knob.read_text() == ("THAWED" if version == 1 else "0")
+    assert told == [(8, signal.SIGCONT), (7, signal.SIGCONT)]
+
+
+def test_a_cgroup_with_others_in_it_is_left_alone(tmp_path: Path) -> None:
+    """Slurm's own holds the shepherd as well, which has to hear signals."""
+    freezer = fake(tmp_path, {7: "S"}, "0::/job\n")
+    make_cgroup(tmp_path / "cgroup" / "job", [1, 7], **{"cgroup.freeze": "0"})
+    assert freezer.how(freezer.members(1, 7), 1) == SIGNALS
+
+
+def test_a_cgroup_that_does_not_freeze_is_an_error(tmp_path: Path) -> None:
+    """And so is one that is not there."""
+    freezer = fake(tmp_path, {7: "S"}, "0::/job\n")
+    group = make_cgroup(tmp_path / "cgroup" / "job", [7], **{"cgroup.freeze": "0", "cgroup.events": "frozen 0\n"})
+    with pytest.raises(FreezeError, match="not frozen in time"):
+        freezer.freeze(1, 7, str(group), timeout_s=3)
+    with pytest.raises(FreezeError, match=r"nobody/freezer\.state"):
+        freezer.freeze(1, 7, str(tmp_path / "nobody"), timeout_s=3)
+
+
+def test_parents_come_before_their_children() -> None:
+    """Whatever their numbers; a loop of parents, which PIDs used again can show, ends."""
+
+    def member(pid: int, parent: int) -> Member:
+        return Member(pid, pid, parent, 0, "S", "x", 0)
+
+    assert [one.pid for one in parents_first([member(5, 9), member(9, 7), member(7, 1)])] == [7, 9, 5]
+    assert len(parents_first([member(5, 6), member(6, 5)])) == 2

@@ -1,0 +1,210 @@
+"""What the kernel says of sockets, against sockets that are really there; and what counts as somebody asking."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.agent.inplace import asking, sockdiag
+from slurm_affinode.agent.inplace.sockdiag import CLOSE_WAIT, ESTABLISHED, LISTEN, Sock, SockDiag, SockDiagError
+
+
+@pytest.fixture
+def diag() -> Iterator[SockDiag]:
+    """Of our own network namespace."""
+    try:
+        made = SockDiag()
+        made.dump()
+    except SockDiagError as error:
+        pytest.skip(f"no sock_diag here: {error}")
+    yield made
+    made.close()
+
+
+def of(diag: SockDiag, *socks: socket.socket) -> dict[int, Sock]:
+    """What is told of these sockets."""
+    inodes = {os.fstat(sock.fileno()).st_ino for sock in socks}
+    return {inode: sock for inode, sock in diag.dump().items() if inode in inodes}
+
+
+def one(diag: SockDiag, sock: socket.socket) -> Sock:
+    [found] = of(diag, sock).values()
+    return found
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_connections_that_nobody_accepts_are_counted(diag: SockDiag, family: socket.AddressFamily) -> None:
+    """The kernel completes the handshake by itself; the listener shows how many wait."""
+    with socket.socket(family) as listener:
+        try:
+            listener.bind(("127.0.0.1" if family is socket.AF_INET else "::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 here")
+        listener.listen(5)
+        seen = one(diag, listener)
+        assert (seen.listens, seen.waiting, seen.port) == (True, 0, listener.getsockname()[1])
+        with socket.create_connection(listener.getsockname()[:2]), socket.create_connection(listener.getsockname()[:2]):
+            assert one(diag, listener).waiting == 2
+            listener.accept()[0].close()
+            assert one(diag, listener).waiting == 1
+
+
+def test_bytes_that_nobody_reads_are_counted(diag: SockDiag) -> None:
+    """Of a TCP connection: what waits, what came in all, when. Its end is no byte."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        server, _ = listener.accept()
+        with server:
+            before = one(diag, server)
+            assert (before.state, before.waiting, before.received) == (ESTABLISHED, 0, 0)
+            client.sendall(b"GET /")
+            wait_for(lambda: one(diag, server).waiting == 5)
+            assert one(diag, server).received == 5
+            assert server.recv(5) == b"GET /"
+            after = one(diag, server)
+            assert (after.waiting, after.received) == (0, 5)
+            assert after.received_ms is not None
+            client.shutdown(socket.SHUT_WR)
+            wait_for(lambda: one(diag, server).state == CLOSE_WAIT)
+            assert one(diag, server).unread == 0
+
+
+def test_unix_sockets_are_told_of_too(diag: SockDiag, tmp_path: Path) -> None:
+    """A listener's queue, and bytes of an open connection."""
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(tmp_path / "sock"))
+        listener.listen(5)
+        assert (one(diag, listener).listens, one(diag, listener).waiting) == (True, 0)
+        client.connect(str(tmp_path / "sock"))
+        assert one(diag, listener).waiting == 1
+        server, _ = listener.accept()
+        with server:
+            client.sendall(b"abc")
+            assert (one(diag, listener).waiting, one(diag, server).unread) == (0, 3)
+
+
+def test_the_sockets_of_a_process_are_those_of_its_descriptors() -> None:
+    """And none of a process that is not there."""
+    with socket.socket() as sock:
+        assert os.fstat(sock.fileno()).st_ino in sockdiag.socket_inodes(os.getpid())
+    assert sockdiag.socket_inodes(1 << 22) == frozenset()
+
+
+SLEEPER = """
+import socket, sys
+listener = socket.create_server(("0.0.0.0", 8000))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root")
+def test_another_network_namespace_is_looked_into() -> None:
+    """The listener there is seen from here, and only from its own namespace."""
+    inside = subprocess.Popen(
+        ("unshare", "--net", sys.executable, "-c", SLEEPER), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert inside.stdout is not None
+        if inside.stdout.readline() != b"ready\n":
+            pytest.skip("no network namespace can be made here")
+        inodes = sockdiag.socket_inodes(inside.pid)
+        there = SockDiag(Path(f"/proc/{inside.pid}/ns/net"))
+        try:
+            [listener] = [sock for inode, sock in there.dump().items() if inode in inodes]
+        finally:
+            there.close()
+        assert (listener.listens, listener.port, listener.waiting) == (True, 8000, 0)
+    finally:
+        inside.communicate(b"")
+
+
+def test_a_namespace_that_is_gone_is_an_error() -> None:
+    """With its name."""
+    with pytest.raises(SockDiagError, match="/proc/nobody/ns/net"):
+        SockDiag(Path("/proc/nobody/ns/net"))
+
+
+@given(data=st.binary(max_size=400))
+def test_no_answer_breaks_the_reader(data: bytes) -> None:
+    """Torn, empty, or with lengths that lie."""
+    for _, _, _, body in sockdiag.messages(data):
+        list(sockdiag._inet(body))
+        list(sockdiag._unix(body))
+
+
+# --- what counts as asking
+
+LISTENER = Sock(1, "tcp", LISTEN, 0, port=8000)
+OPEN = Sock(2, "tcp", ESTABLISHED, 0, port=8000, received=100, received_ms=60_000, sent_ms=59_900)
+LOCAL = Sock(3, "unix", ESTABLISHED, 0)
+
+
+def look(*socks: Sock) -> dict[int, Sock]:
+    return {sock.inode: sock for sock in socks}
+
+
+QUIET = look(LISTENER, OPEN, LOCAL)
+
+
+def test_a_job_that_nobody_asks_is_at_rest() -> None:
+    """Listening, with open connections whose requests were answered."""
+    assert asking.at_rest(QUIET, QUIET, within_s=900) is None
+    assert asking.meanwhile(QUIET, QUIET) is None
+    assert asking.asked(QUIET, QUIET) is None
+
+
+def test_a_request_keeps_a_job_awake() -> None:
+    """In a listener's queue, unread, or read and not answered; bytes that nobody reads for ever do not."""
+    for sock, why in (
+        (replace(LISTENER, waiting=1), "a connection waits on port 8000"),
+        (replace(OPEN, waiting=7), "bytes wait on a connection on port 8000"),
+        (replace(LOCAL, waiting=7), "bytes wait on a connection on a UNIX socket"),
+        (replace(OPEN, received_ms=3000, sent_ms=9000), "what came 3 s ago on port 8000 has not been answered"),
+    ):
+        assert asking.at_rest(look(sock), QUIET, within_s=900) == why
+    stuck = look(replace(LOCAL, waiting=7), replace(OPEN, waiting=7))
+    assert asking.at_rest(stuck, stuck, within_s=900) is None
+    old = look(replace(OPEN, received_ms=901_000, sent_ms=950_000))
+    assert asking.at_rest(old, old, within_s=900) is None
+
+
+def test_what_came_while_it_was_put_to_sleep_wakes_it() -> None:
+    """Also where it was read: its answer may wait for the GPU."""
+    for sock, why in (
+        (replace(LISTENER, waiting=1), "a connection waits on port 8000"),
+        (replace(OPEN, received=101), "something came on port 8000"),
+        (replace(OPEN, inode=9), "a connection was made on port 8000"),
+        (replace(LOCAL, waiting=1), "bytes wait on a connection on a UNIX socket"),
+    ):
+        assert asking.meanwhile(QUIET, QUIET | look(sock)) == why
+    closed = look(replace(OPEN, state=CLOSE_WAIT, waiting=1, received=101))
+    assert asking.meanwhile(QUIET, QUIET | closed) is None
+
+
+def test_what_comes_while_it_sleeps_wakes_it() -> None:
+    """A connection, bytes on an open one; not an end, and not what stood there before."""
+    assert asking.asked(QUIET, QUIET | look(replace(LISTENER, waiting=2))) == "a connection waits on port 8000"
+    assert asking.asked(QUIET, QUIET | look(replace(OPEN, waiting=1))) == "bytes wait on a connection on port 8000"
+    assert asking.asked(QUIET, QUIET | look(replace(OPEN, state=CLOSE_WAIT, waiting=1))) is None
+    stuck = QUIET | look(replace(LOCAL, waiting=7))
+    assert asking.asked(stuck, stuck) is None
+    assert asking.asked(stuck, QUIET | look(replace(LOCAL, waiting=8))) is not None
+    assert asking.asked(QUIET, {}) is None
