@@ -40,7 +40,7 @@ class OrphanVerbs:
             raise RequestError("not-permitted", f"{verb} is for root and administrators")
         try:
             if verb == "processes":
-                return self._processes(request.get("since"))
+                return self._processes(request.get("since"), use=request.get("use") is True)
             if verb == "leftover-reports":
                 return {"node": self.orphans.node, "reports": list(self.orphans.reports)}
             if verb == "kill-orphan":
@@ -51,14 +51,17 @@ class OrphanVerbs:
         except GpuError as error:
             raise RequestError("no-driver", str(error), exit_code=3) from error
 
-    def _processes(self, since_us: object) -> dict[str, Any]:
+    def _processes(self, since_us: object, *, use: bool) -> dict[str, Any]:
         if since_us is not None and not _whole(since_us):
             raise RequestError("bad-request", "since is no time", exit_code=2)
         rows = self.orphans.gpus(since_us)  # type: ignore[arg-type]
         for row in rows:
             for process in row["processes"] or ():
                 process["user"] = self.name_of(process["uid"])
-        return {"node": self.orphans.node, "at": self.orphans.now(), "gpus": rows}
+        answer = {"node": self.orphans.node, "at": self.orphans.now(), "gpus": rows}
+        if use:
+            answer["jobs"] = self.orphans.uses()
+        return answer
 
     def _kill(self, request: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         pid, started = request.get("pid"), request.get("start_ticks")

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurm_affinode.agent import jobuse
 from slurm_affinode.agent.queue import Queue
 from slurm_affinode.agent.shepherds import one_line
 from slurm_affinode.agent.watch import by_index
@@ -112,6 +113,11 @@ class Orphans:
                         used = driver.process_utilization(device, since_us)
                         row["busy_pct"] = max((max(one.sm_pct, one.memory_pct) for one in used), default=0.0)
         return rows
+
+    def uses(self) -> list[dict[str, Any]]:
+        """What each job with a process here uses of CPU and memory."""
+        found = jobuse.uses(self.finder, proc=self.proc)
+        return [use.row(job) for job, use in sorted(found.items())]
 
     def _row(self, one: OnGpu) -> dict[str, Any]:
         return {

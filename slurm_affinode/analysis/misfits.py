@@ -22,6 +22,8 @@ from slurm_affinode.zombieconfig import MisfitConfig, NodeClass
 
 GIB = 2.0**30
 IDLE_PCT = 5.0
+FEW_JOBS = 20
+"""Of fewer jobs in a partition for GPUs nobody says that it is one for others."""
 Row = dict[str, Any]
 
 
@@ -88,12 +90,21 @@ def _per_node(held: Held, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
 
 
 def find(
-    held: Held, config: MisfitConfig, nodes: Mapping[str, NodeClass], *, min_run_s: float, kinds: frozenset[str]
+    held: Held,
+    config: MisfitConfig,
+    nodes: Mapping[str, NodeClass],
+    *,
+    min_run_s: float,
+    kinds: frozenset[str],
+    gpu_partitions: frozenset[str] = frozenset(),
 ) -> list[Finding]:
-    """The misfits of ``kinds``, one finding per run and rule, and per user."""
+    """The misfits of ``kinds``, one finding per run and rule, and per user.
+
+    ``gpu_partitions``: those all of whose nodes have GPUs, while others have none.
+    """
     rows = table(held, nodes)
     long = rows.filter(pl.col("ran_s") >= min_run_s)
-    mostly_gpu = _gpu_partitions(held.runs, config)
+    mostly_gpu = _gpu_partitions(held.runs, config, gpu_partitions)
     node_lists = dict(held.nodes.group_by("run").agg("node").iter_rows())
     found: list[Finding] = []
     chosen = [rule for rule in RULES if rule.kind in kinds]
@@ -119,11 +130,13 @@ def _candidates(rows: pl.DataFrame, rules: Sequence[Rule]) -> pl.DataFrame:
     return rows.filter((has & pl.lit(gpu)) | (~has & pl.lit(cpu)))
 
 
-def _gpu_partitions(runs: pl.DataFrame, config: MisfitConfig) -> set[str]:
+def _gpu_partitions(runs: pl.DataFrame, config: MisfitConfig, by_nodes: frozenset[str]) -> set[str]:
+    """What the site says, else what the nodes say, unless most of many jobs do without; else what the jobs say."""
     if config.cpu_only_partitions:
         return set(config.cpu_only_partitions)
-    share = runs.group_by("partition").agg((pl.col("gpus").fill_null(0) > 0).mean().alias("share"))
-    return set(share.filter(pl.col("share") > 0.5)["partition"].drop_nulls())
+    per = runs.group_by("partition").agg((pl.col("gpus").fill_null(0) > 0).mean().alias("share"), pl.len().alias("n"))
+    told = pl.col("partition").is_in(sorted(by_nodes)) & (pl.col("n") < FEW_JOBS)
+    return set(per.filter((pl.col("share") > 0.5) | told)["partition"].drop_nulls())
 
 
 def _finding(  # noqa: PLR0917
@@ -184,7 +197,7 @@ def _memory(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] 
         _met("allocation", each, "GiB", f"above {limit:.0f} GiB per GPU", 0.6,
              f"{bytes_ / GIB:.0f} GiB of host memory for {row['gpus']} GPUs: {each:.0f} GiB each"),
         _met("memory", peak / GIB, "GiB", f"below {config.memory_used_share:.0%} of it", 0.4,
-             f"the largest step used {peak / GIB:.1f} GiB"),
+             f"at most {peak / GIB:.1f} GiB used on a node"),
     ), f"--mem-per-gpu={max(1, round(peak * 1.2 / GIB / row['gpus']))}G would have been enough."  # fmt: skip
 
 

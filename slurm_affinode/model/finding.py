@@ -51,6 +51,14 @@ CPU_KINDS = frozenset(
 )
 """Kinds that are about jobs without GPUs: looked for where they are asked for."""
 
+MISFIT_KINDS = CPU_KINDS | frozenset(
+    {
+        "cpu-cores-per-gpu", "memory-per-gpu", "gpu-too-powerful", "fragmentation", "time-limit",
+        "cpu-only-in-gpu-partition", "low-efficiency-user",
+    }
+)  # fmt: skip
+"""Kinds about the shape of jobs."""
+
 USER_KINDS = frozenset({"low-efficiency-user", "low-cpu-efficiency-user"})
 
 IDLE_KINDS = frozenset({"squatter", "idle-allocation"})

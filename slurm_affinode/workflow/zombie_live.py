@@ -28,6 +28,7 @@ from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.finding import Finding, GpuEvidence, JobRef
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.workflow import zombie_live_misfits as misfits
 from slurm_affinode.workflow import zombie_orphans as orphans
 from slurm_affinode.workflow import zombies
 from slurm_affinode.workflow.zombie_nodes import Ask, LiveGpu, NodeAnswer, ask_all, asker
@@ -74,7 +75,7 @@ def find(
     say(f"asking {len(names)} nodes")
     asking = ask or asker(config)
     first = now()
-    answers = ask_all(names, asking)
+    answers = told = ask_all(names, asking)
     notes += [f"{one.node} is unknown: {one.problem}" for one in answers if not one.by]
     notes += [f"{one.node}: processes are unknown: {one.problem}" for one in answers if one.by == "exporter"]
     limit = max((one.compute.at_most_pct for one in file.signatures), default=5.0)
@@ -86,8 +87,17 @@ def find(
         answers = ask_all(names, asking)
         _again(watched, answers, now(), limit)
     moment = datetime.fromtimestamp(now(), UTC)
-    since, seen = _past(config, request, jobs, watched, answers, limit, moment, history, notes)
-    found = _jobs(cluster, jobs, watched, seen, file.signatures, moment, watched_s=now() - first)
+    snapshot = Snapshot(cluster, jobs, nodes)
+    mine = _gpus_of_all(jobs, watched)
+    with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as store:
+        say("following the GPUs")
+        since, seen = _past(config, request, jobs, mine, limit, moment, store, notes)
+        found = _jobs(cluster, jobs, mine, watched, seen, file.signatures, moment, watched_s=now() - first)
+        looked = misfits.Now(snapshot, told, mine, moment)
+        refs = {job.job_id: job_ref(job) for job in jobs if job.allocated}
+        shapes, unknown = misfits.find(config, request, looked, store, refs)
+    found += shapes
+    notes += unknown
     found += orphans.find(cluster, jobs, nodes, answers, moment, completing_s=parse_span_s(config.zombies.completing))
     kinds = {gpu.node: gpu.model for one in answers for gpu in one.gpus}
     types = {job.job_id: job.gpus_allocated.kind for job in jobs if job.gpus_allocated}
@@ -101,7 +111,7 @@ def find(
     holding = [job for job in jobs if job.allocated and job.gpus_allocated]
     unmeasured = sum(not one.gpu.signals_pct for one in watched.values())
     about = Found((), since, moment, "live", len(holding), len(watched), unmeasured, tuple(notes),
-                  snapshot=Snapshot(cluster, jobs, nodes))  # fmt: skip
+                  snapshot=snapshot)  # fmt: skip
     return zombies.select(about, found, request)
 
 
@@ -159,57 +169,68 @@ def gpus_of(job: Job, gpus: Sequence[LiveGpu]) -> list[LiveGpu]:
     return found
 
 
+def _gpus_of_all(jobs: Iterable[Job], watched: Mapping[tuple[str, str], Watched]) -> dict[int, list[LiveGpu]]:
+    """Raw id of each job that holds GPUs -> these, as far as they are known."""
+    by_node: dict[str, list[LiveGpu]] = {}
+    for one in watched.values():
+        by_node.setdefault(one.gpu.node, []).append(one.gpu)
+    return {
+        job.job_id: gpus_of(job, [gpu for node in job.nodes for gpu in by_node.get(node, ())])
+        for job in jobs if job.allocated and job.start is not None and job.gpus_allocated
+    }  # fmt: skip
+
+
 def _past(  # noqa: PLR0917
     config: Config,
     request: Request,
     jobs: Sequence[Job],
-    watched: Mapping[tuple[str, str], Watched],
-    answers: Sequence[NodeAnswer],
+    mine: Mapping[int, Sequence[LiveGpu]],
     limit: float,
     now: datetime,
-    history: History | None,
+    store: SampleStore,
     notes: list[str],
 ) -> tuple[datetime, _Past | None]:
     since = request.since or now - timedelta(seconds=parse_span_s(config.zombies.look_back))
-    opened = history or (lambda: contextlib.closing(SampleStore(config.history_dir)))
-    with opened() as store:
-        covered = store.span()
-        if covered is None or (now - covered[1]).total_seconds() > BRIDGE_S:
-            ago = "there is none" if covered is None else f"it ends {span((now - covered[1]).total_seconds())} ago"
-            notes.append(f"no time is taken from the history: {ago}; --watch looks for longer, --prometheus has more")
-            return now, None
-        end = min(now, covered[1] + timedelta(milliseconds=1))
-        known = store.devices(max(since, covered[0]), end)
-        by_name = {(row["node"], row["uuid"], row["mig"]): row for row in known.iter_rows(named=True)}
-        gpus = [one.gpu for one in watched.values()]
-        rows: dict[tuple[int, tuple[str, str]], int] = {}
-        devices: list[int] = []
-        starts: list[int] = []
-        steps: list[int] = []
-        for job in jobs:
-            if not job.allocated or job.start is None or not job.gpus_allocated:
-                continue
-            for gpu in gpus_of(job, [one for one in gpus if one.node in job.nodes]):
-                row = by_name.get((gpu.node, gpu.uuid, gpu.mig))
-                if row is not None:
-                    rows[job.job_id, gpu.key] = len(devices)
-                    devices.append(row["device"])
-                    starts.append(int(job.start.timestamp() * 1000))
-                    steps.append(int(row["step_ms"] or 0))
-        end_ms = int(end.timestamp() * 1000) + 1
-        count = len(devices)
-        pairs = Pairs(
-            pl.Series(devices, dtype=pl.UInt64).to_numpy(), np.array(starts, np.int64),
-            np.full(count, end_ms), np.array(steps, np.int64),
-        )  # fmt: skip
-        gap = config.idle.max_gap_steps
-        seen = trailing.follow(store, pairs, since, end, limit_pct=limit, max_gap_steps=gap)
+    covered = store.span()
+    if covered is None or (now - covered[1]).total_seconds() > BRIDGE_S:
+        ago = "there is none" if covered is None else f"it ends {span((now - covered[1]).total_seconds())} ago"
+        notes.append(f"no time is taken from the history: {ago}; --watch looks for longer, --prometheus has more")
+        return now, None
+    end = min(now, covered[1] + timedelta(milliseconds=1))
+    known = store.devices(max(since, covered[0]), end)
+    by_name = {
+        (node, uuid, mig): (device, step)
+        for node, uuid, mig, device, step in known.select("node", "uuid", "mig", "device", "step_ms").iter_rows()
+    }
+    rows: dict[tuple[int, tuple[str, str]], int] = {}
+    devices: list[int] = []
+    starts: list[int] = []
+    steps: list[int] = []
+    for job in jobs:
+        if job.start is None:
+            continue
+        for gpu in mine.get(job.job_id, ()):
+            row = by_name.get((gpu.node, gpu.uuid, gpu.mig))
+            if row is not None:
+                rows[job.job_id, gpu.key] = len(devices)
+                devices.append(row[0])
+                starts.append(int(job.start.timestamp() * 1000))
+                steps.append(int(row[1] or 0))
+    end_ms = int(end.timestamp() * 1000) + 1
+    count = len(devices)
+    pairs = Pairs(
+        pl.Series(devices, dtype=pl.UInt64).to_numpy(), np.array(starts, np.int64),
+        np.full(count, end_ms), np.array(steps, np.int64),
+    )  # fmt: skip
+    gap = config.idle.max_gap_steps
+    seen = trailing.follow(store, pairs, since, end, limit_pct=limit, max_gap_steps=gap)
     return since, _Past(rows, seen, end_ms, pairs.step)
 
 
 def _jobs(  # noqa: PLR0917
     cluster: str,
     jobs: Sequence[Job],
+    mine: Mapping[int, Sequence[LiveGpu]],
     watched: Mapping[tuple[str, str], Watched],
     past: _Past | None,
     signatures: Sequence[Signature],
@@ -217,17 +238,13 @@ def _jobs(  # noqa: PLR0917
     *,
     watched_s: float,
 ) -> list[Finding]:
-    by_node: dict[str, list[LiveGpu]] = {}
-    for one in watched.values():
-        by_node.setdefault(one.gpu.node, []).append(one.gpu)
     found = []
     for job in jobs:
         if job.state != "RUNNING" or job.start is None or not job.gpus_allocated:
             continue
         elapsed = (now - job.start).total_seconds()
         run = RunFacts("RUNNING", True, elapsed, job.time_limit_s)
-        mine = gpus_of(job, [gpu for node in job.nodes for gpu in by_node.get(node, ())])
-        seen = [_see(job, watched[gpu.key], past, signatures, run, now, watched_s) for gpu in mine]
+        seen = [_see(job, watched[gpu.key], past, signatures, run, now, watched_s) for gpu in mine.get(job.job_id, ())]
         row = {"cluster": cluster, "user": job.user, "account": job.account, "qos": job.qos,
                "partition": next(iter(job.partitions), None), "gpus": job.gpus_allocated.count}  # fmt: skip
         made = squatters.finding(job_ref(job), row, job.nodes, seen, "live")

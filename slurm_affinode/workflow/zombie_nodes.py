@@ -83,6 +83,16 @@ class LiveGpu:
 
 
 @dataclass(frozen=True, slots=True)
+class JobUse:
+    """What a job uses of one node."""
+
+    cpu_s: float
+    """CPU time since it started."""
+    memory_mib: float
+    """The most host memory that it held at a time, or more."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeAnswer:
     """What one node said."""
 
@@ -91,6 +101,8 @@ class NodeAnswer:
     by: str = ""
     """``agent``, ``exporter``, or empty: nobody answered."""
     problem: str = ""
+    uses: Mapping[int, JobUse] | None = None
+    """Raw id of each job with a process there; ``None``: not known."""
 
 
 Ask = Callable[[str], NodeAnswer]
@@ -122,7 +134,7 @@ def asker(config: Config) -> Ask:
 
 
 def _agent(config: Config, node: str) -> dict[str, Any]:
-    request = {"verb": "processes"}
+    request = {"verb": "processes", "use": True}
     if node == node_name(config):
         return client.ask_local(config.agent.run_dir, request, timeout_s=TIMEOUT_S)
     port = listen_address(config.agent.listen)[1] if config.agent.listen else DEFAULT_PORT
@@ -170,7 +182,11 @@ def from_agent(node: str, answer: Mapping[str, Any]) -> NodeAnswer:
             reading.get("xid"), None if told is None else tuple(_process(one) for one in told),
             fault=row.get("fault"),
         ))  # fmt: skip
-    return NodeAnswer(node, tuple(gpus), "agent")
+    told = answer.get("jobs")
+    uses = None if not isinstance(told, list) else {
+        int(row["job"]): JobUse(float(row["cpu_s"]), float(row["memory_mib"])) for row in told
+    }  # fmt: skip
+    return NodeAnswer(node, tuple(gpus), "agent", uses=uses)
 
 
 def _process(row: Mapping[str, Any]) -> LiveProcess:

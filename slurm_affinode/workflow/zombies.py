@@ -216,7 +216,8 @@ def judge(  # noqa: PLR0917
     classes = {**config.zombies.nodes, **node_classes(nodes)}
     rules = config.zombies.misfits
     found = squatters.find(held, chosen)
-    found += misfits.find(held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=wanted)
+    found += misfits.find(held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=wanted,
+                          gpu_partitions=gpu_partitions(nodes))  # fmt: skip
     types = {node: kind for node, kind in held.devices.select("node", "model").iter_rows() if kind is not None}
     by_run = dict(held.runs.select("job_id", "gpu_type").iter_rows())
 
@@ -285,6 +286,15 @@ def node_classes(nodes: Iterable[Node]) -> dict[str, NodeClass]:
         node.name: NodeClass(node.cpus, 0 if node.gpus is None else node.gpus.count, node.memory_mib / 1024)
         for node in nodes
     }
+
+
+def gpu_partitions(nodes: Iterable[Node]) -> frozenset[str]:
+    """Partitions all of whose nodes have GPUs; none where every node of the cluster has."""
+    all_nodes = tuple(nodes)
+    if all(node.gpus for node in all_nodes):
+        return frozenset()
+    without = {name for node in all_nodes if not node.gpus for name in node.partitions}
+    return frozenset(name for node in all_nodes for name in node.partitions) - without
 
 
 def waiting(jobs: pl.DataFrame, pending: pl.DataFrame, until: datetime) -> list[Waiting]:

@@ -1,4 +1,4 @@
-"""Every job in little memory: squeue's table and the numbers of the GPUs, with names that want to be more than names."""
+"""Every job in little memory: squeue's table and the numbers of the GPUs; names that want to be more than names."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_what_slurm_refuses_is_an_error() -> None:
     def down(argv: Sequence[str], **_: object) -> Completed:
         return Completed(tuple(argv), 1, b"", "slurm_load_jobs error: Unable to contact slurm controller")
 
-    with pytest.raises(AffinodeError, match="slurm controller|slurmctld"):
+    with pytest.raises(AffinodeError, match=r"slurm controller|slurmctld"):
         CommandsClient(down, env={}).overview()  # type: ignore[arg-type]
 
 

@@ -1,0 +1,55 @@
+"""What jobs use of their node, from a /proc of the test's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_affinode.agent import jobuse
+from slurm_affinode.gpu.jobs import JobFinder
+
+TICKS = jobuse._TICKS
+
+
+def process(proc: Path, pid: int, *, parent: int = 1, cpu_s: tuple[int, ...] = (0, 0, 0, 0), **files: str) -> None:
+    """A process with its times: user, system, and those of its children."""
+    directory = proc / str(pid)
+    directory.mkdir(parents=True)
+    times = " ".join(str(one * TICKS) for one in cpu_s)
+    (directory / "stat").write_text(f"{pid} (a) b) S {parent} 0 0 0 0 0 0 0 0 0 {times} 0 0 0 0 {100 + pid} 0\n")
+    for name, text in files.items():
+        (directory / name).write_text(text)
+
+
+def test_processes_of_a_job_are_added_up(tmp_path: Path) -> None:
+    """With the children that they waited for; others count for nothing."""
+    environ = "SLURM_JOB_ID=7\0"
+    process(tmp_path, 10, cpu_s=(3, 1, 5, 1), environ=environ, status="VmHWM:\t  2048 kB\n")
+    process(tmp_path, 11, parent=10, cpu_s=(2, 0, 0, 0), environ=environ, status="VmHWM:\t  1024 kB\n")
+    process(tmp_path, 12, cpu_s=(50, 0, 0, 0), environ="HOME=/root\0")
+    process(tmp_path, 13, parent=2, cpu_s=(50, 0, 0, 0))
+    found = jobuse.uses(JobFinder(tmp_path), proc=tmp_path, cgroups=tmp_path)
+    assert [use.row(job) for job, use in found.items()] == [
+        {"job": 7, "cpu_s": 12.0, "memory_mib": 3.0, "by": "processes"}
+    ]
+
+
+def test_the_cgroup_of_a_job_knows_better(tmp_path: Path) -> None:
+    """It has counted what ended unwaited for."""
+    proc, group = tmp_path / "proc", tmp_path / "cg/system.slice/slurmstepd.scope/job_7"
+    group.mkdir(parents=True)
+    (group / "cpu.stat").write_text("usage_usec 90000000\nuser_usec 1\n")
+    (group / "memory.peak").write_text(f"{5 * 2**30}\n")
+    place = "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n"
+    process(proc, 10, cpu_s=(3, 1, 5, 1), cgroup=place, status="VmHWM: 10 kB\n")
+    (use,) = jobuse.uses(JobFinder(proc), proc=proc, cgroups=tmp_path / "cg").values()
+    assert (use.cpu_s, use.memory_mib, use.by) == (90.0, 5120.0, "cgroup")
+    (group / "memory.peak").unlink()
+    (use,) = jobuse.uses(JobFinder(proc), proc=proc, cgroups=tmp_path / "cg").values()
+    assert (use.cpu_s, use.by) == (10.0, "processes")
+
+
+def test_what_is_gone_is_left_out(tmp_path: Path) -> None:
+    """A process without files, and a /proc that is none."""
+    (tmp_path / "99").mkdir()
+    assert jobuse.uses(JobFinder(tmp_path), proc=tmp_path) == {}
+    assert jobuse.uses(JobFinder(tmp_path), proc=tmp_path / "none") == {}
