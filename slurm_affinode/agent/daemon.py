@@ -24,6 +24,7 @@ from slurm_affinode.agent.loop import Loop, period_of, run
 from slurm_affinode.agent.orphan_verbs import OrphanVerbs
 from slurm_affinode.agent.orphans import Orphans
 from slurm_affinode.agent.peers import Identity, Inspector, Peer
+from slurm_affinode.agent.promises import Promises
 from slurm_affinode.agent.queue import Queue, QueueView
 from slurm_affinode.agent.registry import Registry
 from slurm_affinode.agent.service import Caller, Service
@@ -79,8 +80,9 @@ class Daemon:
         self.work = Work(self.orchestration, config.suspend.max_at_once, changed=self._changed)
         self.loop = Loop(
             config=config.agent, policy=settings.policy(config.suspend), node=self.node, registry=self.registry,
-            watch=self.watch, queue=self.queue, work=self.work, orchestration=self.orchestration, later=self.later,
-            aside=self.aside, gpu_indices=indices, answered=self._poke.set,
+            watch=self.watch, queue=self.queue, work=self.work, orchestration=self.orchestration,
+            promises=_promises(config, self.node), later=self.later, aside=self.aside, gpu_indices=indices,
+            answered=self._poke.set,
         )  # fmt: skip
         self.admins = Admins(config.agent.admins, self.queue, self.later)
         self.service = Service(
@@ -170,6 +172,14 @@ class Daemon:
         every_s = parse_span_s(self.config.suspend.wake_every)
         while not self.stopping.wait(every_s):
             _safely(self.orchestration.waker.tick)
+
+
+def _promises(config: Config, node: str) -> Promises:
+    """Beside the shared store, for as long as a suspension may take."""
+    suspend = config.suspend
+    spans = (suspend.lock_timeout, suspend.dump_timeout, suspend.slurm_timeout)
+    root = None if suspend.shared_store is None else suspend.shared_store.parent
+    return Promises(root, config.cluster.name or "default", node, lasts_s=sum(map(parse_span_s, spans)))
 
 
 class Admins:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 
 from slurm_affinode.agent import queue as queues
 from slurm_affinode.agent.interface import LookAgain, Orchestration
+from slurm_affinode.agent.promises import Promises
 from slurm_affinode.agent.queue import Queue, QueueView
 from slurm_affinode.agent.registry import Registry, WatchedJob
 from slurm_affinode.agent.settings import idle_rule
 from slurm_affinode.agent.shepherds import one_line
 from slurm_affinode.agent.watch import Watch, by_index
-from slurm_affinode.agent.work import Work
+from slurm_affinode.agent.work import Promised, Promising, Work
 from slurm_affinode.core.idle import IdleDetector, IdleState, still_idle
 from slurm_affinode.core.policy import Candidate, Decision, Policy, Surroundings, decide
 from slurm_affinode.errors import AffinodeError
@@ -58,6 +59,7 @@ class Loop:
     queue: QueueView
     work: Work
     orchestration: Orchestration
+    promises: Promises
     later: Callable[[Callable[[], None]], None]
     """Runs a call in the thread that talks to slurmctld."""
     aside: Callable[[Callable[[], None]], None]
@@ -199,10 +201,15 @@ class Loop:
 
     def _refresh(self) -> None:
         try:
-            self.queue.refresh()
+            self.refresh()
         finally:
             self._refreshing = False
             self.answered()
+
+    def refresh(self) -> None:
+        """Ask slurmctld who waits, and see who has a promise. In the thread that talks to slurmctld."""
+        self.queue.refresh()
+        self.promises.look()
 
     def decisions(self) -> list[tuple[WatchedJob, Decision]]:
         """What would be done with each watched job now."""
@@ -247,12 +254,13 @@ class Loop:
         no_room = self._no_room
         if latest is None:
             return Surroundings(None, None, suspending, no_room)
+        promises = self.promises.known()
         partitions, accounts, users = latest.suspended()
         room = latest.room(self.node)
         if room is not None:
             # What is being freed is as good as free: one waiting job must not cost two jobs their place.
             room = replace(room, free_gpus=room.free_gpus + self.work.freeing())
-        return Surroundings(latest.waiting(), room, suspending, no_room, partitions, accounts, users)
+        return Surroundings(latest.waiting(), room, suspending, no_room, partitions, accounts, users, promises)
 
     def _follow(self, job: WatchedJob, decision: Decision) -> None:
         state = self._state(job)
@@ -268,7 +276,7 @@ class Loop:
             self._asking.add(job.job_id)
             self.aside(lambda: self.refusals(job.job_id))
         elif decision.act and not old:
-            self.work.suspend(job, decision.text, self.look_again(job))
+            self.work.suspend(job, decision.text, self.look_again(job), self.promise(job, decision))
 
     def refusals(self, job_id: int) -> None:
         """Find out whether a job could be suspended at all, and whether there is room for its image."""
@@ -284,6 +292,19 @@ class Loop:
         finally:
             self._asking.discard(job_id)
             self.answered()
+
+    def promise(self, job: WatchedJob, decision: Decision) -> Promising:
+        """What the job's GPUs are freed for is promised them, so that no other node frees some for the same job."""
+        gpus = max(1, len(job.devices or ()))
+
+        def take() -> Promised | None:
+            if not decision.presses:
+                return lambda freed: None  # its option says: in any case
+            names = (self.promises.take(waiting, gpus) for waiting in decision.presses)
+            name = next((one for one in names if one is not None), None)
+            return None if name is None else lambda freed: self.promises.leave(name, gpus, freed=freed)
+
+        return take
 
     def look_again(self, job: WatchedJob) -> LookAgain:
         """The look just before acting: one more sample, judged by itself."""

@@ -82,7 +82,22 @@ def waiting_of(job: Job) -> Waiting:
         reservation=job.reservation,
         required_nodes=job.nodes_required,
         excluded_nodes=job.nodes_excluded,
+        tasks=tasks_of(job),
     )
+
+
+def tasks_of(job: Job) -> int:
+    """Tasks that a pending record of an array stands for and that may run at once; 1 for all other jobs.
+
+    Slurm shortens long lists (``1-9,12,...``): then those that are named count.
+    """
+    count = 0
+    for part in (job.array_tasks or "").split(","):
+        first, _, rest = part.partition("-")
+        last, _, step = rest.partition(":")
+        if first.isdecimal() and (not rest or last.isdecimal()):
+            count += 1 if not rest else max(0, int(last) - int(first)) // max(1, int(step or "1")) + 1
+    return max(1, min(count, job.array_limit or count))
 
 
 def room_of(node: Node) -> NodeRoom:

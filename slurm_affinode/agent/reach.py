@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_affinode.agent import client
+from slurm_affinode.agent import client, unwatched
 from slurm_affinode.agent.client import AnswerError
 from slurm_affinode.agent.queue import SUSPENDED_MARK
 from slurm_affinode.agent.settings import node_name
@@ -91,6 +91,8 @@ class Reach:
     def _of(self, job: str, found: Job, request: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
         if found.ended:
             raise AnswerError("ended", f"job {found.id} has ended: {found.state}", hint=None, exit_code=1)
+        if not found.batch and found.het_job_id is None:
+            raise _cannot(found)  # also while it is pending; no agent knows more of it
         running = found.allocated and found.batch_host is not None
         answered = False
         for node in self._candidates(found):
@@ -103,12 +105,9 @@ class Reach:
             except UnreachableError as error:
                 problems.append(str(error))
         if answered and running:
-            raise AnswerError(
-                "not-opted-in",
-                f"job {found.id} cannot be suspended: it was submitted without --gpu-suspend-idle",
-                hint="submit it with sbatch --gpu-suspend-idle=15m",
-                exit_code=1,
-            )
+            raise _cannot(found)
+        if found.het_job_id is not None and answered:
+            raise _cannot(found)
         if answered or not problems:
             raise AnswerError(
                 "not-suspended", f"job {found.id} is {found.state.lower()}, and not suspended", hint=None, exit_code=1
@@ -176,3 +175,9 @@ class Reach:
         """End what was started."""
         if self._client is not None:
             self._client.close()
+
+
+def _cannot(job: Job) -> AnswerError:
+    """Of a job that no agent watches."""
+    refusal = unwatched.reason(job)
+    return AnswerError(refusal.code, unwatched.text(job.id, refusal), hint=unwatched.hint(refusal), exit_code=1)

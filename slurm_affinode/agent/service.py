@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from slurm_affinode.agent import statusrows
+from slurm_affinode.agent import statusrows, unwatched
 from slurm_affinode.agent.interface import Orchestration, SuspendedJob
 from slurm_affinode.agent.loop import Loop
 from slurm_affinode.agent.registry import Registry, WatchedJob
 from slurm_affinode.agent.shepherds import one_line
 from slurm_affinode.agent.work import Work
 from slurm_affinode.errors import AffinodeError
-from slurm_affinode.model.suspension import Phase
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.model.suspension import Phase, Refusal
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class Service:
     def _look(self, jobs: list[WatchedJob]) -> None:
         """What the policy needs to know: the queue and the refusals, as fresh as they may be."""
         if self.loop.queue.due():
-            self.loop.queue.refresh()
+            self.loop.refresh()
         for job in jobs[:16]:
             state = self.loop.states.get(job.job_id)
             if state is None or self.loop.clock() - state.refusals_s > FRESH_S:
@@ -159,11 +160,7 @@ class Service:
         if owner is None:
             owner = self._present.get(job_id)
             if owner is not None and (admin or owner == caller.uid):
-                raise RequestError(
-                    "not-opted-in",
-                    f"job {job_id} cannot be suspended: it was submitted without --gpu-suspend-idle",
-                    hint="submit it with sbatch --gpu-suspend-idle=15m",
-                )
+                raise self._unwatched(job_id)
             if owner is None:
                 raise RequestError(
                     "unknown-job", f"the agent on {self.node} knows no job {job_id}", hint="see: squeue --me --all"
@@ -171,6 +168,20 @@ class Service:
         if not admin and owner != caller.uid:
             raise RequestError("not-yours", f"job {job_id} is not yours")
         return watched, suspended
+
+    def _unwatched(self, job_id: int) -> RequestError:
+        """Why a job of this node is not watched here."""
+        found: list[Job | None] = []
+        self.ask(lambda: found.append(self.loop.queue.look(job_id)))
+        job = found[0] if found else None
+        if job is None:
+            refusal = Refusal("not-opted-in", "it was submitted without --gpu-suspend-idle")
+        elif job.batch and job.batch_host not in (None, self.node):
+            # Its shepherd, if it has one, is on the node of its script: ask there.
+            return RequestError("unknown-job", f"job {job_id} is known on {job.batch_host}, not on {self.node}")
+        else:
+            refusal = unwatched.reason(job)
+        return RequestError(refusal.code, unwatched.text(job_id, refusal), hint=unwatched.hint(refusal))
 
     # --- acting
 

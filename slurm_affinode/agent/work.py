@@ -23,6 +23,13 @@ KEEP_WAITING_S = 10.0
 """How often a shepherd that waits for its restore is told so; it gives up after five minutes of silence."""
 
 
+Promised = Callable[[bool], None]
+"""Called when a suspension is over, with whether the GPUs are free."""
+Promising = Callable[[], Promised | None]
+"""Promises a job's GPUs to one that waits for them; ``None``: those who wait have the promise of another node."""
+PROMISED = "promised"
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How the last attempt on a job ended."""
@@ -93,21 +100,24 @@ class Work:
             self._outcomes[job_id] = outcome
             if len(self._outcomes) > KEPT_OUTCOMES:  # where no epilog tells that a job has ended
                 del self._outcomes[next(iter(self._outcomes))]
-        self._changed(job_id)
+        if outcome.code != PROMISED:  # else nothing was done with it, and it is as idle as before
+            self._changed(job_id)
 
     # --- suspending
 
-    def suspend(self, job: WatchedJob, why: str, look_again: LookAgain) -> bool:
+    def suspend(
+        self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising = lambda: lambda freed: None
+    ) -> bool:
         """Begin to suspend a job; ``False``: it is being worked on already."""
         if not self._take(job.job_id, "suspending", len(job.devices or ())):
             return False
-        self._suspends.submit(self._suspend, job, why, look_again)
+        self._suspends.submit(self._suspend, job, why, look_again, promising)
         return True
 
-    def _suspend(self, job: WatchedJob, why: str, look_again: LookAgain) -> None:
+    def _suspend(self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising) -> None:
         outcome = Outcome(self._now(), False, "the agent was stopped first", "stopped")
         try:
-            outcome = self._attempt(job, why, look_again)
+            outcome = self._promised(job, why, look_again, promising)
         except Refused as error:
             outcome = Outcome(self._now(), False, str(error), error.refusal.code)
         except AffinodeError as error:
@@ -118,6 +128,18 @@ class Work:
         finally:
             log.log(logging.INFO if outcome.done else logging.WARNING, "job %d: %s", job.job_id, one_line(outcome.text))
             self._leave(job.job_id, outcome)
+
+    def _promised(self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising) -> Outcome:
+        promised = promising()
+        if promised is None:
+            return Outcome(self._now(), False, "not suspended: those who wait for its GPUs get others", PROMISED)
+        freed = False
+        try:
+            outcome = self._attempt(job, why, look_again)
+            freed = outcome.done
+        finally:
+            promised(freed)
+        return outcome
 
     def _attempt(self, job: WatchedJob, why: str, look_again: LookAgain) -> Outcome:
         refusals = self._orchestration.suspender.refusals(job)

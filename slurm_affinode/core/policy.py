@@ -6,7 +6,7 @@ Every reason against it is given, not only the first, so that a user sees all of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm_affinode.core.features import may_match
 from slurm_affinode.core.idle import IdleState, Verdict
@@ -93,6 +93,17 @@ class Waiting:
     reservation: str | None = None
     required_nodes: tuple[str, ...] = ()
     excluded_nodes: tuple[str, ...] = ()
+    tasks: int = 1
+    """Tasks of an array that are still one record, as far as they may run at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """GPUs that a node is giving, or has just given, to one pending job (to one task of an array)."""
+
+    job_id: int
+    node: str
+    gpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +135,8 @@ class Surroundings:
     suspended_partitions: Mapping[str, int] = field(default_factory=dict)
     suspended_accounts: Mapping[str, int] = field(default_factory=dict)
     suspended_users: Mapping[str, int] = field(default_factory=dict)
+    promises: tuple[Promise, ...] = ()
+    """Of all nodes: one pending job must not cost two jobs their place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +152,8 @@ class Decision:
     """Every reason against it, the idle window not counted."""
     for_jobs: tuple[str, ...] = ()
     """The pending jobs that could use the GPUs."""
+    presses: tuple[Waiting, ...] = ()
+    """The same, by priority."""
 
 
 def could_use(waiting: Waiting, node: NodeRoom, freed: Candidate) -> bool:
@@ -175,8 +190,9 @@ def _enough(waiting: Waiting, gpus: int, cpus: int, memory_mib: int) -> bool:
 def pressing(surroundings: Surroundings, candidate: Candidate, others: Sequence[Candidate] = ()) -> tuple[Waiting, ...]:
     """The pending jobs for which ``candidate`` would have to go, by priority.
 
-    A job that fits into what is free already presses nobody. One that needs the GPUs of several jobs of the node counts
-    where ``others``, the further jobs of the node whose window is full, would free enough together with this one.
+    A job that fits into what is free already presses nobody, nor does one that has the promise of a node. One that
+    needs the GPUs of several jobs of the node counts where ``others``, the further jobs of the node whose window is
+    full, would free enough together with this one.
     """
     node = surroundings.node
     if node is None or surroundings.waiting is None:
@@ -188,6 +204,8 @@ def pressing(surroundings: Surroundings, candidate: Candidate, others: Sequence[
             continue
         if _enough(waiting, gpus, cpus, memory):
             gpus, cpus, memory = gpus - waiting.gpus, cpus - waiting.cpus, memory - waiting.memory_mib
+            continue
+        if not _unserved(waiting, node.name, surroundings.promises):
             continue
         freed = (candidate, *(one for one in others if one.job_id != candidate.job_id))
         for count in (1, len(freed)):
@@ -201,6 +219,14 @@ def pressing(surroundings: Surroundings, candidate: Candidate, others: Sequence[
                 found.append(waiting)
                 break
     return tuple(found)
+
+
+def _unserved(waiting: Waiting, node: str, promises: Sequence[Promise]) -> bool:
+    """Whether a pending job, or a task of it, has no promise yet; one of ``node`` counts once it covers the job."""
+    served = [
+        one for one in promises if one.job_id == waiting.job_id and (one.node != node or one.gpus >= waiting.gpus)
+    ]
+    return len(served) < waiting.tasks
 
 
 def backoff_s(policy: Policy, suspensions: int) -> float:
@@ -218,7 +244,7 @@ def decide(
         return Decision(False, "under-way", f"it is being worked on: {candidate.busy_with}")
     presses = pressing(surroundings, candidate, others)
     against = (*candidate.refusals, *_rules(policy, candidate), *_limits(policy, candidate, surroundings))
-    against += tuple(_pressure(candidate, surroundings, presses))
+    against += tuple(_pressure(candidate, surroundings, presses, others))
     names = tuple(waiting.shown_id for waiting in presses)
     why = _because(candidate, names)
     idle = candidate.idle
@@ -234,7 +260,7 @@ def decide(
         return Decision(
             False, "dry-run", f"{why}: would be suspended, but this agent only says so (dry run)", (), names
         )
-    return Decision(True, "suspend", why, (), names)
+    return Decision(True, "suspend", why, (), names, presses if candidate.option.when is Pressure.PRESSURE else ())
 
 
 def _because(candidate: Candidate, names: tuple[str, ...]) -> str:
@@ -317,10 +343,19 @@ def _limits(policy: Policy, candidate: Candidate, surroundings: Surroundings) ->
         yield Refusal("no-room", surroundings.no_room)
 
 
-def _pressure(candidate: Candidate, surroundings: Surroundings, presses: tuple[Waiting, ...]) -> Iterable[Refusal]:
+def _pressure(
+    candidate: Candidate, surroundings: Surroundings, presses: tuple[Waiting, ...], others: Sequence[Candidate]
+) -> Iterable[Refusal]:
     if candidate.option.when is Pressure.ALWAYS:
         return
     if surroundings.waiting is None or surroundings.node is None:
         yield Refusal("queue-unknown", "who waits is not known: slurmctld has not answered lately")
     elif not presses:
-        yield Refusal("no-pressure", "no pending job could use its GPUs")
+        served = pressing(replace(surroundings, promises=()), candidate, others) if surroundings.promises else ()
+        if served:
+            ids = {one.job_id for one in served}
+            nodes = sorted({one.node for one in surroundings.promises if one.job_id in ids})
+            names = ", ".join(one.shown_id for one in served[:3]) + (", ..." if len(served) > 3 else "")
+            yield Refusal("promised", f"the jobs that wait for its GPUs ({names}) get others, of {', '.join(nodes)}")
+        else:
+            yield Refusal("no-pressure", "no pending job could use its GPUs")

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from slurm_affinode.agent import control
 from slurm_affinode.agent.client import AnswerError, ask_local
 from slurm_affinode.agent.interface import SuspendedJob
+from slurm_affinode.agent.promises import Promises
+from slurm_affinode.agent.queue import waiting_of
 from slurm_affinode.agent.service import Caller
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal
@@ -238,6 +240,46 @@ def test_suspend_by_hand_is_refused_with_the_reason(node: Node1) -> None:
         with pytest.raises(control.RequestError) as caught:
             ask(node, verb="suspend", job=job_id)
         assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        ({"batch": False}, "interactive", "job 9 cannot be suspended: it is interactive"),
+        ({"batch": False, "het_job_id": 9}, "heterogeneous", "its parts cannot be suspended as one"),
+        ({}, "not-opted-in", "submitted without --gpu-suspend-idle"),
+        ({"batch_host": "c2"}, "unknown-job", "is known on c2"),
+    ],
+)
+def test_job_without_a_shepherd_is_told_why(node: Node1, change: dict[str, Any], code: str, said: str) -> None:
+    """By its kind, which slurmctld knows; of a batch job the node of its script knows more."""
+    ask(node, verb="prolog", job=9, uid=2001)
+    node.slurm.all[9] = job(9, **change)
+    with pytest.raises(control.RequestError, match=said) as caught:
+        ask(node, ALICE, verb="status", job=9)
+    assert caught.value.code == code
+    with pytest.raises(control.RequestError, match="not yours"):
+        ask(node, BOB, verb="status", job=9)
+
+
+def test_job_that_waits_has_the_promise_of_another_node(tmp_path: Path) -> None:
+    """The other node was first: this one's job runs on, its window stands, and status says so."""
+    with agent(config_of(tmp_path)) as node:
+        other = Promises(tmp_path, "test", "c2", lasts_s=600)
+        node.daemon.loop.promises = Promises(tmp_path, "test", "c1", lasts_s=600)
+        assert other.take(waiting_of(waiting()), 1)
+        node.acts.go.set()
+        node.slurm.all[99] = waiting()
+        watched(node, option=OPTION)
+        row = wait_until(
+            "its window is full", lambda: ask(node, verb="status", job=7)["jobs"][0],
+            lambda one: one["next"] is not None and one["next"]["code"] == "promised",
+        )  # fmt: skip
+        assert "(99) get others, of c2" in row["next"]["text"]
+        assert not node.acts.suspended_jobs
+        other.leave("test.99.0", 1, freed=False)
+        wait_until("it is suspended", lambda: node.acts.suspended_jobs)
+        assert node.daemon.loop.promises.known()[0].node == "c1"
 
 
 def test_wake_by_hand(node: Node1) -> None:

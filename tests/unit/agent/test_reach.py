@@ -86,6 +86,9 @@ def test_suspended_job_is_asked_of_any_node_that_sees_it(reach: MakeReach) -> No
     [
         (Slurm({}), Agents({}), "unknown-job", "job 7: "),
         (Slurm({7: job()}), Agents({"c1": set()}), "not-opted-in", "submitted without --gpu-suspend-idle"),
+        (Slurm({7: job(batch=False)}), Agents({"c1": set()}), "interactive", "only batch jobs can be suspended"),
+        (Slurm({7: waiting(7, batch=False)}), Agents({}), "interactive", "only batch jobs can be suspended"),
+        (Slurm({7: job(het_job_id=7)}), Agents({"c1": set()}), "heterogeneous", "is a heterogeneous job"),
         (Slurm({7: waiting(7)}), Agents({"c1": set()}), "not-suspended", "job 7 is pending, and not suspended"),
         (Slurm({7: job(state="COMPLETED")}), Agents({}), "ended", "job 7 has ended: COMPLETED"),
     ],

@@ -15,6 +15,7 @@ from slurm_affinode.core.policy import (
     Limit,
     NodeRoom,
     Policy,
+    Promise,
     Surroundings,
     Waiting,
     backoff_s,
@@ -121,6 +122,37 @@ def test_job_that_needs_two_idle_jobs_gone() -> None:
     other = replace(JOB, job_id=101)
     assert pressing(Surroundings((big,), NODE), JOB) == ()
     assert pressing(Surroundings((big,), NODE), JOB, (other,)) == (big,)
+
+
+def test_pending_job_with_a_promise_presses_nobody_else() -> None:
+    """Another node gives it GPUs, or another job of this one does; the next one that waits still presses."""
+    for node in ("c2", "c1"):
+        promised = replace(PRESSED, promises=(Promise(131, node, 1),))
+        decision = decide(POLICY, JOB, promised)
+        assert (decision.act, decision.code) == (False, "promised")
+        assert decision.text.endswith(f"the jobs that wait for its GPUs (131) get others, of {node}")
+        second = replace(WAITING, job_id=132, shown_id="132")
+        decision = decide(POLICY, JOB, replace(promised, waiting=(WAITING, second)))
+        assert decision.act
+        assert [one.job_id for one in decision.presses] == [132]
+
+
+def test_promise_of_this_node_counts_once_it_covers_the_job() -> None:
+    """A job that needs two jobs gone is promised the GPUs of the first, and has to get those of the second."""
+    big, free = replace(WAITING, gpus=2), replace(NODE, free_gpus=1)
+    part = Surroundings((big,), free, promises=(Promise(131, "c1", 1),))
+    assert decide(POLICY, JOB, part).act
+    assert decide(POLICY, JOB, replace(part, promises=(Promise(131, "c2", 1),))).code == "promised"
+    assert decide(POLICY, JOB, replace(part, promises=(Promise(131, "c1", 2),))).code == "promised"
+
+
+def test_array_presses_while_it_has_tasks_without_a_promise() -> None:
+    """One record of the queue stands for several tasks."""
+    array = replace(WAITING, tasks=2)
+    one = Surroundings((array,), NODE, promises=(Promise(131, "c2", 1),))
+    assert decide(POLICY, JOB, one).act
+    both = (Promise(131, "c2", 1), Promise(131, "c3", 1))
+    assert decide(POLICY, JOB, replace(one, promises=both)).code == "promised"
 
 
 def test_node_that_takes_no_jobs_has_no_pressure() -> None:
