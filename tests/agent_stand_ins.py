@@ -293,6 +293,7 @@ def config_of(directory: Path, *, agent: str = "", suspend: str = "") -> Config:
         queue_period = "0.1s"
         max_gap_periods = 100
         run_dir = "{directory}/run"
+        leftovers = "{directory}/leftovers.jsonl"
         {agent if "listen" in agent else 'listen = ""' + chr(10) + agent}
         [suspend]
         min_run = "0s"

@@ -20,6 +20,7 @@ from slurm_affinode.agent import settings
 from slurm_affinode.agent.arrivals import Arrivals
 from slurm_affinode.agent.control import ControlServer, name_of
 from slurm_affinode.agent.interface import AgentContext, Orchestration
+from slurm_affinode.agent.leftovers import LeftoverReports
 from slurm_affinode.agent.loop import Loop, period_of, run
 from slurm_affinode.agent.orphan_verbs import OrphanVerbs
 from slurm_affinode.agent.orphans import Orphans
@@ -154,7 +155,7 @@ class Daemon:
             self._ask(lambda: answer.append(self.queue.refresh()))
             return answer[0] if answer else None
 
-        orphans = Orphans(self.watch.driver, fresh, self.node)
+        orphans = Orphans(self.watch.driver, fresh, self.node, reports=LeftoverReports(self.config.agent.leftovers))
         return OrphanVerbs(orphans, policy_path(self.config), self._drain, name_of)
 
     def _drain(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What may be asked of the agent about the node's GPUs and the processes on them, see ``VERBS``."""
+"""What may be asked of the agent about the node's GPUs and the processes on them, see ``service.GPU_VERBS``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from slurm_affinode.model.cleanup import EpilogPolicy
 
 log = logging.getLogger(__name__)
 
-VERBS = ("processes", "kill-orphan", "leftovers", "leftover-reports")
 MAX_PID = 1 << 22
 
 
@@ -42,7 +41,9 @@ class OrphanVerbs:
             if verb == "processes":
                 return self._processes(request.get("since"), use=request.get("use") is True)
             if verb == "leftover-reports":
-                return {"node": self.orphans.node, "reports": list(self.orphans.reports)}
+                return {"node": self.orphans.node, "reports": self.orphans.reports.all()}
+            if verb == "leftovers-taken":
+                return self._taken(request.get("ids"))
             if verb == "kill-orphan":
                 return self._kill(request, caller)
             if caller.uid != 0 or not caller.local:
@@ -62,6 +63,11 @@ class OrphanVerbs:
         if use:
             answer["jobs"] = self.orphans.uses()
         return answer
+
+    def _taken(self, ids: object) -> dict[str, Any]:
+        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+            raise RequestError("bad-request", "ids are needed", exit_code=2)
+        return {"node": self.orphans.node, "taken": self.orphans.reports.taken(ids)}
 
     def _kill(self, request: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         pid, started = request.get("pid"), request.get("start_ticks")
@@ -85,6 +91,7 @@ class OrphanVerbs:
             if rule.dirty == "drain":
                 self.drain(one_line(reason, 200))
                 drained = True
+                self.orphans.reports.add({**report, "drained": True})
         report["drained"] = drained
         return report
 

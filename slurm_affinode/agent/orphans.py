@@ -14,13 +14,13 @@ import select
 import signal
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slurm_affinode.agent import jobuse
+from slurm_affinode.agent.leftovers import LeftoverReports
 from slurm_affinode.agent.queue import Queue
 from slurm_affinode.agent.shepherds import one_line
 from slurm_affinode.agent.watch import by_index
@@ -40,7 +40,6 @@ SETTLE_S = 1.0
 """What is left on a GPU at the end of a job has so long to end by itself."""
 POLL_S = 0.1
 SHOWN = 120
-REPORTS = 200
 
 
 class NotAnOrphanError(Exception):
@@ -82,8 +81,8 @@ class Orphans:
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    reports: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=REPORTS))
-    """What jobs left behind, the newest last."""
+    reports: LeftoverReports = field(default_factory=LeftoverReports)
+    """What jobs left behind."""
 
     # --- looking
 
@@ -251,7 +250,7 @@ class Orphans:
             "left": ended or [{**self._row(one), "ended_by": None} for one in left],
         }  # fmt: skip
         if left or dirty:
-            self.reports.append(report)
+            self.reports.add(report)
         return report
 
     def _left_by(self, one: OnGpu, *, job: int, uid: int, alone: Callable[[], bool]) -> bool:

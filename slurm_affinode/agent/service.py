@@ -41,6 +41,10 @@ class RequestError(AffinodeError):
         self.exit_code = exit_code
 
 
+GPU_VERBS = ("processes", "kill-orphan", "leftovers", "leftover-reports", "leftovers-taken")
+"""About the GPUs of the node and who is on them: ``orphan_verbs``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who asks, as kernel or munge say."""
@@ -100,7 +104,7 @@ class Service:
             if caller.uid != 0 or not caller.local:
                 raise RequestError("not-permitted", f"{verb} is for root on the node itself")
             return self._prolog(request) if verb == "prolog" else self._epilog(request)
-        if verb in ("processes", "kill-orphan", "leftovers", "leftover-reports") and self.orphans is not None:
+        if verb in GPU_VERBS and self.orphans is not None:
             return self.orphans.answer(request, caller, admin=self.is_admin(caller))
         raise RequestError("bad-request", "no such request", exit_code=2)
 

@@ -306,7 +306,7 @@ def _take_in(  # noqa: PLR0917
     zombie_keeps.collect(jobs, cluster, asked.policy.keep, log, now=now, run=who.run)
     if seen is not None:
         nodes = [node.name for node in seen.nodes if node.gpus and node.responding]
-        zombie_epilogs.collect(nodes, ask, cluster, log, now=now, run=who.run)
+        zombie_epilogs.collect(nodes, ask, cluster, log, now=now, run=who.run, forget=asked.acting)
 
 
 def _print_mails(decided: Sequence[Action], policy: Policy) -> None:

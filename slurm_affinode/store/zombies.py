@@ -148,6 +148,13 @@ class ZombieLog:
         mine = and_(zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH), zombie_claims.c.run == run)
         write(self._engine, lambda c: c.execute(update(zombie_claims).where(mine).values(until_ms=until_ms)))
 
+    def settled(self, claim: str) -> bool:
+        """It was done, by whichever run."""
+        mine = zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH)
+        with reading(self._engine) as connection:
+            until = connection.execute(select(zombie_claims.c.until_ms).where(mine)).scalar()
+        return until is not None and int(until) == FOREVER_MS
+
     def release(self, claim: str, run: str) -> None:
         """It was not done: the next run may."""
         mine = and_(zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH), zombie_claims.c.run == run)

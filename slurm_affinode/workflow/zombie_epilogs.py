@@ -1,7 +1,8 @@
-"""What epilogs ended since the last run: the agents remember it, and it is taken into the audit, each report once."""
+"""What epilogs ended since the last run: the agents keep it until it is in the audit, where each report comes once."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -17,8 +18,12 @@ AT_ONCE = 32
 HOLD = timedelta(minutes=10)
 
 
-def collect(nodes: Iterable[str], ask: AskNode, cluster: str, log: ZombieLog, *, now: datetime, run: str) -> int:
-    """Ask the agents; the number of reports that were new. A node that does not answer is asked in the next run."""
+def collect(nodes: Iterable[str], ask: AskNode, cluster: str, log: ZombieLog, *, now: datetime, run: str,
+            forget: bool = True) -> int:  # fmt: skip
+    """Ask the agents; the number of reports that were new. A node that does not answer is asked in the next run.
+
+    ``forget``: the agents need not keep what is in the audit now.
+    """
     names = list(nodes)
     if not names:
         return 0
@@ -32,13 +37,19 @@ def collect(nodes: Iterable[str], ask: AskNode, cluster: str, log: ZombieLog, *,
     with ThreadPoolExecutor(min(AT_ONCE, len(names))) as pool:
         reports = [report for found in pool.map(one, names) for report in found]
     taken = 0
+    written: dict[str, list[str]] = {}
     for report in reports:
         claim = f"epilog|{report['node']}|{report['id']}"
-        if not log.claim(claim, run, now, HOLD):
+        if log.claim(claim, run, now, HOLD):
+            log.record([_entry(report, cluster, run)])
+            log.settle(claim, run, None)
+            taken += 1
+        elif not log.settled(claim):
             continue
-        log.record([_entry(report, cluster, run)])
-        log.settle(claim, run, None)
-        taken += 1
+        written.setdefault(str(report["node"]), []).append(str(report["id"]))
+    for node, ids in written.items() if forget else ():
+        with contextlib.suppress(AffinodeError):  # it tells them again, and they are known by then
+            ask(node, {"verb": "leftovers-taken", "ids": ids})
     return taken
 
 

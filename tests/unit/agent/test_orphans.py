@@ -172,7 +172,7 @@ def test_what_a_job_left_on_its_gpus_is_ended_and_reported(world: World) -> None
     assert report["left"][0]["ended_by"] == "SIGTERM"
     assert mine.wait(5) == -15
     assert (other.poll(), elsewhere.poll()) == (None, None)
-    assert list(orphans.reports) == [report]
+    assert orphans.reports.all() == [report]
     assert world.asked == 0
 
 

@@ -1,0 +1,87 @@
+"""What jobs left behind outlives the agent, and goes when it is in the audit."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_affinode.agent.leftovers import LeftoverReports
+from slurm_affinode.errors import UnreachableError
+from slurm_affinode.store.repository import Repository
+from slurm_affinode.store.zombies import ZombieLog
+from slurm_affinode.workflow import zombie_epilogs
+
+NOW = datetime(2026, 11, 2, 12, tzinfo=UTC)
+
+
+def report(number: int, **more: Any) -> dict[str, Any]:
+    return {"id": f"r{number}", "node": "g1", "job": number, "uid": 1001, "at": NOW.timestamp(), "dirty": [],
+            "left": [{"pid": 9, "command": "python", "ended_by": "SIGKILL"}], **more}  # fmt: skip
+
+
+def test_the_next_agent_has_them_in_order(tmp_path: Path) -> None:
+    """Until they are taken; one that comes again is the newer form of the same."""
+    path = tmp_path / "state" / "leftovers.jsonl"
+    first = LeftoverReports(path)
+    first.add(report(1))
+    first.add(report(2))
+    first.add(report(1, drained=True))
+    second = LeftoverReports(path)
+    assert second.all() == [report(1, drained=True), report(2)]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert second.taken(["r1", "other"]) == 1
+    assert [one["id"] for one in LeftoverReports(path).all()] == ["r2"]
+
+
+def test_there_is_an_end_to_it_and_that_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The oldest goes."""
+    reports = LeftoverReports(tmp_path / "x", most=2)
+    with caplog.at_level(logging.WARNING):
+        for number in range(3):
+            reports.add(report(number))
+    assert [one["job"] for one in LeftoverReports(tmp_path / "x").all()] == [1, 2]
+    assert "job 0 left is given up" in caplog.text
+
+
+def test_damage_and_a_full_disk_keep_no_job_from_ending(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What can be read counts; what cannot be written stays in memory; both are told."""
+    path = tmp_path / "x"
+    path.write_text(f"{json.dumps(report(1))}\n{{torn\n[]\n")
+    assert [one["job"] for one in LeftoverReports(path).all()] == [1]
+    assert "x:2: is no report" in caplog.text
+    nowhere = LeftoverReports(path / "below-a-file" / "y")
+    nowhere.add(report(3))
+    assert [one["job"] for one in nowhere.all()] == [3]
+    assert "cannot be written" in caplog.text
+
+
+def test_a_report_is_forgotten_when_it_is_in_the_audit(tmp_path: Path) -> None:
+    """Not by a dry run, not while another run is at it, and each comes into the audit once."""
+    agent = LeftoverReports(tmp_path / "x")
+    agent.add(report(1))
+    agent.add(report(2))
+
+    def ask(node: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        if node != "g1":
+            raise UnreachableError("no route")
+        if request["verb"] == "leftovers-taken":
+            return {"taken": agent.taken(request["ids"])}
+        return {"reports": agent.all()}
+
+    with Repository.open(f"sqlite:///{tmp_path / 'a.sqlite'}") as store:
+        log = ZombieLog(store.engine)
+        assert log.claim("epilog|g1|r2", "another", NOW, timedelta(minutes=10))
+        assert zombie_epilogs.collect(["g1", "g2"], ask, "c", log, now=NOW, run="1", forget=False) == 1
+        assert len(agent.all()) == 2
+        assert zombie_epilogs.collect(["g1"], ask, "c", log, now=NOW, run="2") == 0
+        assert [one["id"] for one in agent.all()] == ["r2"]
+        later = NOW + timedelta(hours=1)
+        assert zombie_epilogs.collect(["g1"], ask, "c", log, now=later, run="3") == 1
+        assert agent.all() == []
+        assert [(one.verb, one.job) for one in log.history()] == [("epilog", "1"), ("epilog", "2")]
