@@ -179,6 +179,8 @@ class Acts:
     full: str | None = None
     reply: Reply = field(default_factory=lambda: Restored(17))
     go: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Event = field(default_factory=threading.Event)
+    """A suspension has been asked for; it goes on when ``go`` is set."""
     looks: list[str | None] = field(default_factory=list)
     recovered: int = 0
     ticks: int = 0
@@ -187,6 +189,7 @@ class Acts:
         return tuple(self.refused)
 
     def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> Suspension:
+        self.begun.set()
         assert self.go.wait(WAIT_S)
         self.looks.append(look_again())
         self.suspended_jobs.append((job.job_id, why))

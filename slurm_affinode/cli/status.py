@@ -145,7 +145,9 @@ def _asleep(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     pairs = [
         ("since", f"{_time(row['since'])}, {span(row['suspended_s'])} ago"),
         ("why", row["why"]),
-        ("image", f"{size(row['image_bytes'])}, {size(row['gpu_bytes'])} of it GPU memory; {where}"),
+        # Two sizes, and none is part of the other: what was never written takes no room in an image.
+        ("GPU memory", f"{size(row['gpu_bytes'])}, given back"),
+        ("image", f"{size(row['image_bytes'])} on disk, with the contents of host and GPU memory; {where}"),
         ("wake", f"{_wakes(row['wake'])}; or: slurm-affinode wake {row['job_id']}"),
     ]
     if row["suspensions"] > 1:

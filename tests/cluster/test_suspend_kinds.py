@@ -1,0 +1,242 @@
+"""Every reason why a job cannot be suspended, live: ``status`` names it, and the job runs on."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from cluster.driver import WORKLOADS, Cluster, wait_until
+from cluster.sleepers import BY_HAND, configured, kill_agent, status, wait_for_agents
+
+pytestmark = pytest.mark.cluster
+
+ON_C1 = ("--partition=gpu", "--gres=gpu:1", "--nodelist=c1")
+IDLE = f"{WORKLOADS}/idle_after.py --busy 0 --idle 15 --again 0"
+
+
+@pytest.fixture(autouse=True)
+def agents(cluster: Cluster) -> None:
+    """They answer."""
+    wait_for_agents(cluster)
+
+
+def reasons(cluster: Cluster, job: str) -> dict[str, str]:
+    """What ``status`` says against a suspension: code -> line."""
+    rows = status(cluster, job).get("jobs", ())
+    return {one["code"]: one["text"] for row in rows for one in (row["next"] or {}).get("against", ())}
+
+
+def wait_for_reason(cluster: Cluster, job: str, code: str) -> str:
+    """Waits until ``status`` names it; its line."""
+    return wait_until(f"status names {code}", lambda: reasons(cluster, job), lambda found: code in found)[code]
+
+
+def runs_on(cluster: Cluster, job: str, code: str) -> str:
+    """``status`` and ``suspend`` name the reason, and the job completes in its first run; the line."""
+    said = wait_for_reason(cluster, job, code)
+    text = cluster.exec("login", "slurm-affinode", "status", job, user="alice")
+    assert f"{code}: {said}" in text
+    done = cluster.run("login", "slurm-affinode", "suspend", job, user="alice")
+    assert done.returncode == 1, done.stdout
+    cluster.wait_for_state(job, "COMPLETED")
+    assert cluster.job(job)["Restarts"] == "0"
+    return said
+
+
+# --- what is in the process tree
+
+IO_URING = r"""
+import ctypes, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+ring = libc.syscall(425, 4, ctypes.create_string_buffer(256))
+print("io_uring", ring if ring >= 0 else f"errno {ctypes.get_errno()}", flush=True)
+time.sleep(15 if ring >= 0 else 0)
+"""
+
+
+def test_io_uring(cluster: Cluster) -> None:
+    """A process that has a ring. Where the kernel has no io_uring there is nothing to refuse."""
+    job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/usr/bin/python3\n{IO_URING}")
+    output = cluster.wait_for_output(job, "io_uring")
+    if "errno" in output:
+        pytest.skip(f"this kernel or container forbids io_uring: {output.strip()}")
+    assert "uses io_uring" in runs_on(cluster, job, "io-uring")
+
+
+def test_setuid_process(cluster: Cluster) -> None:
+    """A program with carol's setuid bit, in alice's job: it could not be restored as it is."""
+    program = "/usr/local/bin/sleep-as-carol"
+    cluster.shell("c1", f"cp /usr/bin/sleep {program}; chown carol {program}; chmod 4755 {program}")
+    try:
+        job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{program} 15 &\n{IDLE}\nwait\n")
+        assert "changed user ids" in runs_on(cluster, job, "setuid")
+    finally:
+        cluster.exec("c1", "rm", "-f", program)
+
+
+def test_rdma(cluster: Cluster) -> None:
+    """An open InfiniBand device; here a node of that name, since there is no adapter."""
+    device = "/dev/infiniband/uverbs0"
+    cluster.shell("c1", f"mkdir -p /dev/infiniband; [ -e {device} ] || mknod -m 0666 {device} c 1 3")
+    try:
+        job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\nexec 9<>{device}\n{IDLE}\n")
+        assert "uses RDMA" in runs_on(cluster, job, "rdma")
+    finally:
+        cluster.exec("c1", "rm", "-rf", "/dev/infiniband")
+
+
+def test_daemon(cluster: Cluster) -> None:
+    """A process that has detached itself from the script is not below what would be dumped."""
+    script = f"#!/bin/bash\n(setsid sleep 300 >/dev/null 2>&1 &)\n{IDLE}\n"
+    assert "left the script" in runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, script=script), "left-tree")
+
+
+# --- what node and site can take
+
+
+def test_more_gpu_memory_than_the_node_has_host_memory(cluster: Cluster) -> None:
+    """60 GB on the GPU, which have to move through host memory: refused with both numbers."""
+    script = f"#!/bin/bash\n{IDLE} --memory-mib 60000\n"
+    said = runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, script=script), "host-memory")
+    assert "59 GiB" in said
+    assert "the node's free memory" in said
+
+
+LIMIT = r"""
+top=/sys/fs/cgroup limit=memory.max used=memory.current
+line=$(grep -m 1 ':memory:' /proc/1/cgroup) && top=$top/memory limit=memory.limit_in_bytes used=memory.usage_in_bytes
+line=${line:-$(grep -m 1 '^0::' /proc/1/cgroup)}
+path=${line##*:}
+[ "$path" != / ] || exit 9
+mount -t tmpfs tmpfs $top
+mkdir -p "$top$path"
+echo $1 >"$top$path/$limit"; echo $2 >"$top$path/$used"; : >"$top$path/cgroup.procs"
+echo $top
+"""
+
+
+@contextmanager
+def memory_limit(cluster: Cluster, node: str, limit: int, used: int) -> Iterator[None]:
+    """A memory limit above a node's jobs as the kernel would show it; the containers' own cgroups are read-only."""
+    done = cluster.run(node, "bash", "-ec", LIMIT, "limit", str(limit), str(used))
+    if done.returncode == 9:
+        pytest.skip("the containers see themselves at the root of their cgroups: no limit can be shown to them")
+    assert done.returncode == 0, done.stderr
+    try:
+        yield
+    finally:
+        cluster.exec(node, "umount", done.stdout.strip())
+
+
+def test_memory_limit_below_the_gpu_memory(cluster: Cluster) -> None:
+    """The GPU memory would count against the job's ``--mem``, and the job would be ended: refused with what is left."""
+    with memory_limit(cluster, "c1", 600 << 20, 100 << 20):
+        script = f"#!/bin/bash\n{IDLE} --memory-mib 1024\n"
+        said = runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, script=script), "host-memory")
+    assert "which leaves 500 MiB" in said
+
+
+@contextmanager
+def driver(cluster: Cluster, node: str, version: str) -> Iterator[None]:
+    """A node whose driver poses as another version; its agent and the driver's users begin anew."""
+
+    def make(*more: str) -> None:
+        argv = ("--force", "--gpus", "2", "--model", "h100-80g", "--seed", node, "--sample-period-ms", "200", *more)
+        cluster.exec(node, "gpu-emulatorctl", "init", *argv)
+        kill_agent(cluster, node)
+        wait_for_agents(cluster)
+
+    make("--driver-version", version)
+    try:
+        yield
+    finally:
+        make()
+
+
+def test_driver_that_cannot_checkpoint(cluster: Cluster) -> None:
+    """Older than 570: refused with both versions."""
+    with driver(cluster, "c1", "550.54.15"):
+        said = runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{IDLE}\n"), "driver")
+    assert "550.54.15" in said
+    assert "570" in said
+
+
+def test_store_without_room(cluster: Cluster) -> None:
+    """The site's budget is used up."""
+    with configured(cluster, nodes=("c1",), budget="1M"):
+        said = runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{IDLE}\n"), "no-room")
+    assert "1 MiB" in said
+
+
+# --- what kind of job it is
+
+
+def test_several_nodes(cluster: Cluster) -> None:
+    """Also asked on the node that does not run the script."""
+    job = cluster.submit(
+        BY_HAND, "--partition=gpu", "--nodes=2", "--gres=gpu:1", "--ntasks-per-node=1", script=f"#!/bin/bash\n{IDLE}\n"
+    )
+    wait_for_reason(cluster, job, "multi-node")
+    for node in ("c1", "c2"):
+        assert "multi-node" in cluster.exec(node, "slurm-affinode", "status", job, user="alice")
+    assert "2 nodes" in runs_on(cluster, job, "multi-node")
+
+
+def test_steps_of_srun(cluster: Cluster) -> None:
+    """As long as they run; afterwards there is no such reason."""
+    script = f"#!/bin/bash\nsrun --overlap sleep 8\necho steps are over\n{IDLE}\n"
+    job = cluster.submit(BY_HAND, *ON_C1, script=script)
+    assert ".0" in wait_for_reason(cluster, job, "srun-steps")
+    cluster.wait_for_output(job, "steps are over")
+    wait_until("status does not name it", lambda: reasons(cluster, job), lambda found: "srun-steps" not in found)
+    assert cluster.job(job)["Restarts"] == "0"
+
+
+def test_heterogeneous_job(cluster: Cluster) -> None:
+    """Both its parts are told so."""
+    script = f"#!/bin/bash\n#SBATCH {BY_HAND} --partition=gpu --gres=gpu:1\n#SBATCH hetjob\n#SBATCH --partition=cpu\n"
+    job = cluster.submit(script=f"{script}{IDLE}\n")
+    assert "heterogeneous" in runs_on(cluster, job, "heterogeneous")
+
+
+def test_second_part_of_a_heterogeneous_job(cluster: Cluster) -> None:
+    """It has no script of its own; the reason is the same."""
+    script = f"#!/bin/bash\n#SBATCH {BY_HAND} --partition=gpu --gres=gpu:1\n#SBATCH hetjob\n#SBATCH --partition=cpu\n"
+    job = cluster.submit(script=f"{script}{IDLE}\n")
+    cluster.wait_for_state(job, "RUNNING")
+    done = cluster.run("login", "slurm-affinode", "status", f"{job}+1", user="alice")
+    assert done.returncode == 1
+    assert "cannot be suspended: it is a heterogeneous job" in done.stderr
+
+
+def interactive(cluster: Cluster, *argv: str) -> subprocess.Popen[str]:
+    """A command of alice's on the login node that goes on."""
+    return subprocess.Popen(
+        ("docker", "exec", "--user=alice", "--workdir=/home/alice", cluster.container("login"), *argv),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("command", ["salloc", "srun"])
+def test_interactive_job(cluster: Cluster, command: str) -> None:
+    """They say that the option has no effect and go on; ``status`` says why, on the login node and on its own."""
+    running = interactive(cluster, command, BY_HAND, *ON_C1, f"--job-name={command}-kind", "sleep", "15")
+    try:
+        listing = ("squeue", "--noheader", "--states=RUNNING", "--format=%A", f"--name={command}-kind")
+        job = wait_until("it runs", lambda: cluster.exec("login", *listing).strip())
+        for node in ("login", "c1"):
+            for verb in ("status", "suspend"):
+                done = cluster.run(node, "slurm-affinode", verb, job, user="alice")
+                assert done.returncode == 1
+                assert f"job {job} cannot be suspended: it is interactive" in done.stderr
+                assert "only batch jobs can be suspended" in done.stderr
+        said, _ = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 0, said
+    assert "no effect" in said
+    cluster.wait_for_runs(job, "COMPLETED")
