@@ -1,0 +1,176 @@
+"""Programs on the GPU, started and looked after by a test: none of them is left locked, and none is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpu import protocol
+from gpu.machine import torch_python
+
+from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.interface import CudaError, CudaState
+
+HERE = Path(__file__).resolve().parent
+DEADLINE_S = 600.0
+_LOOK_S = 0.005
+
+
+class ProgramError(AssertionError):
+    """What a program said went wrong, or that it did not answer."""
+
+
+@dataclass
+class Program:
+    """One of them, by its directory and its PID."""
+
+    directory: Path
+    pid: int = 0
+    asked: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    restored: bool = False
+    """It was restored at least once."""
+
+    def ready(self, deadline_s: float = DEADLINE_S) -> None:
+        """It has begun."""
+        self._await(self.directory / "ready", deadline_s)
+
+    def send(self, name: str, **arguments: Any) -> int:
+        """Ask without waiting."""
+        protocol.write(self.directory / f"{self.asked}.do", {"name": name, **arguments})
+        self.asked += 1
+        return self.asked - 1
+
+    def answer(self, number: int, deadline_s: float = DEADLINE_S) -> Any:
+        """The answer to what was asked."""
+        said = self._await(self.directory / f"{number}.said", deadline_s)
+        if "error" in said:
+            raise ProgramError(f"the program says: {said['error']}")
+        return said["ok"]
+
+    def ask(self, name: str, **arguments: Any) -> Any:
+        """Ask and wait."""
+        return self.answer(self.send(name, **arguments))
+
+    def answered(self, number: int) -> bool:
+        """Whether there is an answer already."""
+        return (self.directory / f"{number}.said").exists()
+
+    @property
+    def alive(self) -> bool:
+        """It runs, or is stopped."""
+        if self.process is not None:
+            return self.process.poll() is None
+        return Path(f"/proc/{self.pid}").exists()
+
+    def _await(self, path: Path, deadline_s: float) -> Any:
+        deadline = time.monotonic() + deadline_s
+        while not path.exists():
+            if self.pid and not self.alive:
+                raise ProgramError(f"the program has ended ({path.name} never came)")
+            if time.monotonic() > deadline:
+                raise ProgramError(f"no {path.name} within {deadline_s:g} s")
+            time.sleep(_LOOK_S)
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+@dataclass
+class Programs:
+    """All that a test has started."""
+
+    cuda: Cuda
+    top: Path
+    started: list[Program] = field(default_factory=list)
+
+    def start(self, script: str = "worker.py", *arguments: str, ordinal: int = 0) -> Program:
+        """A program of this folder."""
+        directory = Path(tempfile.mkdtemp(dir=self.top))
+        python = torch_python() if script.startswith("torch") else sys.executable
+        options = [f"--ordinal={ordinal}"] if script == "worker.py" else []
+        process = subprocess.Popen(
+            [python, str(HERE / script), str(directory), *options, *arguments], stdin=subprocess.DEVNULL
+        )
+        program = Program(directory, process.pid, process=process)
+        self.started.append(program)
+        program.ready()
+        return program
+
+    def suspend(self, program: Program, *, lock_ms: int = 30_000) -> None:
+        """Off its GPU."""
+        self.cuda.lock(program.pid, timeout_ms=lock_ms)
+        self.cuda.checkpoint(program.pid)
+
+    def resume(self, program: Program) -> None:
+        """Back, and running."""
+        program.restored = True
+        self.cuda.restore(program.pid)
+        self.cuda.unlock(program.pid)
+
+    def close(self) -> None:
+        """End all: unlocked where they are locked, and off their GPU before they are killed."""
+        for program in reversed(self.started):
+            end(self.cuda, program)
+
+
+def end(cuda: Cuda, program: Program) -> None:
+    """By its own will where it runs; else checkpointed first: a kill of a restored process has hung a host."""
+    if not program.alive:
+        return
+    state = None
+    with contextlib.suppress(CudaError):
+        state = cuda.state(program.pid)
+    if state is CudaState.LOCKED:
+        with contextlib.suppress(CudaError):
+            cuda.unlock(program.pid)
+            state = CudaState.RUNNING
+    if state is CudaState.RUNNING:
+        program.send("end")
+        if ended(program, 20.0):
+            return
+        with contextlib.suppress(CudaError):
+            cuda.lock(program.pid, timeout_ms=20_000)
+            cuda.checkpoint(program.pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(program.pid, signal.SIGKILL)
+    ended(program, 60.0)
+
+
+def ended(program: Program, deadline_s: float) -> bool:
+    """Wait for its end; whether it came."""
+    deadline = time.monotonic() + deadline_s
+    while program.alive:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_S)
+    return True
+
+
+@contextlib.contextmanager
+def looked_after(cuda: Cuda, program: Program) -> Iterator[Program]:
+    """A program that somebody else ends; where the test fails it ends here, as all others do."""
+    try:
+        yield program
+    except BaseException:
+        if program.pid:
+            end(cuda, program)
+        raise
+
+
+@contextlib.contextmanager
+def programs(cuda: Cuda, top: Path) -> Iterator[Programs]:
+    """Programs that end with the context."""
+    made = Programs(cuda, top)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,59 @@
+"""How the tests talk to a program on the GPU: files in a directory, so that nothing ties it to who started it.
+
+``N.do`` holds a command, ``N.said`` its answer, both JSON; each is written under another name and renamed. A program
+has no pipe and no socket, so it can be dumped and restored; it ends by itself when its directory is gone or nobody
+has asked anything for a long time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+LONELY_S = 1800.0
+_LOOK_S = 0.01
+
+
+def write(path: Path, value: Any) -> None:
+    """All of it, or nothing."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(value), encoding="utf-8")
+    new.rename(path)
+
+
+def serve(directory: Path, commands: Mapping[str, Callable[..., Any]]) -> None:
+    """Answer until told to end."""
+    write(directory / "ready", os.getpid())
+    for number in itertools.count():
+        asked = directory / f"{number}.do"
+        alone_at = time.monotonic() + LONELY_S
+        while not asked.exists():
+            if not directory.is_dir() or time.monotonic() > alone_at:
+                return
+            time.sleep(_LOOK_S)
+        command = json.loads(asked.read_text(encoding="utf-8"))
+        name = command.pop("name")
+        if name == "end":
+            write(directory / f"{number}.said", {"ok": None})
+            return
+        try:
+            answer = {"ok": commands[name](**command)}
+        except Exception as error:  # the other side has to be told, whatever it is
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        write(directory / f"{number}.said", answer)
+
+
+def detach() -> None:
+    """Nothing open but /dev/null: no terminal, no pipe of whoever started it."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    sys.stdout.flush()
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.closerange(3, 256)

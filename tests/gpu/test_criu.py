@@ -1,0 +1,148 @@
+"""The whole way: off the GPU, dumped to an image on disk, gone; restored in another namespace, back on the GPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu import tree
+from gpu.machine import MIB, Machine
+from gpu.programs import HERE, Program, Programs, ended, looked_after
+
+from slurm_affinode.checkpoint import namespace
+from slurm_affinode.checkpoint.criu import Criu
+from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import CudaState, Tree
+from slurm_affinode.gpu.nvml import NvmlDriver
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture
+def criu(machine: Machine) -> Criu:
+    """A CRIU that can be used here; skips with the reason."""
+    why = tree.can()
+    if why is not None:
+        pytest.skip(why)
+    if machine.criu is None:
+        pytest.skip("no criu 4.1 or newer (CRIU names one; make gpu-bundle packs it)")
+    return Criu(program=machine.criu)
+
+
+@pytest.fixture
+def store(machine: Machine, tmp_path: Path) -> DirectoryStore:
+    """An image store on disk; ``GPU_TEST_STORE`` names another directory."""
+    base = Path(os.environ.get("GPU_TEST_STORE", tmp_path))
+    return DirectoryStore(base / f"images-{os.getpid()}", os.urandom(32))
+
+
+def manifest(key: JobKey, root: int, mib: int) -> Manifest:
+    """What the agent would write of a job."""
+    return Manifest(
+        key=key, seq=0, uid=0, gid=0, node="here", restarts=0, started_epoch=0.0, dumped_epoch=0.0,
+        option=SuspendOption(), versions=Versions("", "", ""), root_pid=root, cuda_pids=(root,), gpus=(),
+        gpu_bytes=mib * MIB, outputs=(), files=(),
+    )  # fmt: skip
+
+
+def measured(action: Callable[[], Any]) -> tuple[Any, float]:
+    """What it gave, and seconds."""
+    began = time.monotonic()
+    return action(), time.monotonic() - began
+
+
+def test_it_is_gone_and_comes_back_from_its_image(  # noqa: PLR0917 - fixtures
+    machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver, criu: Criu, store: DirectoryStore, tmp_path: Path,
+    note: Any,
+) -> None:  # fmt: skip
+    """Another process has the GPU while there is only an image; outputs are those of an uninterrupted run."""
+    mib = min(machine.mib, int(store.usage().free / MIB * 0.4))
+    calm = run.start()
+    calm.ask("setup", mib=mib, seed=9)
+    expected = [calm.ask("steps", count=2), calm.ask("steps", count=2), calm.ask("digest")]
+    run.close()
+
+    directory = tmp_path / "program"
+    directory.mkdir()
+    key = JobKey("gpu", 1, 1)
+    program = Program(directory)
+    try:
+        with (
+            tree.space(tmp_path, sys.executable, str(HERE / "worker.py"), str(directory)) as first,
+            looked_after(cuda, program),
+        ):
+            program.ready()
+            root_ns, program.pid = first.root()
+            program.ask("setup", mib=mib, seed=9)
+            began_with = program.ask("steps", count=2)
+            _, out_s = measured(lambda: run.suspend(program))
+            with store.begin(key, uid=0, estimate=mib * MIB) as writer:
+                writer.follow()
+                dump, dump_s = measured(
+                    lambda: criu.dump(Tree(first.init, program.pid, root_ns), writer.criu_fd, timeout_s=600)
+                )
+                image = writer.commit(manifest(key, root_ns, mib))
+            os.kill(program.pid, signal.SIGKILL)
+        assert ended(program, 30.0)
+        assert dump.size >= mib * MIB * 0.9
+
+        other = run.start()
+        other.ask("setup", mib=mib, seed=1)
+        assert other.ask("steps", count=1)
+        run.close()
+
+        with tree.space(tmp_path) as second, looked_after(cuda, program):
+            again = store.find(LiveRun(replace(key, submit_epoch=2), 0, 1))
+            assert again is not None
+            store.verify(again)
+            fd = store.open_criu(again)
+            _, restore_s = measured(lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=600))
+            os.close(fd)
+            program.pid = namespace.members(second.init)[root_ns]
+            assert cuda.state(program.pid) is CudaState.CHECKPOINTED
+            _, in_s = measured(lambda: run.resume(program))
+            found = [began_with, program.ask("steps", count=2), program.ask("digest")]
+            program.send("end")
+            assert ended(program, 60.0)
+        assert found == expected
+        for name, value in (("gib", mib / 1024), ("image_bytes", image.manifest.size), ("checkpoint_s", out_s),
+                            ("dump_s", dump_s), ("restore_s", restore_s), ("resume_s", in_s)):  # fmt: skip
+            note(name, round(value, 3))
+    finally:
+        for image_or_error in store.images():
+            if not isinstance(image_or_error, Exception):
+                store.remove(image_or_error)
+        store.close()
+
+
+def test_a_process_that_holds_its_gpu_is_not_dumped(
+    run: Programs, criu: Criu, cuda: Cuda, store: DirectoryStore, tmp_path: Path
+) -> None:
+    """CRIU refuses, and the process runs on unharmed."""
+    directory = tmp_path / "program"
+    directory.mkdir()
+    program = Program(directory)
+    with (
+        tree.space(tmp_path, sys.executable, str(HERE / "worker.py"), str(directory)) as first,
+        looked_after(cuda, program),
+    ):
+        program.ready()
+        root_ns, program.pid = first.root()
+        program.ask("setup", mib=16, seed=9)
+        digest = program.ask("digest")
+        with store.begin(JobKey("gpu", 2, 1), uid=0, estimate=MIB) as writer, pytest.raises(Exception, match="CRIU"):
+            criu.dump(Tree(first.init, program.pid, root_ns), writer.criu_fd, timeout_s=60)
+        assert cuda.state(program.pid) is CudaState.RUNNING
+        assert program.ask("digest") == digest
+        program.send("end")
+        assert ended(program, 60.0)
+    store.close()

@@ -1,0 +1,126 @@
+"""The agent's idle detection, on what a real GPU shows: utilization, engine and DRAM activity."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gpu.machine import Machine
+from gpu.programs import Program, Programs
+
+from slurm_affinode.agent.peers import Inspector
+from slurm_affinode.agent.watch import Watch
+from slurm_affinode.core.idle import IdleDetector, IdleRule, IdleState, Verdict
+from slurm_affinode.gpu.nvml import NvmlDriver
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+EVERY_S = 0.25
+SETTLES_S = 30.0
+FLOORS = {"memory": 1.0, "engine": 1.0, "sm": 1.0, "tensor": 1.0, "dram": 1.0}
+"""What a quiet GPU may show of itself: the counters of a shared clock are not exactly 0."""
+
+
+@pytest.fixture
+def quiet(machine: Machine, nvml: NvmlDriver) -> None:
+    """Nobody else is on the GPU; programs of the test before may still be ending."""
+    deadline = time.monotonic() + 10
+    while others := [one.pid for one in nvml.processes(nvml.devices()[0]) if one.pid != os.getpid()]:
+        if time.monotonic() > deadline:
+            pytest.skip(f"others use the GPU now (PIDs {', '.join(map(str, others))})")
+        time.sleep(0.05)
+
+
+def watched(nvml: NvmlDriver, program: Program) -> tuple[Watch, Any]:
+    """The program as the agent would watch a job."""
+    job = SimpleNamespace(job_id=1, devices=(nvml.devices()[0],), init_pid=program.pid)
+    return Watch(nvml, Inspector()), job
+
+
+def until(
+    watch: Watch, job: Any, detector: IdleDetector, done: Callable[[IdleState], bool], what: str
+) -> tuple[IdleState, list[IdleState]]:
+    """Sample as the agent does, until it is so; all states on the way."""
+    deadline = time.monotonic() + SETTLES_S
+    states = []
+    while True:
+        states.append(detector.feed(watch.sample(job, detector.rule)))
+        if done(states[-1]):
+            return states[-1], states
+        assert time.monotonic() < deadline, f"not {what}: {states[-1].verdict}, {states[-1].why}"
+        time.sleep(EVERY_S)
+
+
+def values(state: IdleState) -> dict[str, float | None]:
+    """Signal -> what it showed."""
+    return {one.name: one.value for one in state.signals if one.of != "host"}
+
+
+@pytest.mark.usefixtures("quiet")
+def test_work_is_busy_and_held_memory_is_idle(run: Programs, nvml: NvmlDriver, note: Any) -> None:
+    """The window begins when the work ends, fills while memory is only held, and breaks with the next kernel."""
+    program = run.start()
+    program.ask("setup", mib=64, seed=1)
+    watch, job = watched(nvml, program)
+    detector = IdleDetector(IdleRule(window_s=2.0, floors_pct=FLOORS))
+
+    asked = program.send("work", seconds=4.0)
+    busy, _ = until(watch, job, detector, lambda state: state.verdict is Verdict.BUSY, "busy")
+    note("busy", values(busy))
+    assert (busy.since_s, busy.reached) == (None, False)
+    program.answer(asked)
+
+    idle, states = until(watch, job, detector, lambda state: state.reached, "idle for its window")
+    note("idle", values(idle))
+    assert idle.used_bytes is not None
+    assert idle.used_bytes >= 64 << 20
+    assert idle.progress_s >= 2.0
+    assert all(state.verdict is not Verdict.UNKNOWN for state in states)
+
+    asked = program.send("work", seconds=3.0)
+    broken, _ = until(watch, job, detector, lambda state: state.verdict is Verdict.BUSY, "busy again")
+    assert broken.since_s is None
+    assert broken.broken
+    program.answer(asked)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_engine_and_memory_activity_where_the_gpu_counts_them(run: Programs, nvml: NvmlDriver, note: Any) -> None:
+    """NVML's performance counters (GPM, Hopper and later): engine and DRAM show the work, and its end."""
+    program = run.start()
+    program.ask("setup", mib=512 if (nvml.read(nvml.devices()[0]).fb_total_mib or 0) > 8192 else 64, seed=1)
+    device = nvml.devices()[0]
+    nvml.read(device)
+    time.sleep(0.2)
+    if nvml.read(device).engine_active is None:
+        note("gpm", "not on this GPU")
+        pytest.skip("this GPU does not count engine and DRAM activity (NVML GPM: Hopper and later)")
+    watch, job = watched(nvml, program)
+    detector = IdleDetector(IdleRule(window_s=2.0, floors_pct=FLOORS))
+    asked = program.send("work", seconds=5.0)
+    busy, _ = until(
+        watch, job, detector, lambda state: all((values(state).get(name) or 0) > 5 for name in ("engine", "dram")),
+        "busy by engine and DRAM activity",
+    )  # fmt: skip
+    note("busy", values(busy))
+    program.answer(asked)
+    idle, _ = until(watch, job, detector, lambda state: state.reached, "idle for its window")
+    note("idle", values(idle))
+    assert all((values(idle)[name] or 0.0) <= FLOORS[name] for name in ("engine", "dram"))
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_suspended_process_leaves_an_idle_gpu(run: Programs, nvml: NvmlDriver) -> None:
+    """NVML does not list it any more, and its memory is not counted."""
+    program = run.start()
+    program.ask("setup", mib=64, seed=1)
+    device = nvml.devices()[0]
+    assert len(nvml.processes(device)) == 1
+    run.suspend(program)
+    assert not nvml.processes(device)
+    run.resume(program)
+    assert len(nvml.processes(device)) == 1

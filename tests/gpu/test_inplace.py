@@ -1,0 +1,158 @@
+"""A process goes off its GPU into host memory and comes back where it was."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from gpu.machine import MIB, Machine
+from gpu.programs import Programs
+
+from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.interface import CudaState, CudaUnavailable, Feature
+from slurm_affinode.gpu.nvml import NvmlDriver
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
+
+
+def free_mib(nvml: NvmlDriver, index: int = 0) -> float:
+    """Free memory of a GPU, as NVML tells it."""
+    found = nvml.read(next(one for one in nvml.devices() if one.index == index)).fb_free_mib
+    assert found is not None
+    return found
+
+
+def test_outputs_are_those_of_an_uninterrupted_run(
+    machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver, note: Any
+) -> None:
+    """Weights, optimizer state and a captured graph; bit for bit; its memory is free meanwhile, and used by another."""
+    calm = run.start()
+    calm.ask("setup", mib=machine.mib, seed=7)
+    expected = [calm.ask("steps", count=3), calm.ask("steps", count=3), calm.ask("digest")]
+    run.close()  # its memory is needed
+
+    program = run.start()
+    note("graph", program.ask("setup", mib=machine.mib, seed=7)["graph"])
+    first = program.ask("steps", count=3)
+    before = free_mib(nvml)
+    began = time.monotonic()
+    run.suspend(program)
+    out_s = time.monotonic() - began
+    freed = free_mib(nvml) - before
+    assert cuda.state(program.pid) is CudaState.CHECKPOINTED
+    assert freed >= machine.mib
+
+    other = run.start()
+    other.ask("setup", mib=8, seed=3)
+    other.ask("hold", mib=int(machine.mib * 0.9))
+    before_other = other.ask("digest")
+    asked = program.send("steps", count=3)  # it waits in the driver until it is back
+    other.ask("steps", count=2)
+    assert not program.answered(asked)
+    other.ask("release")
+    assert other.ask("digest") != before_other
+
+    began = time.monotonic()
+    run.resume(program)
+    in_s = time.monotonic() - began
+    assert [first, program.answer(asked), program.ask("digest")] == expected
+    note("gib", machine.mib / 1024)
+    note("freed_mib", freed)
+    note("out_s", round(out_s, 3))
+    note("in_s", round(in_s, 3))
+
+
+def test_it_goes_out_and_comes_back_again_and_again(machine: Machine, run: Programs) -> None:
+    """Ten times, computing in between."""
+    mib = max(8, machine.mib // 8)
+    calm, program = run.start(), run.start()
+    for one in (calm, program):
+        one.ask("setup", mib=mib, seed=11)
+    for _ in range(10):
+        assert program.ask("steps", count=1) == calm.ask("steps", count=1)
+        run.suspend(program)
+        run.resume(program)
+    assert program.ask("digest") == calm.ask("digest")
+
+
+def test_several_processes_share_a_gpu_and_leave_it(
+    machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver
+) -> None:
+    """All are locked before the first goes out; they come back in another order."""
+    mib = max(8, machine.mib // 6)
+    before = free_mib(nvml)
+    started = [run.start() for _ in range(3)]
+    for seed, program in enumerate(started):
+        program.ask("setup", mib=mib, seed=seed)
+    digests = [program.ask("digest") for program in started]
+    held = free_mib(nvml)
+    assert before - held >= 3 * mib
+    assert cuda.users([program.pid for program in started]) == {program.pid for program in started}
+    for program in started:
+        cuda.lock(program.pid, timeout_ms=30_000)
+    for program in started:
+        cuda.checkpoint(program.pid)
+    assert free_mib(nvml) - held >= 3 * mib
+    for program in reversed(started):
+        program.restored = True
+        cuda.restore(program.pid)
+    for program in started:
+        cuda.unlock(program.pid)
+    assert [program.ask("digest") for program in started] == digests
+
+
+def test_it_moves_to_another_gpu(machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver) -> None:
+    """By pairs of UUIDs of all GPUs; where the driver cannot, it is refused by name and nothing has happened."""
+    program = run.start()
+    program.ask("setup", mib=max(8, machine.mib // 8), seed=5)
+    digest = program.ask("digest")
+    uuids = cuda.devices()
+    can = cuda.capabilities()
+    if not can.migration:
+        run.suspend(program)
+        with pytest.raises(CudaUnavailable, match=Feature.MIGRATION.value):
+            cuda.restore(program.pid, pairs={uuids[0]: uuids[-1]})
+        assert cuda.state(program.pid) is CudaState.CHECKPOINTED
+        run.resume(program)
+        assert program.ask("digest") == digest
+        return
+    models = {one.uuid: one.model for one in machine.gpus}
+    if len(uuids) < 2 or models[uuids[0]] != models[uuids[1]]:
+        pytest.skip("there are no two GPUs of one model here")
+    used = free_mib(nvml, 1)
+    run.suspend(program)
+    pairs = dict(zip(uuids, [uuids[1], uuids[0], *uuids[2:]], strict=True))
+    program.restored = True
+    cuda.restore(program.pid, pairs=pairs)
+    cuda.unlock(program.pid)
+    assert used - free_mib(nvml, 1) >= max(8, machine.mib // 8)
+    assert program.ask("digest") == digest
+
+
+def test_what_the_driver_cannot_is_refused_by_name(cuda: Cuda) -> None:
+    """Whichever driver it is: each feature is there, or says which driver has it."""
+    for one in cuda.capabilities().table:
+        if one.available:
+            cuda.require(one.feature)
+        else:
+            with pytest.raises(CudaUnavailable, match=rf"^{one.feature}: .*{one.since}"):
+                cuda.require(one.feature)
+
+
+def test_memory_of_the_host_rises_by_what_left_the_gpu(machine: Machine, run: Programs, note: Any) -> None:
+    """So that the check before a suspension asks for the right amount."""
+    program = run.start()
+    program.ask("setup", mib=machine.mib, seed=2)
+    before = resident(program.pid)
+    run.suspend(program)
+    grown = resident(program.pid) - before
+    run.resume(program)
+    note("host_bytes_per_gpu_byte", round(grown / (machine.mib * MIB), 3))
+    assert grown < machine.mib * MIB * 1.25 + 512 * MIB
+
+
+def resident(pid: int) -> int:
+    """Bytes of host memory that a process holds."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as status:  # noqa: PTH123
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS"))

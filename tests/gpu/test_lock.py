@@ -1,0 +1,57 @@
+"""A lock that cannot be had in time leaves the process as it was."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from gpu.programs import Programs
+
+from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.interface import CudaError, CudaState, LockTimeout
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+
+def test_a_kernel_that_runs_longer_than_the_time_out(run: Programs, cuda: Cuda, note: Any) -> None:
+    """The lock gives up in time, the kernel ends, its process goes on and can be suspended then."""
+    program = run.start()
+    program.ask("setup", mib=16, seed=1)
+    digest = program.ask("digest")
+    program.ask("busy", seconds=6.0)
+    began = time.monotonic()
+    with pytest.raises(LockTimeout, match=r"within 0\.5 s"):
+        cuda.lock(program.pid, timeout_ms=500)
+    took = time.monotonic() - began
+    note("gave_up_after_s", round(took, 3))
+    assert took < 5
+    assert cuda.state(program.pid) is CudaState.RUNNING
+    program.ask("wait")
+    run.suspend(program)
+    run.resume(program)
+    assert program.ask("digest") == digest
+
+
+def test_a_lock_that_waits_long_enough_gets_it(run: Programs, cuda: Cuda) -> None:
+    """What was launched before ends first; calls that come after wait, and are answered."""
+    program = run.start()
+    program.ask("setup", mib=16, seed=1)
+    program.ask("busy", seconds=1.5)
+    cuda.lock(program.pid, timeout_ms=30_000)
+    assert cuda.state(program.pid) is CudaState.LOCKED
+    asked = program.send("steps", count=1)
+    assert not program.answered(asked)
+    cuda.unlock(program.pid)
+    assert program.answer(asked)
+
+
+def test_a_step_out_of_order_changes_nothing(run: Programs, cuda: Cuda) -> None:
+    """The driver says so by name, and the state is as before."""
+    program = run.start()
+    program.ask("setup", mib=16, seed=1)
+    for action in (cuda.checkpoint, cuda.restore, cuda.unlock):
+        with pytest.raises(CudaError):
+            action(program.pid)
+        assert cuda.state(program.pid) is CudaState.RUNNING
+    assert program.ask("steps", count=1)

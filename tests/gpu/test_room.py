@@ -1,0 +1,51 @@
+"""Too little GPU memory for a process that comes back is told before the driver is asked, and nothing sticks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gpu.machine import MIB, Machine
+from gpu.programs import Programs
+
+from slurm_affinode.checkpoint import room
+from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.interface import CudaState
+from slurm_affinode.gpu.nvml import NvmlDriver
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
+
+
+def free(nvml: NvmlDriver) -> dict[str, int | None]:
+    """Free bytes by UUID."""
+    found = {one.uuid: nvml.read(one).fb_free_mib for one in nvml.devices() if one.mig is None}
+    return {uuid: None if mib is None else int(mib * MIB) for uuid, mib in found.items()}
+
+
+def test_too_little_free_memory_is_refused_before_anything_sticks(
+    machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver, note: Any
+) -> None:
+    """The process stays checkpointed and whole; when there is room it comes back as it was."""
+    program = run.start()
+    program.ask("setup", mib=machine.mib, seed=4)
+    digest = program.ask("digest")
+    with_it = free(nvml)
+    run.suspend(program)
+    without = free(nvml)
+    needs = {uuid: max(0, (without[uuid] or 0) - (with_it[uuid] or 0)) for uuid in without}
+    assert needs[machine.gpus[0].uuid] >= machine.mib * MIB
+
+    other = run.start()
+    left = free(nvml)[machine.gpus[0].uuid]
+    assert left is not None
+    other.ask("hold", mib=left // MIB - machine.mib // 2)
+    with pytest.raises(room.NoGpuRoom, match=r"are needed on GPU-.*, .* are free there") as caught:
+        room.restore(cuda, program.pid, needs, lambda: free(nvml))
+    note("refused", str(caught.value))
+    assert cuda.state(program.pid) is CudaState.CHECKPOINTED
+
+    other.ask("release")
+    program.restored = True
+    room.restore(cuda, program.pid, needs, lambda: free(nvml))
+    cuda.unlock(program.pid)
+    assert program.ask("digest") == digest

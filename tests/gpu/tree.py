@@ -1,0 +1,70 @@
+"""A program in a PID namespace of its own, as a job is: started there, dumped from outside, restored in another one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_affinode.checkpoint import namespace
+
+_INIT = """
+import os, subprocess, sys, time
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
+if len(sys.argv) > 2 and os.fork() == 0:
+    os.execv(sys.argv[2], sys.argv[2:])
+open(sys.argv[1], "w").close()
+while True:
+    try:
+        os.waitpid(-1, 0)
+    except ChildProcessError:
+        time.sleep(0.005)
+"""
+_DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The namespace: its PID 1 as seen from here."""
+
+    init: int
+
+    def root(self) -> tuple[int, int]:
+        """The one process in it: PID there, PID here."""
+        ((inner, outer),) = namespace.members(self.init).items()
+        return inner, outer
+
+
+@contextlib.contextmanager
+def space(work: Path, *command: str) -> Iterator[Space]:
+    """A namespace, with a command as the only process below its PID 1, or with none. It ends with the context."""
+    token = work / f"init-{time.monotonic_ns()}"
+    argv = ["unshare", "--pid", "--mount", "--fork", "--kill-child", sys.executable, "-c", _INIT, str(token), *command]
+    made = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + _DEADLINE_S
+        while not token.exists():
+            if made.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError("no PID namespace could be made")
+            time.sleep(0.005)
+        children = Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text(encoding="ascii").split()
+        yield Space(int(children[0]))
+    finally:
+        made.kill()
+        made.wait()
+
+
+def can() -> str | None:
+    """Why this cannot be done here; ``None``: it can."""
+    if os.geteuid() != 0:
+        return "CRIU and namespaces need root"
+    probe = subprocess.run(
+        ["unshare", "--pid", "--mount", "--fork", "true"], check=False, capture_output=True, timeout=30
+    )
+    return None if probe.returncode == 0 else f"no namespaces here: {probe.stderr.decode(errors='replace').strip()}"
