@@ -17,8 +17,10 @@ from typing import Any, TypeVar
 
 from slurm_affinode.errors import AffinodeError, ConfigError
 from slurm_affinode.nodeconfig import AgentConfig as AgentConfig  # noqa: PLC0414 - exported
+from slurm_affinode.nodeconfig import InplaceConfig as InplaceConfig  # noqa: PLC0414 - exported
 from slurm_affinode.nodeconfig import SuspendConfig as SuspendConfig  # noqa: PLC0414 - exported
 from slurm_affinode.nodeconfig import check as check_node
+from slurm_affinode.nodeconfig import check_inplace
 from slurm_affinode.timespec import parse_span_s
 from slurm_affinode.zombieconfig import ZombiesConfig as ZombiesConfig  # noqa: PLC0414 - exported
 
@@ -160,6 +162,7 @@ class Config:
     suspend: SuspendConfig = field(default_factory=SuspendConfig)
     zombies: ZombiesConfig = field(default_factory=ZombiesConfig)
     source: Path | None = None
+    inplace: InplaceConfig = field(default_factory=InplaceConfig)
     """The file that was read, if any. Not a key of the file."""
 
     @property
@@ -276,6 +279,7 @@ def parse(text: str, *, where: str) -> Config:
     check_node(config.agent, config.suspend, where)
     return config
 
+    check_inplace(config.inplace, where)
 
 def _build(cls: type[T], data: Mapping[str, Any], where: str, at: tuple[str, ...]) -> T:
     hints = typing.get_type_hints(cls)

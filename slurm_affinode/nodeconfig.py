@@ -119,6 +119,26 @@ _SUSPEND_SPANS = (
 )  # fmt: skip
 _MAY_BE_0 = ("min_run", "backoff", "wake_backoff", "wake_backoff_limit", "backoff_max")
 
+@dataclass(frozen=True, slots=True)
+class InplaceConfig:
+    """Jobs with ``mode=inplace``: they sleep where they are, and share GPUs."""
+
+    poll_ms: int = 100
+    """How often it is looked whether somebody asks something of a job that sleeps, in milliseconds."""
+    freeze_timeout: str = "10s"
+    """For all processes of a job to stop; then it is woken again."""
+    awake_limit_pct: float = 100.0
+    """Share of a GPU's memory that these jobs may hold there at once, awake."""
+    wake_deadline: str = "10m"
+    """For a job that is wanted to get its GPU memory back."""
+    on_deadline: str = "wait"
+    """``wait`` on, marked as overdue, or ``end`` the job."""
+    wake_at_prolog: bool = False
+    """A prolog returns when all sleepers with memory on its GPUs are awake: for those that change settings of GPUs."""
+    prolog_timeout: str = "20s"
+    """Such a prolog waits so long; less than Slurm's PrologEpilogTimeout."""
+
+
 
 def check(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
     """Raise ``ConfigError``, naming file and key, for a value of the right kind that cannot be."""
@@ -126,6 +146,23 @@ def check(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
         if text is None:
             continue
         try:
+def check_inplace(inplace: InplaceConfig, where: str) -> None:
+    """Raise ``ConfigError``, naming file and key, for a value of the right kind that cannot be."""
+    for key in ("freeze_timeout", "wake_deadline", "prolog_timeout"):
+        try:
+            seconds = parse_span_s(getattr(inplace, key))
+        except AffinodeError as error:
+            raise ConfigError(f"{where}: inplace.{key}: {error}", hint=error.hint) from None
+        if seconds <= 0:
+            raise ConfigError(f"{where}: inplace.{key}: {getattr(inplace, key)} is not above 0")
+    if not 10 <= inplace.poll_ms <= 60_000:
+        raise ConfigError(f"{where}: inplace.poll_ms: {inplace.poll_ms} is not from 10 to 60000")
+    if not 0 < inplace.awake_limit_pct <= 100:
+        raise ConfigError(f"{where}: inplace.awake_limit_pct: {inplace.awake_limit_pct:g} is not above 0 and up to 100")
+    if inplace.on_deadline not in ("wait", "end"):
+        raise ConfigError(f"{where}: inplace.on_deadline: {inplace.on_deadline!r} is not wait or end")
+
+
             seconds = parse_span_s(text)
         except AffinodeError as error:
             raise ConfigError(f"{where}: {key}: {error}", hint=error.hint) from None

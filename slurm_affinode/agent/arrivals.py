@@ -116,6 +116,11 @@ class Arrivals:
         """See ``Flock``."""
         self._registry.change(job_id, lambda job: replace(job, root=root) if job.link is link else job)
 
+    def signalled(self, job_id: int, number: int) -> None:
+        """See ``Flock``."""
+        if self._orchestration.in_place is not None:
+            self._orchestration.in_place.signalled(job_id, number)
+
     def gone(self, job_id: int, link: Link, status: int | None) -> None:
         """See ``Flock``. A job whose shepherd is there still, and only lost the connection, is kept."""
         job = self._registry.get(job_id)

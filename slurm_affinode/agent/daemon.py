@@ -90,6 +90,7 @@ class Daemon:
             node=self.node, cluster=config.cluster.name or "default", registry=self.registry, loop=self.loop,
             work=self.work, orchestration=self.orchestration, is_admin=self.admins, ask=self._ask, name_of=name_of,
             gpu_indices=indices, stopping=self.stopping, orphans=self._orphans(),
+            prolog_s=parse_span_s(config.inplace.prolog_timeout) if config.inplace.wake_at_prolog else 0.0,
         )  # fmt: skip
         self.arrivals = Arrivals(
             self.registry, inspector, self.orchestration, self.work, later=self.later, left=self.service.left
@@ -100,11 +101,17 @@ class Daemon:
             self.service.answer, path=run_dir / "control.sock", node=self.node,
             address=listen_address(config.agent.listen) if config.agent.listen else None,
         )  # fmt: skip
+        if self.orchestration.in_place is not None:
+            self.orchestration.in_place.idle_s = self.loop.movable_s
+            self.orchestration.in_place.woken = self._changed
+            self.orchestration.in_place.pressed = self._poke.set
         self._waker = threading.Thread(target=self._wake, name="waker", daemon=True)
 
     def start(self) -> None:
         """Finish what the last agent left, then answer."""
         self.orchestration.keeper.recover()
+        if self.orchestration.in_place is not None:
+            self.orchestration.in_place.start()
         self.shepherds.start()
         self.control.start()
         self._waker.start()
@@ -125,6 +132,8 @@ class Daemon:
         self.end()
         self.control.stop()
         self.work.stop(STOP_S)
+        if self.orchestration.in_place is not None:
+            self.orchestration.in_place.stop()
         self.shepherds.stop()
         self._slurm.shutdown(wait=False, cancel_futures=True)
         self._aside.shutdown(wait=False, cancel_futures=True)

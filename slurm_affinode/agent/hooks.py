@@ -25,6 +25,8 @@ CONFIG = "/etc/slurm-affinode/config.toml"
 """``config.DEFAULT_PATH``, ``config.ENV_CONFIG`` and ``nodeconfig.AgentConfig.run_dir``, without importing those."""
 ENV_CONFIG = "SLURM_AFFINODE_CONFIG"
 RUN_DIR = "/run/slurm-affinode"
+PROLOG_S = 20.0
+"""``nodeconfig.InplaceConfig.prolog_timeout``."""
 
 
 def main(which: str, config_path: Path | None = None, env: Mapping[str, str] | None = None) -> int:
@@ -49,7 +51,10 @@ def main(which: str, config_path: Path | None = None, env: Mapping[str, str] | N
 
 
 def _settings(path: Path | None, env: Mapping[str, str]) -> dict[str, Any]:
-    """The section ``[agent]`` as it stands in the file; the agent has checked it. Raises ``ConfigError``."""
+    """The section ``[agent]`` as it stands in the file; the agent has checked it. Raises ``ConfigError``.
+
+    ``prolog_wakes`` is added where ``[inplace]`` wants sleepers to be woken.
+    """
     asked = path or (Path(env[ENV_CONFIG]) if env.get(ENV_CONFIG) else None)
     try:
         text = (asked or Path(CONFIG)).read_text(encoding="utf-8")
@@ -62,10 +67,15 @@ def _settings(path: Path | None, env: Mapping[str, str]) -> dict[str, Any]:
     import tomllib  # noqa: PLC0415 - only where there is something to read
 
     try:
-        section = tomllib.loads(text).get("agent", {})
+        data = tomllib.loads(text)
+        section = data.get("agent", {})
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{asked or CONFIG}: {error}") from error
-    return section if isinstance(section, dict) else {}
+    found = dict(section) if isinstance(section, dict) else {}
+    inplace = data.get("inplace")
+    if isinstance(inplace, dict) and inplace.get("wake_at_prolog") is True:
+        found["prolog_wakes"] = inplace.get("prolog_timeout", "")
+    return found
 
 
 def run(which: str, settings: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
@@ -88,7 +98,22 @@ def run(which: str, settings: Mapping[str, Any], env: Mapping[str, str]) -> list
         ask_local(Path(str(settings.get("run_dir", RUN_DIR))), request, timeout_s=AGENT_S)
     except AffinodeError as error:
         return [*problems, str(error)]
+    if which == "prolog" and "gpus" in request and "prolog_wakes" in settings:
+        problems += _wake(settings, request)
     return problems + (_leftovers(settings, request) if which == "epilog" and "gpus" in request else [])
+
+
+def _wake(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
+    """Let the agent wake what sleeps in place on the job's GPUs; what sleeps on is told."""
+    from slurm_affinode.timespec import parse_span_s  # noqa: PLC0415 - only where it is asked for
+
+    run_dir = Path(str(settings.get("run_dir", RUN_DIR)))
+    try:
+        wait_s = parse_span_s(str(settings["prolog_wakes"])) if settings["prolog_wakes"] else PROLOG_S
+        answer = ask_local(run_dir, {**request, "verb": "prolog-wakes"}, timeout_s=wait_s + AGENT_S)
+    except AffinodeError as error:
+        return [str(error)]
+    return [f"job {one} still sleeps in place on its GPUs" for one in answer.get("asleep", ())]
 
 
 def _leftovers(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:

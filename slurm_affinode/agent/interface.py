@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from slurm_affinode.agent.registry import Link, Registry, WatchedJob
 from slurm_affinode.agent.shepherds import Hello, Reply
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuDriver
-from slurm_affinode.model.suspension import JobKey, Refusal, Suspension
+from slurm_affinode.model.suspension import JobKey, Phase, Refusal, Suspension
 from slurm_affinode.slurm.interface import SlurmClient
 
 LookAgain = Callable[[], str | None]
@@ -137,6 +137,49 @@ class Keeper(Protocol):
         ...
 
 
+class InPlace(Protocol):
+    """Looks after jobs that sleep in place (``mode=inplace``)."""
+
+    idle_s: Callable[[int], float | None]
+    """Set by the daemon: how long a job has been idle, where the policy would let it go for another one."""
+    woken: Callable[[int], None]
+    """Set by the daemon: told of a job that runs again."""
+    pressed: Callable[[], None]
+    """Set by the daemon: told that jobs are ``wanted`` out of the way."""
+
+    def start(self) -> None:
+        """Begin to watch, after ``Keeper.recover``."""
+        ...
+
+    def stop(self) -> None:
+        """No more wakes. What sleeps goes on sleeping, and the next agent takes it up."""
+        ...
+
+    def holds(self, job_id: int) -> Phase | None:
+        """The phase of a job that sleeps or wakes; ``None``: it does neither."""
+        ...
+
+    def wake(self, job_id: int, who: str) -> None:
+        """Wake a job as soon as there is room. Raises ``Refused`` where it does not sleep."""
+        ...
+
+    def wake_on(self, indices: Sequence[int], why: str, timeout_s: float) -> list[int]:
+        """Wake all that have memory on these GPUs (Slurm's numbers), and wait; those that sleep on."""
+        ...
+
+    def signalled(self, job_id: int, number: int) -> None:
+        """Slurm sent a signal to a job. Must not wait."""
+        ...
+
+    def wanted(self, job_id: int) -> tuple[int, ...]:
+        """The sleepers for which a job is to make room."""
+        ...
+
+    def view(self, job_id: int) -> dict[str, Any] | None:
+        """What ``status`` shows of a sleeper; ``None``: it is none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class AgentContext:
     """What the daemon gives to ``agent.orchestration.build``. Everything in it may be used by any thread."""
@@ -159,3 +202,5 @@ class Orchestration:
     restorer: Restorer
     waker: Waker
     keeper: Keeper
+    in_place: InPlace | None = None
+    """``None``: nothing sleeps in place here."""

@@ -32,6 +32,9 @@ REFUSALS_S = 15.0
 ASK_AGAIN_S = 10.0
 """Between two questions to slurmctld about a job of which it has not said anything yet."""
 
+NOBODY_WAITS = frozenset({"no-pressure", "promised", "queue-unknown", "node-busy"})
+"""Reasons against a suspension that are gone, or will be soon, when a sleeper waits for the job's GPUs."""
+
 
 @dataclass(slots=True)
 class JobState:
@@ -218,7 +221,8 @@ class Loop:
             under_way = self.work.under_way()
             latest = self.queue.latest()
             candidates = {job.job_id: self._candidate(job, under_way, latest) for job in jobs}
-            ready = [one for one in candidates.values() if one.idle is not None and one.idle.reached]
+            full = [one for one in candidates.values() if one.idle is not None and one.idle.reached]
+            ready = [one for one in full if not one.in_place]  # the others give no GPU back to Slurm
             surroundings = self._surroundings(latest, under_way)
             found = []
             for job in jobs:
@@ -229,6 +233,7 @@ class Loop:
 
     def _candidate(self, job: WatchedJob, under_way: Mapping[int, str], latest: Queue | None) -> Candidate:
         state = self._state(job)
+        sleepers = self.orchestration.in_place
         slurm = job.slurm
         if latest is not None:
             slurm = latest.job(job.job_id) or slurm
@@ -247,7 +252,18 @@ class Loop:
             suspensions=job.suspensions,
             busy_with=busy,
             refusals=state.refusals,
+            wanted_by=() if sleepers is None else tuple(map(str, sleepers.wanted(job.job_id))),
         )
+
+    def movable_s(self, job_id: int) -> float | None:
+        """For how long a job has been idle that would be suspended if somebody waited for its GPUs; else ``None``."""
+        state = self.states.get(job_id)
+        if state is None or state.decision is None:
+            return None
+        idle = state.detector.state
+        if idle is None or not idle.reached or any(one.code not in NOBODY_WAITS for one in state.decision.against):
+            return None
+        return idle.progress_s
 
     def _surroundings(self, latest: Queue | None, under_way: Mapping[int, str]) -> Surroundings:
         suspending = sum(what == "suspending" for what in under_way.values())

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
 from slurm_affinode import __version__
 from slurm_affinode.agent.aftermath import Aftermath
+from slurm_affinode.agent.inplace.director import Director
+from slurm_affinode.agent.inplace.freezer import LinuxFreezer
+from slurm_affinode.agent.inplace.sharing import Rules
+from slurm_affinode.agent.inplace.suspender import ByMode, InPlaceSuspender
+from slurm_affinode.agent.inplace.watching import NodeSockets
 from slurm_affinode.agent.interface import AgentContext, Orchestration
 from slurm_affinode.agent.journal import Journal
 from slurm_affinode.agent.ledger import Ledger
@@ -36,6 +41,7 @@ from slurm_affinode.model.suspension import Versions
 from slurm_affinode.sizes import parse_size
 from slurm_affinode.slurm.interface import SlurmClient
 
+from slurm_affinode.timespec import parse_span_s
 _MIB = 2**20
 
 
@@ -64,7 +70,7 @@ class NodeGpus:
     def __init__(self, driver: Callable[[], AbstractContextManager[GpuDriver]]) -> None:
         self._driver = driver
 
-    def devices(self) -> Sequence[Device]:
+    def devices(self) -> tuple[Device, ...]:
         """All GPUs of the node."""
         with self._driver() as driver:
             return tuple(driver.devices())
@@ -80,6 +86,16 @@ class NodeGpus:
         return round(sum(held.values()) * _MIB)
 
     def free_bytes(self, device: Device) -> int | None:
+    def processes(self) -> Mapping[str, Mapping[int, int]]:
+        """UUID -> PID -> bytes that it holds there."""
+        found: dict[str, dict[int, int]] = {}
+        with self._driver() as driver:
+            for device in driver.devices():
+                held = found.setdefault(device.uuid, {})
+                for process in driver.processes(device):
+                    held[process.pid] = round((process.used_mib or 0.0) * _MIB)
+        return found
+
         """Free memory of a device."""
         with self._driver() as driver:
             free = driver.read(device).fb_free_mib
@@ -125,10 +141,29 @@ def build(context: AgentContext) -> Orchestration:
         settings=Settings.of(suspend),
     )
     aftermath = Aftermath(parts)
-    keeper = JobKeeper(parts, aftermath)
+    in_place = _director(config, parts, gpus)
+    keeper = JobKeeper(parts, aftermath, in_place)
+    sleeping = InPlaceSuspender(
+        parts, aftermath, in_place, freezer=LinuxFreezer(), sockets=NodeSockets(warn=parts.log.warning), cards=gpus,
+        freeze_s=parse_span_s(config.inplace.freeze_timeout),
+    )  # fmt: skip
     lease = Lease(None if root is None else root / "waker.json", context.node)
     waker = JobWaker(parts, lease, tidy=keeper.sweep, over=keeper.over)
-    return Orchestration(JobSuspender(parts, aftermath), JobRestorer(parts), waker, keeper)
+    suspender = ByMode(JobSuspender(parts, aftermath), sleeping)
+    return Orchestration(suspender, JobRestorer(parts), waker, keeper, in_place)
+
+
+def _director(config: Config, parts: Parts, gpus: NodeGpus) -> Director:
+    """Who looks after jobs that sleep in place."""
+    inplace = config.inplace
+    rules = Rules(
+        poll_s=inplace.poll_ms / 1000,
+        freeze_s=parse_span_s(inplace.freeze_timeout),
+        awake_limit_pct=inplace.awake_limit_pct,
+        deadline_s=parse_span_s(inplace.wake_deadline),
+        end_on_deadline=inplace.on_deadline == "end",
+    )
+    return Director(parts, LinuxFreezer(), NodeSockets(warn=parts.log.warning), gpus, rules)
 
 
 def stores(config: Config) -> tuple[DirectoryStore, DirectoryStore | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Protocol
 
 from slurm_affinode.agent.aftermath import Aftermath, entry_of
 from slurm_affinode.agent.interface import SuspendedJob
@@ -25,12 +26,26 @@ _SWEEP_S = 60.0
 _YOUNG_S = 30.0
 
 
+class Sleepers(Protocol):
+    """``inplace.director.Director``, as far as recovery needs it."""
+
+    def take_up(self, record: Record, *, ask: str = "") -> None:
+        """Look after a sleeper of the last agent; ``ask``: it is to wake, for this reason."""
+        ...
+
+    def holds(self, job_id: int) -> Phase | None:
+        """The phase of a job that sleeps or wakes in place."""
+        ...
+
+
 class JobKeeper:
     """``Keeper`` for the agent."""
 
-    def __init__(self, parts: Parts, aftermath: Aftermath) -> None:
+    def __init__(self, parts: Parts, aftermath: Aftermath, in_place: Sleepers | None = None) -> None:
+        """``in_place`` takes up what slept in place; ``None``: nothing can have."""
         self._parts = parts
         self._aftermath = aftermath
+        self._in_place = in_place
         self._undo = Undo(parts)
         self._requeuer = Requeuer(parts)
         self._waiting: dict[JobKey, Record] = {}
@@ -119,7 +134,7 @@ class JobKeeper:
         facts = record.facts
         restarts = int(facts["restarts"])
         job = self._requeuer.fact(record.key.job_id, restarts, facts.get("uid"))
-        return World(job, self._has_tree(record), self._has_image(record))
+        return World(job, self._has_tree(record), self._has_image(record), in_place=bool(facts.get("in_place")))
 
     def _has_tree(self, record: Record) -> bool:
         facts = record.facts
@@ -153,6 +168,9 @@ class JobKeeper:
             )
         elif action is Action.REQUEUE:
             return self._requeue(record)
+        elif action in (Action.SLEEP, Action.WAKE):
+            assert self._in_place is not None  # noqa: S101 - whoever wrote such a journal has it
+            self._in_place.take_up(record, ask=why if action is Action.WAKE else "")
         elif action is Action.RESTORE:
             # Its shepherd says hello again, and the restorer begins from the beginning.
             return True
@@ -224,7 +242,10 @@ class JobKeeper:
         return key, max(counts)
 
     def registered(self, job: WatchedJob) -> None:
-        """A job that runs: a restore that was cut short after its tree was back is over."""
+        """A job that runs: a restore that was cut short after its tree was back is over. Or it sleeps in place."""
+        phase = None if self._in_place is None else self._in_place.holds(job.job_id)
+        if phase is not None:
+            self._parts.registry.set_phase(job.job_id, phase)
         for record in self._parts.journal.open_records():
             if record.key.job_id == job.job_id and record.phase is Phase.RESTORING:
                 self._parts.notes.remove(record.key.cluster, job.job_id)

@@ -80,6 +80,8 @@ class Service:
     name_of: Callable[[int], str]
     """uid -> name."""
     gpu_indices: dict[int, tuple[int, ...]]
+    prolog_s: float = 0.0
+    """A prolog waits so long for those that sleep in place on its GPUs to wake; 0: they may sleep on."""
     orphans: GpuVerbs | None = None
     """Answers what is asked about the node's GPUs and the processes on them."""
     now: Callable[[], float] = time.time
@@ -100,9 +102,11 @@ class Service:
             return self._suspend(_job_of(request), caller)
         if verb == "wake":
             return self._wake(_job_of(request), caller)
-        if verb in ("prolog", "epilog"):
+        if verb in ("prolog", "prolog-wakes", "epilog"):
             if caller.uid != 0 or not caller.local:
                 raise RequestError("not-permitted", f"{verb} is for root on the node itself")
+            if verb == "prolog-wakes":
+                return self._prolog_wakes(request)
             return self._prolog(request) if verb == "prolog" else self._epilog(request)
         if verb in GPU_VERBS and self.orphans is not None:
             return self.orphans.answer(request, caller, admin=self.is_admin(caller))
@@ -112,6 +116,7 @@ class Service:
 
     def _status(self, request: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         admin = self.is_admin(caller)
+        sleepers = self.orchestration.in_place
         if request.get("job") is None:
             mine = [job for job in self.registry.jobs() if admin or job.uid == caller.uid]
             asleep = [one for one in self._asleep() if admin or one.uid == caller.uid]
@@ -130,6 +135,7 @@ class Service:
                 job, self.loop.states.get(job.job_id), decisions.get(job.job_id), self.work.outcome(job.job_id),
                 node=self.node, user=self.name_of(job.uid), under_way=self.work.under_way().get(job.job_id),
                 clock_s=self.loop.clock(), now_epoch=self.now(),
+                asleep=None if sleepers is None else sleepers.view(job.job_id),
             )
             for job in mine
         ]  # fmt: skip
@@ -196,6 +202,11 @@ class Service:
                 "already-suspended", f"job {job_id} is suspended already", hint=f"slurm-affinode wake {job_id}"
             )
         assert watched is not None  # noqa: S101 - _find gives one of the two
+        sleepers = self.orchestration.in_place
+        if sleepers is not None and sleepers.holds(job_id) is not None:
+            raise RequestError(
+                "already-suspended", f"job {job_id} sleeps in place", hint=f"slurm-affinode wake {job_id}"
+            )
         what = self.work.under_way().get(job_id)
         if what is not None or watched.phase is not Phase.RUNNING:
             raise RequestError("under-way", f"job {job_id} is being worked on: {what or watched.phase.value}")
@@ -209,11 +220,13 @@ class Service:
 
     def _wake(self, job_id: int, caller: Caller) -> dict[str, Any]:
         watched, suspended = self._find(job_id, caller)
+        sleepers = self.orchestration.in_place
         if suspended is None:
             state = "running" if watched is None or watched.phase is Phase.RUNNING else watched.phase.value
-            if watched is not None and watched.key is not None and watched.phase is Phase.PARKED:
-                self.orchestration.waker.wake(watched.key, caller.name)
-                return {"job_id": job_id, "node": self.node, "released": True}
+            if sleepers is not None and sleepers.holds(job_id) is not None:
+                log.info("job %d: %s (uid %d) asks that it wakes", job_id, one_line(caller.name, 64), caller.uid)
+                sleepers.wake(job_id, one_line(caller.name, 64))
+                return {"job_id": job_id, "node": self.node, "released": True, "in_place": True}
             raise RequestError("not-suspended", f"job {job_id} is not suspended: it is {state}")
         log.info("job %d: %s (uid %d) asks that it wakes", job_id, one_line(caller.name, 64), caller.uid)
         self.orchestration.waker.wake(suspended.key, caller.name)
@@ -230,6 +243,14 @@ class Service:
         if isinstance(gpus, list) and gpus and all(isinstance(one, int) and 0 <= one < 4096 for one in gpus):
             self.gpu_indices[job_id] = tuple(gpus)
         return {"job_id": job_id}
+
+    def _prolog_wakes(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Wake what sleeps on the GPUs of a job that is about to start, where the site wants that."""
+        job_id, gpus, sleepers = _job_of(request), request.get("gpus"), self.orchestration.in_place
+        if not self.prolog_s or sleepers is None or not isinstance(gpus, list):
+            return {"job_id": job_id, "asleep": []}
+        indices = [one for one in gpus if isinstance(one, int)]
+        return {"job_id": job_id, "asleep": sleepers.wake_on(indices, f"the prolog of job {job_id}", self.prolog_s)}
 
     def _epilog(self, request: Mapping[str, Any]) -> dict[str, Any]:
         job_id = _job_of(request)

@@ -20,6 +20,7 @@ from slurm_affinode.agent.shepherds import (
     Exited,
     Hello,
     Outgoing,
+    Signalled,
     Started,
     decode,
     encode,
@@ -47,6 +48,10 @@ class Flock(Protocol):
 
     def started(self, job_id: int, root: int, link: Connection) -> None:
         """The script was started."""
+        ...
+
+    def signalled(self, job_id: int, number: int) -> None:
+        """Slurm has sent it a signal."""
         ...
 
     def gone(self, job_id: int, link: Connection, status: int | None) -> None:
@@ -212,6 +217,8 @@ class ShepherdServer:
             raise BadMessage("it did not say hello first")
         elif isinstance(message, Started):
             self._flock.started(connection.who.job_id, message.root, connection)
+        elif isinstance(message, Signalled):
+            self._flock.signalled(connection.who.job_id, message.number)
         elif isinstance(message, Exited):
             connection.status = message.status
 

@@ -54,7 +54,14 @@ class Exited:
     status: int
 
 
-Incoming = Hello | Started | Exited
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """Slurm has sent a signal to the job. Only told of jobs with ``mode=inplace``: they may be stopped."""
+
+    number: int
+
+
+Incoming = Hello | Started | Exited | Signalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,9 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The agent is still at work."""
+    """The agent is still at work; ``fresh``: on the room to start in, not on an image."""
+
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,8 @@ def decode(packet: bytes) -> Incoming:
         return _hello(fields)
     if verb == "started":
         return Started(_number(fields, "root", 1, _MAX_PID))
+    if verb == "signalled":
+        return Signalled(_number(fields, "number", 1, 64))
     if verb == "exit":
         return Exited(_number(fields, "status", 0, 0xFFFF))
     raise BadMessage(f"no such verb: {verb!r}")
@@ -123,8 +134,8 @@ def encode(message: Outgoing) -> bytes:
             return b"start\nrestore_failed=1" if restore_failed else b"start"
         case Restored(pid):
             return f"restored\npid={pid}".encode()
-        case Wait():
-            return b"wait"
+        case Wait(fresh):
+            return b"wait\nfresh=1" if fresh else b"wait"
         case Hold(reason):
             return b"hold\nreason=" + one_line(reason).encode()
         case Say(text):

@@ -25,9 +25,15 @@ def watched(
     under_way: str | None,
     clock_s: float,
     now_epoch: float,
+    asleep: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A job that runs on this node. Times are seconds of the epoch, spans seconds, sizes bytes."""
+    """A job that runs on this node, or sleeps there in place (``asleep``).
+
+    Times are seconds of the epoch, spans seconds, sizes bytes.
+    """
     idle = None if state is None else state.detector.state
+    if asleep is not None:
+        under_way, idle, decision = "asleep" if asleep["asked"] is None else "waking", None, None
     return {
         "job_id": job.job_id,
         "shown_id": str(job.job_id) if job.slurm is None else job.slurm.id,
@@ -37,7 +43,8 @@ def watched(
         "state": under_way or ("watched" if job.phase is Phase.RUNNING else job.phase.value),
         "option": _option(job.option),
         "gpus": None if job.devices is None else [{"name": name_of(one), "uuid": one.uuid} for one in job.devices],
-        "memory_held_bytes": None if idle is None else idle.used_bytes,
+        "memory_held_bytes": 0 if asleep is not None else None if idle is None else idle.used_bytes,
+        "in_place": asleep,
         "suspensions": job.suspensions,
         "idle": None if idle is None else _idle(idle, clock_s, now_epoch),
         "next": None if decision is None else _next(decision),

@@ -15,6 +15,7 @@ from slurm_affinode.core.idle import GpuActivity, IdleRule, Sample
 from slurm_affinode.gpu.interface import DriverMissing, GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.model.gpu import Device, Reading
+from slurm_affinode.model.suspension import Mode
 
 MIB = 1 << 20
 FIRST_LOOK_S = 5.0
@@ -66,8 +67,9 @@ class Watch:
     def sample(self, job: WatchedJob, rule: IdleRule) -> Sample:
         """What the job's GPUs and processes show now, and did since the last call. Raises nothing."""
         memory = self._jobs.setdefault(job.job_id, _Memory())
+        own = frozenset(self._inspector.tree(job.init_pid)) if job.option.mode is Mode.INPLACE else None
         with self._lock:
-            gpus = tuple(self._gpu(device, memory) for device in job.devices or ())
+            gpus = tuple(self._gpu(device, memory, own) for device in job.devices or ())
         host = self._host(job.init_pid, memory) if rule.host_limits else {}
         return Sample(self._clock(), gpus, host)
 
@@ -96,8 +98,12 @@ class Watch:
         with self._lock:
             self._driver.close()
 
-    def _gpu(self, device: Device, memory: _Memory) -> GpuActivity:
+    def _gpu(self, device: Device, memory: _Memory, own: frozenset[int] | None) -> GpuActivity:
+        """``own``: the processes of a job that may share the GPU; then what others do there is not its activity."""
         name = name_of(device)
+        shared = None if own is None else self._shared(device, memory, own)
+        if shared is not None:
+            return shared
         try:
             reading = self._driver.read(device)
         except GpuError as error:
@@ -112,6 +118,25 @@ class Watch:
         signals["processes"] = self._processes(device, memory)
         used = None if reading.fb_used_mib is None else int(reading.fb_used_mib * MIB)
         return GpuActivity(name, signals, used, self._xid(device, reading, memory))
+
+    def _shared(self, device: Device, memory: _Memory, own: frozenset[int]) -> GpuActivity | None:
+        """What the job's own processes do; ``None`` where nobody else is on the GPU, or the driver cannot tell."""
+        try:
+            there = self._driver.processes(device)
+            if all(one.pid in own for one in there):
+                return None
+            since = memory.process_us.setdefault(_key(device), int((time.time() - FIRST_LOOK_S) * 1e6))
+            used = self._driver.process_utilization(device, since)
+            reading = self._driver.read(device)
+        except GpuError:
+            return None
+        if used:
+            memory.process_us[_key(device)] = max(one.time_us for one in used)
+        mine = [one for one in used if one.pid in own]
+        busy, moved = (max((getattr(one, of) for one in mine), default=0.0) for of in ("sm_pct", "memory_pct"))
+        signals: dict[str, float | None] = {"utilization": busy, "memory": moved, "processes": max(busy, moved)}
+        held = sum(one.used_mib or 0.0 for one in there if one.pid in own)
+        return GpuActivity(name_of(device), signals, int(held * MIB), self._xid(device, reading, memory))
 
     def _processes(self, device: Device, memory: _Memory) -> float | None:
         """The busiest process since the last sample; 0 where none worked; ``None``: the driver cannot tell."""

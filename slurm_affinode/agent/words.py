@@ -5,7 +5,10 @@ from __future__ import annotations
 SUSPENDED = "suspended: "
 RUNS_ON = "runs on: "
 HELD = "not restored: "
-_OWN = (SUSPENDED, RUNS_ON, HELD)
+ASLEEP = "asleep in place: "
+WAITS = "waits to wake: "
+NOT_WOKEN = "not woken: "
+_OWN = (SUSPENDED, RUNS_ON, HELD, ASLEEP, WAITS, NOT_WOKEN)
 _BEHIND = " // "
 _MAX_BYTES = 900
 """Of a comment; Slurm takes 1024 bytes."""
@@ -64,6 +67,22 @@ def runs_on(why: str) -> str:
 def held(why: str) -> str:
     """Why a job was not restored."""
     return f"{HELD}{one(why)}"
+
+
+def asleep(why: str, held_bytes: int, job: str) -> str:
+    """``asleep in place: idle 15m, 48 GiB in host memory, wakes on a request, or with: slurm-affinode wake 123``."""
+    held = f"{size(held_bytes)} in host memory"
+    return f"{ASLEEP}{one(why)}, {held}, wakes on a request, or with: slurm-affinode wake {job}"
+
+
+def waits_to_wake(why: str) -> str:
+    """Why a job that is wanted sleeps still."""
+    return f"{WAITS}{one(why)}"
+
+
+def not_woken(why: str) -> str:
+    """Why a job could not be woken."""
+    return f"{NOT_WOKEN}{one(why)}; it sleeps on, and is tried again"
 
 
 def one(text: str, limit: int = 300) -> str:

@@ -86,6 +86,9 @@ def _line(row: Mapping[str, Any]) -> tuple[object, ...]:
     if row["state"] == "suspended":
         idle, after = f"asleep {span(row['suspended_s'])}", row["failure"] or _wakes(row["wake"])
         held = f"{size(row['gpu_bytes'])} in its image"
+    elif (one := row.get("in_place")) is not None:
+        idle, held = f"asleep {span(one['asleep_s'])}", f"{size(one['gpu_bytes'])} in host memory"
+        after = one["failure"] or one["waits"] or ("wakes on a request" if one["wakes_on_request"] else "")
     else:
         idle = "" if row["idle"] is None else f"{span(row['idle']['progress_s'])} of {span(row['idle']['window_s'])}"
         after = "" if row["next"] is None else row["next"]["text"]
@@ -94,7 +97,12 @@ def _line(row: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _show(row: Mapping[str, Any], *, dry_run: bool) -> None:
-    pairs = _asleep(row) if row["state"] == "suspended" else _awake(row, dry_run=dry_run)
+    if row["state"] == "suspended":
+        pairs = _asleep(row)
+    elif row.get("in_place") is not None:
+        pairs = _in_place(row)
+    else:
+        pairs = _awake(row, dry_run=dry_run)
     click.echo(f"Job {row['shown_id']} of {printable(row['user'])} on {printable(row['node'])}: {row['state']}")
     for name, value in pairs:
         click.echo(f"  {name:<12} {printable(value)}")
@@ -155,6 +163,34 @@ def _asleep(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     if row["failure"]:
         pairs.append(("failure", row["failure"]))
     return pairs
+
+
+def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    one = row["in_place"]
+    pairs = [
+        ("asleep", f"in place: {_sleeps(one)}"),
+        ("since", f"{_time(one['since'])}, {span(one['asleep_s'])} ago"),
+        ("GPU memory", f"{size(one['gpu_bytes'])} in host memory"),
+    ]
+    if row["gpus"] is not None:
+        pairs.append(("GPUs", ", ".join(f"{gpu['name']} ({gpu['uuid']})" for gpu in row["gpus"])))
+    if one["asked"] is None:
+        by_itself = "on a request" if one["wakes_on_request"] else _wakes(row["option"]["wake"])
+        pairs.append(("wakes", f"{by_itself}; or: slurm-affinode wake {row['job_id']}"))
+    else:
+        pairs.append(("is to wake", f"since {_time(one['asked'])}: {one['asked_why']}"))
+        pairs.append(("waits", one["waits"] or "no more: its memory is on its way back"))
+        if one["overdue"]:
+            pairs.append(("overdue", "it has waited longer than the site's deadline"))
+    if one["failure"]:
+        pairs.append(("failure", f"not woken: {one['failure']}"))
+    return pairs
+
+
+def _sleeps(one: Mapping[str, Any]) -> str:
+    """``idle 15m, 48 GiB in host memory, wakes on a request``."""
+    wakes = ", wakes on a request" if one["wakes_on_request"] else ""
+    return f"{one['why']}, {size(one['gpu_bytes'])} in host memory{wakes}"
 
 
 def _wakes(wake: str) -> str:

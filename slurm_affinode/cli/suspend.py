@@ -45,6 +45,7 @@ Exit status: 0 released, 1 refused, 3 no agent answers.
 def suspend(*, config: Config, job: str, no_wait: bool, timeout: str, as_json: bool) -> int:
     """Suspend a job now, idle or not: checkpoint it, put it back into the queue, give its GPUs to others.
 
+    One with mode=inplace keeps its allocation: its GPU memory goes to host memory, its processes are frozen.
     For its owner and for administrators. The job has to have been submitted with --gpu-suspend-idle. What cannot be
     suspended is refused with the reason before anything is touched, and a suspension that fails leaves it running.
     """
@@ -60,6 +61,8 @@ def suspend(*, config: Config, job: str, no_wait: bool, timeout: str, as_json: b
         print_json(answer)
     elif no_wait:
         click.echo(f"Job {job} is being suspended; see: slurm-affinode status {job}")
+    elif answer["job"].get("in_place") is not None:
+        click.echo(f"Job {job} sleeps in place; it wakes on a request, or with: slurm-affinode wake {job}")
     else:
         click.echo(f"Job {job} is suspended; wake it with: slurm-affinode wake {job}")
     return 0
@@ -76,7 +79,7 @@ def _wait(reach: Reach, job: str, began: float, timeout_s: float) -> dict[str, A
                 raise
         else:
             seen = time.monotonic()
-            if row["state"] == "suspended":
+            if row["state"] == "suspended" or row.get("in_place") is not None:
                 return row
             last = row["last"]
             if row["state"] == "watched" and last is not None and last["at"] >= began - 1 and not last["done"]:
@@ -95,12 +98,16 @@ def _wait(reach: Reach, job: str, began: float, timeout_s: float) -> dict[str, A
 def wake(*, config: Config, job: str, as_json: bool) -> int:
     """Let a suspended job go on: it starts again, from its image, when Slurm has GPUs for it.
 
+    One that sleeps in place goes on as soon as there is room for its memory on its GPUs.
+
     For its owner and for administrators. Twice is as once.
     """
     with reach_of(config) as reach:
         answer = reach.about(job, {"verb": "wake"})
     if as_json:
         print_json(answer)
+    elif answer.get("in_place"):
+        click.echo(f"Job {job} wakes as soon as there is room for it on its GPUs; see: slurm-affinode status {job}")
     else:
         click.echo(f"Job {job} is released: it goes on when Slurm has GPUs for it")
     return 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from slurm_affinode.core.features import may_match
 from slurm_affinode.core.idle import IdleState, Verdict
 from slurm_affinode.core.spans import span
-from slurm_affinode.model.suspension import Pressure, Refusal, SuspendOption
+from slurm_affinode.model.suspension import Mode, Pressure, Refusal, SuspendOption
 
 WAITS_FOR_ROOM = frozenset({"Priority", "Resources"})
 """Slurm's reasons of a pending job that free GPUs would help. All others (Dependency, BeginTime, JobHeldUser, QOS and
@@ -70,6 +70,13 @@ class Candidate:
     """``suspending``, ``restoring``: it is being worked on."""
     refusals: tuple[Refusal, ...] = ()
     """Why it cannot be suspended at all."""
+    wanted_by: tuple[str, ...] = ()
+    """In place: the jobs that wait to wake on its GPUs, and for which it is to make room."""
+
+    @property
+    def in_place(self) -> bool:
+        """It keeps its allocation, and needs no image."""
+        return self.option.mode is Mode.INPLACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,13 +267,17 @@ def decide(
         return Decision(
             False, "dry-run", f"{why}: would be suspended, but this agent only says so (dry run)", (), names
         )
-    return Decision(True, "suspend", why, (), names, presses if candidate.option.when is Pressure.PRESSURE else ())
+    # One in place frees no GPU of Slurm's: nobody is promised one.
+    promised = candidate.option.when is Pressure.PRESSURE and not candidate.in_place
+    return Decision(True, "suspend", why, (), names, presses if promised else ())
 
 
 def _because(candidate: Candidate, names: tuple[str, ...]) -> str:
     idle = candidate.idle
     length = max(candidate.option.window_s, 0 if idle is None else idle.progress_s)
     said = f"idle {span(length)}"
+    if candidate.wanted_by:
+        return f"{said}, job {', '.join(candidate.wanted_by)} waits to wake"
     if candidate.option.when is Pressure.ALWAYS:
         return said
     if not names:
@@ -339,14 +350,14 @@ def _limits(policy: Policy, candidate: Candidate, surroundings: Surroundings) ->
         yield Refusal(
             "node-busy", f"{surroundings.under_way} suspensions are under way on this node, as many as it does at once"
         )
-    if surroundings.no_room is not None:
+    if surroundings.no_room is not None and not candidate.in_place:
         yield Refusal("no-room", surroundings.no_room)
 
 
 def _pressure(
     candidate: Candidate, surroundings: Surroundings, presses: tuple[Waiting, ...], others: Sequence[Candidate]
 ) -> Iterable[Refusal]:
-    if candidate.option.when is Pressure.ALWAYS:
+    if candidate.option.when is Pressure.ALWAYS or candidate.wanted_by:
         return
     if surroundings.waiting is None or surroundings.node is None:
         yield Refusal("queue-unknown", "who waits is not known: slurmctld has not answered lately")

@@ -1,8 +1,8 @@
 """Stopping every process of a job and letting them go on.
 
-By the cgroup freezer where a cgroup holds exactly these processes; Slurm's own also holds the shepherd, which has to hear
-signals. Else by SIGSTOP, again and again until a look finds no thread that runs: one that was forking has left a child.
-A parent is stopped before its children and goes on after them, so that a shell does not see them stop.
+By the cgroup freezer where a cgroup holds exactly these processes; Slurm's own also holds the shepherd, which has to
+hear signals. Else by SIGSTOP, again and again until a look finds no thread that runs: one that was forking has left a
+child. A parent is stopped before its children and goes on after them, so that a shell does not see them stop.
 """
 
 from __future__ import annotations

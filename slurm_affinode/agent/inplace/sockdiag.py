@@ -1,9 +1,9 @@
 """What waits on the sockets of a network namespace, told by the kernel's socket monitor: sock_diag(7).
 
-No proxy, no packet capture: the kernel itself completes the handshake of a connection to a process that is stopped, keeps
-the connection in the listener's queue, and counts what arrives on open ones. One dump for each family tells all of it.
-(``pyroute2`` has these messages among all others of netlink; three requests do not earn a dependency of that size in a
-daemon that is to stay small.)
+No proxy, no packet capture: the kernel itself completes the handshake of a connection to a process that is stopped,
+keeps the connection in the listener's queue, and counts what arrives on open ones. One dump for each family tells all
+of it. (``pyroute2`` has these messages among all others of netlink; three requests do not earn a dependency of that
+size in a daemon that is to stay small.)
 
 Layouts: ``linux/netlink.h``, ``inet_diag.h``, ``unix_diag.h``, ``tcp.h``.
 """
@@ -198,7 +198,7 @@ def _open_in(namespace: Path) -> socket.socket:
                     libc = ctypes.CDLL(None, use_errno=True)
                     if libc.setns(fd, _CLONE_NEWNET) != 0:
                         code = ctypes.get_errno()
-                        raise OSError(code, os.strerror(code))  # noqa: TRY301
+                        raise OSError(code, os.strerror(code))
                 made.append(_open())
             finally:
                 os.close(fd)

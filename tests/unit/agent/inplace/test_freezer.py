@@ -116,7 +116,7 @@ def test_a_namespace_inside_belongs_to_the_job(tmp_path: Path) -> None:
         freezer = LinuxFreezer()
         freezer.freeze(job.init, job.started, SIGNALS, timeout_s=20)
         members = freezer.members(job.init, job.started)
-        spaces = {os.readlink(f"/proc/{one.pid}/ns/pid") for one in members}
+        spaces = {Path(f"/proc/{one.pid}/ns/pid").readlink() for one in members}
         assert len(spaces) == 2
         assert {one.state for one in members} == {"T"}
     finally:

@@ -1,0 +1,412 @@
+"""Looks after the jobs that sleep in place: who is wanted, whose turn it is, who makes room.
+
+One thread looks at the sleepers every ``inplace.poll_ms``: at their sockets, and at whether their processes still stand
+still. Whoever is wanted stands in one line; ``core.inplace`` says who wakes, and who has to make room for whom. Nothing
+here suspends a job: the policy does, and is told which job a sleeper would need to have out of its way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+from slurm_affinode.agent import words
+from slurm_affinode.agent.inplace import asking
+from slurm_affinode.agent.inplace.comments import Comments
+from slurm_affinode.agent.inplace.freezer import FreezeError, Freezer
+from slurm_affinode.agent.inplace.sharing import Rules, Sharing
+from slurm_affinode.agent.inplace.sleeper import Cards, Sleeper
+from slurm_affinode.agent.inplace.waking import NotWoken, Waking
+from slurm_affinode.agent.inplace.watching import Own, Sockets
+from slurm_affinode.agent.interface import Refused
+from slurm_affinode.agent.journal import Record
+from slurm_affinode.agent.parts import Parts
+from slurm_affinode.agent.tree import TreeGoneError
+from slurm_affinode.core.inplace import Card, Plan
+from slurm_affinode.core.waketime import wake_time
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.gpu.interface import GpuError
+from slurm_affinode.model.suspension import Phase, Refusal
+
+_WAKES_AT_ONCE = 4
+_SLOWLY_S = 1.0
+"""Between two looks at what changes seldom: whether the processes are there, the line when nothing has happened."""
+_RETRY_S, _RETRY_MAX_S = 1.0, 60.0
+
+
+class Director:
+    """One for the agent. Thread-safe."""
+
+    def __init__(self, parts: Parts, freezer: Freezer, sockets: Sockets, cards: Cards, rules: Rules) -> None:
+        self._parts = parts
+        self._freezer = freezer
+        self._sockets = sockets
+        self._cards = cards
+        self._sharing = Sharing(parts.registry, freezer, cards, rules.awake_limit_pct)
+        self._rules = rules
+        self._waking = Waking(parts, freezer, rules.freeze_s)
+        self._comments = Comments(parts)
+        self._lock = threading.RLock()
+        self._sleepers: dict[int, Sleeper] = {}
+        self._turns = 0
+        self._wanted: dict[int, tuple[int, ...]] = {}
+        self._signals: dict[int, tuple[int, float]] = {}
+        """Job that is not asleep -> the last signal that Slurm sent to it, and when."""
+        self._slowly_s = 0.0
+        self._poke = threading.Event()
+        self._stop = threading.Event()
+        self._changed = threading.Condition(self._lock)
+        self._workers = ThreadPoolExecutor(_WAKES_AT_ONCE, "wake")
+        self._thread: threading.Thread | None = None
+        self.idle_s: Callable[[int], float | None] = lambda job_id: None
+        """For how long a job has been idle, where the policy would let it go for another one; else ``None``."""
+        self.woken: Callable[[int], None] = lambda job_id: None
+        """Told of a job that runs again."""
+        self.pressed: Callable[[], None] = lambda: None
+        """Told that other jobs are to make room now."""
+
+    # --- the thread
+
+    def start(self) -> None:
+        """Begin to look after sleepers."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="inplace", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """No more wakes; the journal has what sleeps."""
+        self._stop.set()
+        self._poke.set()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.round()
+            except Exception:
+                # One round with a fault of ours must not leave all sleepers asleep for ever.
+                self._parts.log.exception("a look at the sleeping jobs failed")
+            self._poke.wait(self._rules.poll_s if self._sleepers or self._comments.due else None)
+            self._poke.clear()
+
+    def round(self) -> None:
+        """One look at everything."""
+        now = self._parts.now()
+        slowly = not 0 <= now - self._slowly_s < _SLOWLY_S
+        if slowly:
+            self._slowly_s = now
+            self._look_slowly(now)
+        self._look_at_sockets()
+        self._look_at_processes(every=slowly)
+        self._serve(now)
+        self._comments.tick(now)
+
+    # --- who is wanted
+
+    def adopt(self, sleeper: Sleeper, *, ask: str = "") -> None:
+        """See ``suspender.Bed``."""
+        self._refresh(sleeper)
+        with self._lock:
+            self._sleepers[sleeper.job_id] = sleeper
+            number, at = self._signals.pop(sleeper.job_id, (0, 0.0))
+        if number and at >= float(sleeper.record.facts["began"]):
+            # It may have been stopped before it could take it.
+            self._let_go(sleeper, f"signal {number} from Slurm")
+        elif not ask:
+            self._parts.log.info(
+                "job %s: asleep in place, %s in host memory (%s)", sleeper.job_id, words.size(sleeper.gpu_bytes),
+                "stopped by signals" if sleeper.how == "signals" else f"frozen by {sleeper.how}",
+            )  # fmt: skip
+            self._comments.set(sleeper.job_id, words.asleep(sleeper.why, sleeper.gpu_bytes, str(sleeper.job_id)))
+        else:
+            self._ask(sleeper, ask)
+        self._poke.set()
+
+    def take_up(self, record: Record, *, ask: str = "") -> None:
+        """A sleeper of the last agent. Unless it is to wake it is frozen again: that may have been cut short."""
+        sleeper = Sleeper.of(record)
+        facts = record.facts
+        if not ask:
+            try:
+                self._freezer.freeze(
+                    sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._rules.freeze_s
+                )
+            except FreezeError as error:
+                ask = f"it could not be frozen again: {error}"
+        self._parts.registry.set_phase(sleeper.job_id, record.phase)
+        self.adopt(sleeper, ask=ask or str(facts.get("asked_why") or ""))
+
+    def _refresh(self, sleeper: Sleeper) -> None:
+        try:
+            members = self._freezer.members(sleeper.init_pid, sleeper.init_started)
+        except TreeGoneError:
+            return
+        sleeper.pids = tuple(member.pid for member in members)
+        sleeper.own = self._sockets.own(sleeper.pids)
+
+    def holds(self, job_id: int) -> Phase | None:
+        """The phase of a job that is asleep or waking; ``None``: it is neither."""
+        with self._lock:
+            sleeper = self._sleepers.get(job_id)
+            return None if sleeper is None else sleeper.record.phase
+
+    def wake(self, job_id: int, who: str) -> None:
+        """Wake a job because ``who`` asked. Twice is as once. Raises ``Refused``."""
+        with self._lock:
+            sleeper = self._sleepers.get(job_id)
+            if sleeper is None:
+                raise Refused(Refusal("not-suspended", f"job {job_id} does not sleep"))
+            sleeper.retry_epoch = 0.0
+        self._ask(sleeper, f"asked by {who}", lasting=True)
+
+    def signalled(self, job_id: int, number: int) -> None:
+        """Slurm sent a signal to a job: its processes are let go at once, whether there is room on the GPU or not."""
+        with self._lock:
+            sleeper = self._sleepers.get(job_id)
+            if sleeper is None:
+                self._signals[job_id] = (number, self._parts.now())
+        if sleeper is not None:
+            self._workers.submit(self._let_go, sleeper, f"signal {number} from Slurm")
+
+    def wake_on(self, indices: Sequence[int], why: str, timeout_s: float) -> list[int]:
+        """Wake every sleeper with memory on GPUs of these numbers, and wait; those that sleep on."""
+        uuids = {
+            device.uuid
+            for device in self._cards.devices()
+            if (device.index if device.minor is None else device.minor) in indices
+        }
+        with self._lock:
+            wanted = [one for one in self._sleepers.values() if uuids & one.held.keys()]
+        for sleeper in wanted:
+            self._ask(sleeper, why)
+        ids = {one.job_id for one in wanted}
+        with self._changed:
+            self._changed.wait_for(lambda: not ids & self._sleepers.keys() or self._stop.is_set(), timeout_s)
+            return sorted(ids & self._sleepers.keys())
+
+    def _ask(self, sleeper: Sleeper, why: str, *, lasting: bool = False) -> None:
+        """Put it into the line. ``lasting``: nothing that the next agent could see asks for it."""
+        with self._lock:
+            if sleeper.asked_epoch is not None or sleeper.job_id not in self._sleepers:
+                self._poke.set()
+                return
+            self._turns += 1
+            sleeper.turn = self._turns
+            sleeper.asked_epoch, sleeper.asked_why = self._parts.now(), why
+            if lasting:
+                sleeper.record.write(sleeper.record.phase, asked_why=why)
+        self._parts.log.info("job %s: is to wake: %s", sleeper.job_id, why)
+        self._poke.set()
+
+    def _let_go(self, sleeper: Sleeper, why: str) -> None:
+        with self._lock:
+            if sleeper.job_id not in self._sleepers or sleeper.waking:
+                return
+            try:
+                self._waking.thaw(sleeper)
+            except TreeGoneError:
+                self._gone(sleeper)
+                return
+            except AffinodeError as error:
+                self._parts.log.warning("job %s: %s", sleeper.job_id, error)
+        self._ask(sleeper, why)
+
+    # --- looking
+
+    def _asleep(self) -> list[Sleeper]:
+        with self._lock:
+            return [one for one in self._sleepers.values() if one.asked_epoch is None]
+
+    def _look_at_sockets(self) -> None:
+        asleep = {one.job_id: one for one in self._asleep()}
+        owners: dict[int, Own] = {job_id: one.own for job_id, one in asleep.items() if one.own}
+        for job_id, look in self._sockets.looks(owners).items():
+            why = asking.meanwhile(asleep[job_id].before, look)
+            if why is not None:
+                self._ask(asleep[job_id], why)
+
+    def _look_at_processes(self, *, every: bool) -> None:
+        """A SIGCONT that nobody told of: what runs on would wait for its GPU, and not be seen."""
+        for sleeper in self._asleep():
+            pids = sleeper.pids if every else sleeper.pids[:1]
+            if self._freezer.moving(pids, sleeper.how, stay=sleeper.stay) is not None:
+                self._let_go(sleeper, "its processes were let go by a signal")
+
+    def _look_slowly(self, now: float) -> None:
+        with self._lock:
+            sleepers = list(self._sleepers.values())
+        for sleeper in sleepers:
+            if not sleeper.waking and not self._parts.processes.alive(sleeper.init_pid, sleeper.init_started):
+                self._gone(sleeper)
+            elif sleeper.asked_epoch is None and (why := self._due(sleeper, now)) is not None:
+                self._ask(sleeper, why)
+
+    def _due(self, sleeper: Sleeper, now: float) -> str | None:
+        """Why it wakes although nobody asks: its time has come, or nobody ever could and there is room."""
+        option = sleeper.option
+        if option.wake == "hold":
+            return None
+        if option.wake != "auto":
+            try:
+                since = datetime.fromtimestamp(sleeper.since_epoch, UTC).astimezone()
+                return f"wake={option.wake}" if wake_time(option.wake, since).timestamp() <= now else None
+            except ValueError:
+                return None
+        if sleeper.own or now - sleeper.since_epoch < self._parts.settings.wake_backoff_s:
+            return None
+        with self._lock:
+            if any(one.asked_epoch is not None for one in self._sleepers.values()):
+                return None
+        fits = self._plan([sleeper])
+        return "there is room for it, and it has no socket on which it could be asked" if fits.go else None
+
+    def _gone(self, sleeper: Sleeper) -> None:
+        with self._changed:
+            if self._sleepers.pop(sleeper.job_id, None) is None:
+                return
+            self._changed.notify_all()
+        self._comments.forget(sleeper.job_id)
+        try:
+            self._waking.gone(sleeper)
+        except AffinodeError as error:
+            self._parts.log.warning("job %s: %s", sleeper.job_id, error)
+        self._parts.log.info("job %s: ended while it slept in place", sleeper.job_id)
+
+    # --- serving the line
+
+    def cards(self) -> Sequence[Card]:
+        """See ``suspender.Bed``."""
+        return self._sharing.cards()
+
+    def _plan(self, line: Sequence[Sleeper]) -> Plan:
+        with self._lock:
+            coming = [one for one in self._sleepers.values() if one.waking]
+            asleep = frozenset(self._sleepers)
+        return self._sharing.plan(line, coming, asleep, self.idle_s)
+
+    def _serve(self, now: float) -> None:
+        with self._lock:
+            line = sorted(
+                (
+                    one
+                    for one in self._sleepers.values()
+                    if one.asked_epoch is not None and not one.waking and one.retry_epoch <= now
+                ),
+                key=lambda one: one.turn,
+            )
+        if not line:
+            self._press({})
+            return
+        try:
+            found = self._plan(line)
+        except GpuError as error:
+            for sleeper in line:
+                sleeper.waits = str(error)
+            return
+        for sleeper in line:
+            if sleeper.job_id in found.go:
+                self._begin(sleeper)
+            else:
+                self._wait(sleeper, found.waits[sleeper.job_id], now)
+        self._press(found.make_room)
+
+    def _press(self, make_room: Mapping[int, int]) -> None:
+        wanted: dict[int, tuple[int, ...]] = {victim: (waiter,) for victim, waiter in make_room.items()}
+        with self._lock:
+            changed = wanted != self._wanted
+            self._wanted = wanted
+        if changed and wanted:
+            self.pressed()
+
+    def wanted(self, job_id: int) -> tuple[int, ...]:
+        """The sleepers for which a job is to make room."""
+        with self._lock:
+            return self._wanted.get(job_id, ())
+
+    def _wait(self, sleeper: Sleeper, why: str, now: float) -> None:
+        if sleeper.waits != why:
+            self._parts.log.info("job %s: waits to wake: %s", sleeper.job_id, why)
+            sleeper.waits = why
+        asked = sleeper.asked_epoch or now
+        if sleeper.overdue or now - asked < self._rules.deadline_s:
+            if now - asked > _SLOWLY_S:
+                self._comments.set(sleeper.job_id, words.waits_to_wake(why))
+            return
+        sleeper.overdue = True
+        said = f"it has waited for {words.span(now - asked)} to wake: {why}"
+        self._parts.log.error("job %s: %s", sleeper.job_id, said)
+        if self._rules.end_on_deadline:
+            self._workers.submit(self._end, sleeper, said)
+
+    def _end(self, sleeper: Sleeper, why: str) -> None:
+        try:
+            self._parts.slurm.set_comment(sleeper.job_id, words.one(f"ended by slurm-affinode: {why}"))
+            self._parts.slurm.cancel(sleeper.job_id)
+        except AffinodeError as error:
+            sleeper.overdue = False  # asked again
+            self._parts.log.warning("job %s: cannot be ended: %s", sleeper.job_id, error)
+
+    def _begin(self, sleeper: Sleeper) -> None:
+        with self._lock:
+            sleeper.waking, sleeper.waits = True, ""
+        try:
+            self._workers.submit(self._wake, sleeper)
+        except RuntimeError:  # the agent is being stopped
+            sleeper.waking = False
+
+    def _wake(self, sleeper: Sleeper) -> None:
+        try:
+            self._waking.wake(sleeper)
+        except TreeGoneError:
+            self._gone(sleeper)
+        except NotWoken as error:
+            self._not_woken(sleeper, str(error))
+        except AffinodeError as error:
+            self._not_woken(sleeper, str(error))
+        except Exception as error:
+            self._parts.log.exception("job %s: not woken, by a fault of the agent", sleeper.job_id)
+            self._not_woken(sleeper, f"a fault of the agent: {type(error).__name__}")
+        else:
+            with self._changed:
+                self._sleepers.pop(sleeper.job_id, None)
+                self._changed.notify_all()
+            self._comments.clear(sleeper.job_id)
+            self.woken(sleeper.job_id)
+        finally:
+            sleeper.waking = False
+            self._poke.set()
+
+    def _not_woken(self, sleeper: Sleeper, why: str) -> None:
+        pause = min(_RETRY_MAX_S, _RETRY_S * 2.0 ** min(sleeper.failures, 10))
+        sleeper.failures += 1
+        sleeper.failure = words.one(why)
+        sleeper.retry_epoch = self._parts.now() + pause
+        self._parts.log.error("job %s: not woken: %s; tried again in %g s", sleeper.job_id, why, pause)
+        self._comments.set(sleeper.job_id, words.not_woken(why))
+
+    # --- showing
+
+    def view(self, job_id: int) -> dict[str, Any] | None:
+        """What ``status`` shows of a sleeper; ``None``: the job is none."""
+        with self._lock:
+            one = self._sleepers.get(job_id)
+            if one is None:
+                return None
+            return {
+                "since": one.since_epoch,
+                "asleep_s": max(0.0, self._parts.now() - one.since_epoch),
+                "why": one.why,
+                "gpu_bytes": one.gpu_bytes,
+                "frozen_by": one.how,
+                "wakes_on_request": bool(one.own),
+                "asked": one.asked_epoch,
+                "asked_why": one.asked_why or None,
+                "waking": one.waking,
+                "waits": one.waits or None,
+                "overdue": one.overdue,
+                "failure": one.failure or None,
+            }

@@ -1,0 +1,91 @@
+"""GPUs that jobs in place share, as ``core.inplace`` sees them: what is free, who holds how much, who may be moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_affinode.agent.inplace.freezer import Freezer
+from slurm_affinode.agent.inplace.sleeper import Cards, Sleeper
+from slurm_affinode.agent.registry import Registry, WatchedJob
+from slurm_affinode.agent.tree import TreeGoneError
+from slurm_affinode.agent.watch import name_of
+from slurm_affinode.core.inplace import Arriving, Awake, Card, Plan, Waiter, plan
+from slurm_affinode.model.suspension import Mode, Phase
+
+_MIB = 1 << 20
+_LEAVING = frozenset({Phase.LOCKING, Phase.LOCKED})
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The site's choices for jobs that sleep in place."""
+
+    poll_s: float = 0.1
+    freeze_s: float = 10.0
+    awake_limit_pct: float = 100.0
+    """Share of a GPU's memory that they may hold at once, awake."""
+    deadline_s: float = 600.0
+    """For one that is wanted to get its turn."""
+    end_on_deadline: bool = False
+
+
+class Sharing:
+    """Makes plans for the line of those that want to wake."""
+
+    def __init__(self, registry: Registry, freezer: Freezer, cards: Cards, awake_limit_pct: float) -> None:
+        """``awake_limit_pct``: share of a GPU that jobs in place may hold at once."""
+        self._registry = registry
+        self._freezer = freezer
+        self._cards = cards
+        self._limit = awake_limit_pct / 100
+
+    def cards(self) -> Sequence[Card]:
+        """The GPUs. Raises ``GpuError``."""
+        return [
+            Card(
+                device.uuid,
+                name_of(device),
+                self._cards.free_bytes(device),
+                round((device.memory_mib or 0) * _MIB * self._limit),
+            )
+            for device in self._cards.devices()
+            if device.mig is None
+        ]
+
+    def plan(
+        self,
+        line: Sequence[Sleeper],
+        coming: Sequence[Sleeper],
+        asleep: frozenset[int],
+        idle_s: Callable[[int], float | None],
+    ) -> Plan:
+        """What is to be done for ``line`` while those that are ``coming`` take their memory back.
+
+        ``asleep``: all jobs that are not awake, these two included. Raises ``GpuError``.
+        """
+        by_uuid = self._cards.processes()
+        arriving = [Arriving(one.job_id, one.held, held_by(by_uuid, one.cuda)) for one in coming]
+        awake = [
+            self._awake(job, by_uuid, idle_s)
+            for job in self._registry.jobs()
+            if job.option.mode is Mode.INPLACE and job.job_id not in asleep
+        ]
+        return plan(self.cards(), awake, arriving, [Waiter(one.job_id, one.held) for one in line])
+
+    def _awake(
+        self, job: WatchedJob, by_uuid: Mapping[str, Mapping[int, int]], idle_s: Callable[[int], float | None]
+    ) -> Awake:
+        try:
+            pids = [member.pid for member in self._freezer.members(job.init_pid, job.init_started)]
+        except TreeGoneError:
+            pids = []
+        leaving = job.phase in _LEAVING
+        return Awake(job.job_id, held_by(by_uuid, pids), None if leaving else idle_s(job.job_id), leaving)
+
+
+def held_by(by_uuid: Mapping[str, Mapping[int, int]], pids: Sequence[int]) -> dict[str, int]:
+    """UUID -> bytes of these processes."""
+    mine = set(pids)
+    found = {uuid: sum(count for pid, count in one.items() if pid in mine) for uuid, one in by_uuid.items()}
+    return {uuid: count for uuid, count in found.items() if count}

@@ -1,0 +1,96 @@
+"""A job that sleeps in place, as the agent has it in hand: from its journal, so that the next agent has it too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slurm_affinode.agent.inplace.asking import Look
+from slurm_affinode.agent.inplace.freezer import SIGNALS
+from slurm_affinode.agent.inplace.watching import Own, from_note
+from slurm_affinode.agent.journal import Record
+from slurm_affinode.model.gpu import Device
+from slurm_affinode.model.suspension import Phase, SuspendOption
+
+
+class Cards(Protocol):
+    """The GPUs of this node, as far as jobs share them: ``orchestration.NodeGpus``."""
+
+    def devices(self) -> tuple[Device, ...]:
+        """All of them, by index. Raises ``GpuError``."""
+        ...
+
+    def processes(self) -> Mapping[str, Mapping[int, int]]:
+        """UUID -> PID -> bytes that it holds there. Raises ``GpuError``."""
+        ...
+
+    def free_bytes(self, device: Device) -> int | None:
+        """Free memory of a device; ``None``: not known. Raises ``GpuError``."""
+        ...
+
+
+@dataclass(slots=True)
+class Sleeper:
+    """One job, from the moment on in which its GPU memory may have been moved out."""
+
+    record: Record
+    job_id: int
+    uid: int
+    init_pid: int
+    init_started: int
+    option: SuspendOption
+    cuda: tuple[int, ...]
+    """Processes with CUDA, in the order in which they are restored."""
+    held: Mapping[str, int]
+    """UUID -> bytes that it held."""
+    why: str
+    """It was put to sleep."""
+    how: str = SIGNALS
+    stay: frozenset[int] = frozenset()
+    """Processes that were stopped before we came."""
+    since_epoch: float = 0.0
+    pids: tuple[int, ...] = ()
+    own: Own = field(default_factory=Own)
+    before: Look = field(default_factory=dict)
+    """How its sockets stood before the locks; what came since then is for it."""
+    thawed: bool = False
+    """Its processes run, and wait for their GPU memory where they need it."""
+    asked_epoch: float | None = None
+    """Since when it is wanted; ``None``: nobody wants it."""
+    asked_why: str = ""
+    turn: int = 0
+    """Its place in the line: lower is earlier."""
+    waking: bool = False
+    waits: str = ""
+    """Why it has not been woken yet."""
+    failure: str = ""
+    """Why it could not be woken."""
+    failures: int = 0
+    retry_epoch: float = 0.0
+    overdue: bool = False
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Bytes that were moved out."""
+        return sum(self.held.values())
+
+    @classmethod
+    def of(cls, record: Record) -> Sleeper:
+        """From its journal. Raises ``KeyError`` and ``ValueError`` where that is not one of a suspension in place."""
+        facts = record.facts
+        return cls(
+            record=record,
+            job_id=record.key.job_id,
+            uid=int(facts["uid"]),
+            init_pid=int(facts["init_pid"]),
+            init_started=int(facts["init_started"]),
+            option=SuspendOption.parse(facts["option"]),
+            cuda=tuple(int(pid) for pid in facts["cuda"]),
+            held={str(uuid): int(count) for uuid, count in facts["held"].items()},
+            why=str(facts.get("why") or ""),
+            how=str(facts.get("how") or SIGNALS),
+            stay=frozenset(int(pid) for pid in facts.get("stopped", ())),
+            since_epoch=record.phases.get(Phase.PARKED.value, float(facts["began"])),
+            before=from_note(facts.get("sockets", {})),
+        )

@@ -1,0 +1,336 @@
+"""Putting a job to sleep in place: every step announced in the journal.
+
+    refusals -> who asks -> CUDA lock -> look again -> CUDA checkpoint -> freeze -> did anybody ask meanwhile
+
+Until GPU memory moves, the locks are taken off again where a step fails. From then on the GPU may be another job's: the
+way back is that of a sleeper that is woken.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from slurm_affinode.agent.aftermath import Aftermath, entry_of
+from slurm_affinode.agent.inplace import asking
+from slurm_affinode.agent.inplace.freezer import Freezer, stopped
+from slurm_affinode.agent.inplace.sharing import held_by
+from slurm_affinode.agent.inplace.sleeper import Cards, Sleeper
+from slurm_affinode.agent.inplace.sockdiag import SockDiagError
+from slurm_affinode.agent.inplace.watching import Sockets, noted
+from slurm_affinode.agent.interface import LookAgain, Refused, Suspender
+from slurm_affinode.agent.journal import Record
+from slurm_affinode.agent.parts import Parts
+from slurm_affinode.agent.registry import WatchedJob
+from slurm_affinode.agent.tree import Member, TreeGoneError
+from slurm_affinode.agent.undo import Undo
+from slurm_affinode.checkpoint import preflight
+from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.core.inplace import Card, sleeps_forever
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.gpu.interface import GpuError
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal, Suspension
+
+_BATCH_STEPS = ("batch", "extern", "interactive")
+_LOOKS_APART_S = 0.25
+"""What stands unread for so long in a process that runs is not about to be read."""
+
+
+class TakenBack(AffinodeError):  # noqa: N818 - names what is the case
+    """The suspension does not go on; the text says why."""
+
+
+class Bed(Protocol):
+    """Who looks after sleepers: ``director.Director``."""
+
+    def cards(self) -> Sequence[Card]:
+        """The GPUs, with the bound of what may be awake at once. Raises ``GpuError``."""
+        ...
+
+    def adopt(self, sleeper: Sleeper, *, ask: str = "") -> None:
+        """Watch it from now on; ``ask``: it is to wake as soon as there is room, for this reason."""
+        ...
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One suspension under way."""
+
+    job: WatchedJob
+    record: Record
+    why: str
+    began: float
+    cuda: tuple[int, ...]
+    held: Mapping[str, int]
+    failure: str | None = None
+
+
+class InPlaceSuspender:
+    """``Suspender`` of jobs with ``mode=inplace``."""
+
+    def __init__(
+        self, parts: Parts, aftermath: Aftermath, bed: Bed, *, freezer: Freezer, sockets: Sockets, cards: Cards,
+        freeze_s: float,
+    ) -> None:  # fmt: skip
+        self._parts = parts
+        self._aftermath = aftermath
+        self._freezer = freezer
+        self._sockets = sockets
+        self._cards = cards
+        self._bed = bed
+        self._freeze_s = freeze_s
+        self._undo = Undo(parts)
+        self._busy: set[int] = set()
+        self._lock = threading.Lock()
+
+    # --- refusals
+
+    def refusals(self, job: WatchedJob) -> Sequence[Refusal]:
+        """Why this job cannot sleep in place; empty: it can. Nothing is touched."""
+        parts = self._parts
+        found = list(self._before(job))
+        if job.slurm is None or any(refusal.code == "not-started" for refusal in found):
+            return found
+        members = self._members(job)
+        root = next((one.pid for one in members if one.pid_ns == job.root), 0)
+        tree = parts.look(job.init_pid, root)
+        try:
+            users = parts.cuda.users(one.pid for one in members)
+            held = self._held(users)
+            used = sum(held.values())
+            found += preflight.refusals(
+                Mode.INPLACE,
+                _job_facts(job.slurm),
+                tree,
+                preflight.GpuUseFacts(
+                    parts.cuda.capabilities(), users, used, any(device.mig is not None for device in job.devices or ())
+                ),
+                parts.memory(job.init_pid),
+                allowed=(Mode.INPLACE,),
+                uid=job.uid,
+            )
+            found += self._of_gpu(held, used)
+        except (CheckpointError, GpuError) as error:
+            found.append(Refusal("driver", str(error)))
+        return found
+
+    def _before(self, job: WatchedJob) -> Iterator[Refusal]:
+        """What the agent itself knows, and what is not below the script."""
+        if job.slurm is None:
+            yield Refusal("slurm", "slurmctld has not said anything about this job yet")
+        else:
+            yield from _of_job(job.slurm)
+        if job.key is not None and self._parts.journal.record(job.key).entries:
+            yield Refusal("recovering", "an earlier suspension of it is still being put in order")
+        members = self._members(job)
+        if not any(member.pid_ns == job.root for member in members):
+            yield Refusal("not-started", "its script has not started yet, or has ended")
+        if any(member.name == "srun" for member in members):
+            yield Refusal("srun-steps", "it runs srun: the step's processes are another slurmstepd's, and would run on")
+
+    def _of_gpu(self, held: Mapping[str, int], used: int) -> Iterator[Refusal]:
+        if not used:
+            yield Refusal("no-gpu-memory", "it holds no GPU memory: nothing would be given back")
+            return
+        never = sleeps_forever(held, self._bed.cards())
+        if never is not None:
+            yield Refusal("awake-limit", f"it could not wake again: {never}")
+
+    def _members(self, job: WatchedJob) -> Sequence[Member]:
+        try:
+            return self._freezer.members(job.init_pid, job.init_started)
+        except TreeGoneError:
+            return ()
+
+    def _held(self, users: frozenset[int]) -> dict[str, int]:
+        """UUID -> bytes of these processes."""
+        if not users:
+            return {}
+        return held_by(self._cards.processes(), tuple(users))
+
+    # --- the sequence
+
+    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> Suspension:
+        """See ``interface.Suspender``. Returns when the job is frozen, or when it runs on, or is about to."""
+        with self._lock:
+            if job.job_id in self._busy:
+                raise Refused(Refusal("busy", "it is being suspended already"))
+            self._busy.add(job.job_id)
+        try:
+            return self._suspend(self._fresh(job), why, look_again)
+        finally:
+            with self._lock:
+                self._busy.discard(job.job_id)
+
+    def _fresh(self, job: WatchedJob) -> WatchedJob:
+        """With Slurm's present word. Nothing is asked of Slurm here: where it is silent its last word has to do."""
+        try:
+            return replace(job, slurm=self._parts.slurm.job(job.job_id))
+        except AffinodeError as error:
+            if job.slurm is None:
+                raise
+            self._parts.log.info("job %s: %s; what Slurm said last counts", job.job_id, error)
+            return job
+
+    def _suspend(self, job: WatchedJob, why: str, look_again: LookAgain) -> Suspension:
+        slurm = job.slurm
+        assert slurm is not None  # noqa: S101 - ``_fresh`` has seen to it
+        if slurm.state != "RUNNING" or slurm.restarts != job.restarts or slurm.submit is None:
+            raise Refused(Refusal("state", f"Slurm says that it is {slurm.state.lower()}"))
+        refusals = self.refusals(job)
+        if refusals:
+            raise Refused(refusals[0])
+        before = self._at_rest(job)
+        attempt = self._begin(job, slurm, why, before)
+        try:
+            self._lock_all(attempt)
+            seen = look_again()
+            if seen is not None:
+                raise TakenBack(f"it is not idle any more: {seen}")
+            self._mark(attempt, Phase.LOCKED)
+        except (AffinodeError, OSError) as error:
+            return self._unlock(attempt, _text(error))
+        try:
+            for pid in attempt.cuda:
+                self._parts.cuda.checkpoint(pid)
+            self._mark(attempt, Phase.PARKED)
+            self._freeze(attempt)
+            came = self._meanwhile(attempt, before)
+        except (AffinodeError, OSError) as error:
+            attempt.failure = _text(error)
+            return self._to_bed(attempt, ask=f"its suspension failed: {attempt.failure}")
+        return self._to_bed(attempt, ask=came or "")
+
+    def _at_rest(self, job: WatchedJob) -> asking.Look:
+        """How its sockets stand. Raises ``Refused`` where somebody asks something of it."""
+        try:
+            own = self._sockets.own(member.pid for member in self._members(job))
+            earlier = self._sockets.look(own)
+            self._parts.sleep(_LOOKS_APART_S)
+            own = self._sockets.own(member.pid for member in self._members(job))
+            now = self._sockets.look(own)
+        except SockDiagError as error:
+            raise Refused(Refusal("sockets", f"requests to it could not be noticed: {error}")) from None
+        asks = asking.at_rest(now, earlier, within_s=job.option.window_s)
+        if asks is not None:
+            raise Refused(Refusal("request", asks))
+        return now
+
+    def _begin(self, job: WatchedJob, slurm: Job, why: str, before: asking.Look) -> _Attempt:
+        parts = self._parts
+        members = self._members(job)
+        cuda = tuple(sorted(parts.cuda.users(member.pid for member in members)))
+        held = self._held(frozenset(cuda))
+        assert slurm.submit is not None  # noqa: S101 - the caller has looked
+        key = JobKey(parts.cluster, job.job_id, round(slurm.submit.timestamp()))
+        attempt = _Attempt(job, parts.journal.record(key), why, parts.now(), cuda, held)
+        models = {device.uuid: device.model for device in self._cards.devices()}
+        self._mark(
+            attempt,
+            Phase.LOCKING,
+            job_id=job.job_id, restarts=job.restarts, uid=job.uid, gid=job.gid, why=why, began=attempt.began,
+            init_pid=job.init_pid, init_started=job.init_started, cuda=list(cuda), stopped=list(stopped(members)),
+            option=str(job.option), gpus=len(held), gpu_bytes=sum(held.values()), held=dict(held),
+            gpu_model=next((models[uuid] for uuid in held if uuid in models), None), in_place=True,
+            sockets=noted(before), user=slurm.user, account=slurm.account,
+            partition=slurm.partitions[0] if slurm.partitions else None,
+        )  # fmt: skip
+        return attempt
+
+    def _lock_all(self, attempt: _Attempt) -> None:
+        parts = self._parts
+        deadline = parts.now() + parts.settings.lock_s
+        for pid in attempt.cuda:
+            parts.cuda.lock(pid, timeout_ms=max(100, round((deadline - parts.now()) * 1000)))
+
+    def _freeze(self, attempt: _Attempt) -> None:
+        job = attempt.job
+        how = self._freezer.how(self._freezer.members(job.init_pid, job.init_started), job.init_pid)
+        self._mark(attempt, Phase.FROZEN, how=how)
+        self._freezer.freeze(job.init_pid, job.init_started, how, timeout_s=self._freeze_s)
+
+    def _meanwhile(self, attempt: _Attempt, before: asking.Look) -> str | None:
+        """What came for it since the look before the locks."""
+        own = self._sockets.own(member.pid for member in self._members(attempt.job))
+        return asking.meanwhile(before, self._sockets.look(own))
+
+    def _unlock(self, attempt: _Attempt, why: str) -> Suspension:
+        """Nothing has moved: it runs on at once."""
+        parts, job_id = self._parts, attempt.job.job_id
+        parts.log.warning("job %s: the suspension is taken back: %s", job_id, why)
+        if self._undo.resume(attempt.record):
+            parts.registry.set_phase(job_id, Phase.RUNNING)
+            self._aftermath.ran_on(attempt.record, why)
+        else:
+            self._bed.adopt(Sleeper.of(attempt.record), ask=why)
+        attempt.failure = why
+        return self._suspension(attempt)
+
+    def _to_bed(self, attempt: _Attempt, *, ask: str) -> Suspension:
+        parts, record = self._parts, attempt.record
+        sleeper = Sleeper.of(record)
+        if attempt.failure is None:
+            parts.ledger.write(entry_of(record, parts.node))
+        else:
+            parts.log.warning("job %s: the suspension is taken back: %s", attempt.job.job_id, attempt.failure)
+            parts.ledger.write(replace(entry_of(record, parts.node), failure=attempt.failure))
+        self._bed.adopt(sleeper, ask=ask)
+        return self._suspension(attempt)
+
+    def _mark(self, attempt: _Attempt, phase: Phase, **facts: object) -> None:
+        attempt.record.write(phase, **facts)
+        self._parts.registry.set_phase(attempt.job.job_id, phase)
+
+    def _suspension(self, attempt: _Attempt) -> Suspension:
+        return Suspension(
+            key=attempt.record.key,
+            seq=0,
+            phase=attempt.record.phase,
+            node=self._parts.node,
+            uid=attempt.job.uid,
+            mode=Mode.INPLACE,
+            why=attempt.why,
+            gpus=len(attempt.held),
+            started_epoch=attempt.began,
+            phases=attempt.record.phases,
+            gpu_bytes=sum(attempt.held.values()),
+            failure=attempt.failure,
+        )
+
+
+def _of_job(job: Job) -> Iterator[Refusal]:
+    """What kind of job has processes that are not below its script here."""
+    if job.het_job_id is not None:
+        yield Refusal("heterogeneous", "it is a heterogeneous job: its parts cannot be suspended as one")
+    if (job.node_count or 1) > 1:
+        yield Refusal("multi-node", f"it runs on {job.node_count} nodes: only jobs on one node can be suspended")
+    steps = [step.id for step in job.steps or () if step.step not in _BATCH_STEPS]
+    if steps:
+        names = ", ".join(steps[:3]) + (", ..." if len(steps) > 3 else "")
+        yield Refusal("srun-steps", f"it runs srun steps ({names}), which are not below its script and would run on")
+
+
+def _job_facts(job: Job) -> preflight.JobFacts:
+    return preflight.JobFacts(batch=job.batch, requeue=job.requeue, nodes=job.node_count or 1)
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, AffinodeError) else f"{type(error).__name__}: {error}"
+
+
+class ByMode:
+    """``Suspender`` for the agent: each job by the mode that it asked for."""
+
+    def __init__(self, requeue: Suspender, in_place: Suspender) -> None:
+        self._by_mode = {Mode.REQUEUE: requeue, Mode.INPLACE: in_place}
+
+    def refusals(self, job: WatchedJob) -> Sequence[Refusal]:
+        """See ``interface.Suspender``."""
+        return self._by_mode[job.option.mode].refusals(job)
+
+    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> Suspension:
+        """See ``interface.Suspender``."""
+        return self._by_mode[job.option.mode].suspend(job, why, look_again=look_again)

@@ -1,0 +1,156 @@
+"""The sockets of jobs, looked at: which they are, and how they stand."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from slurm_affinode.agent.inplace.asking import Look
+from slurm_affinode.agent.inplace.sockdiag import Sock, SockDiag, SockDiagError, socket_inodes
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The sockets of a job, by the network namespace that its processes are in."""
+
+    spaces: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """Inode of the namespace -> inodes of sockets."""
+    paths: Mapping[int, Path] = field(default_factory=dict)
+    """Inode of the namespace -> where it can be entered."""
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return any(self.spaces.values())
+
+
+class Diag(Protocol):
+    """``SockDiag``."""
+
+    def dump(self) -> dict[int, Sock]:
+        """See there."""
+        ...
+
+    def close(self) -> None:
+        """See there."""
+        ...
+
+
+class Sockets(Protocol):
+    """What the suspension in place asks of the network."""
+
+    def own(self, pids: Iterable[int]) -> Own:
+        """The sockets of these processes."""
+        ...
+
+    def look(self, own: Own) -> Look:
+        """How they stand now. Raises ``SockDiagError``. May be called by any thread."""
+        ...
+
+    def looks(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
+        """The same for several jobs, with one question for each namespace. For one thread.
+
+        Jobs of a namespace that does not answer are left out.
+        """
+        ...
+
+
+class NodeSockets:
+    """``Sockets`` of this machine."""
+
+    def __init__(
+        self, *, open_diag: Callable[[Path], Diag] = SockDiag, proc: Path = Path("/proc"),
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:  # fmt: skip
+        """``warn`` is told, once, of a namespace that does not answer."""
+        self._open = open_diag
+        self._proc = proc
+        self._warn = warn
+        self._kept: dict[int, Diag] = {}
+        self._silent: set[int] = set()
+
+    def own(self, pids: Iterable[int]) -> Own:
+        """See ``Sockets``."""
+        spaces: dict[int, set[int]] = {}
+        paths: dict[int, Path] = {}
+        for pid in pids:
+            path = self._proc / str(pid) / "ns" / "net"
+            with contextlib.suppress(OSError):
+                space = path.stat().st_ino
+                spaces.setdefault(space, set()).update(socket_inodes(pid, self._proc))
+                paths.setdefault(space, path)
+        return Own({space: frozenset(inodes) for space, inodes in spaces.items()}, paths)
+
+    def look(self, own: Own) -> Look:
+        """See ``Sockets``."""
+        found: dict[int, Sock] = {}
+        for space, inodes in own.spaces.items():
+            if inodes:
+                diag = self._open(own.paths[space])
+                try:
+                    found.update(_of(diag.dump(), inodes))
+                finally:
+                    diag.close()
+        return found
+
+    def looks(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
+        """See ``Sockets``."""
+        places = {space: own.paths[space] for own in owners.values() for space, inodes in own.spaces.items() if inodes}
+        for space in self._kept.keys() - places.keys():  # or it would keep the namespace of a job that has ended
+            self._kept.pop(space).close()
+        dumps = {space: self._dump(space, path) for space, path in places.items()}
+        found: dict[int, Look] = {}
+        for job_id, own in owners.items():
+            seen: dict[int, Sock] = {}
+            for space, inodes in own.spaces.items():
+                dump = dumps.get(space)
+                if inodes and dump is None:
+                    break
+                seen.update(_of(dump or {}, inodes))
+            else:
+                found[job_id] = seen
+        return found
+
+    def _dump(self, space: int, path: Path) -> dict[int, Sock] | None:
+        try:
+            diag = self._kept.get(space)
+            if diag is None:
+                diag = self._kept[space] = self._open(path)
+            found = diag.dump()
+        except SockDiagError as error:
+            if (kept := self._kept.pop(space, None)) is not None:
+                kept.close()
+            if space not in self._silent:
+                self._silent.add(space)
+                self._warn(f"what waits on the sockets of sleeping jobs is not known: {error}")
+            return None
+        self._silent.discard(space)
+        return found
+
+    def close(self) -> None:
+        """Let everything go."""
+        for diag in self._kept.values():
+            diag.close()
+        self._kept.clear()
+
+
+def _of(dump: Mapping[int, Sock], inodes: frozenset[int]) -> Look:
+    return {inode: dump[inode] for inode in inodes if inode in dump}
+
+
+def noted(look: Look) -> dict[str, list[object]]:
+    """A look as it stands in the journal."""
+    return {
+        str(sock.inode): [sock.family, sock.state, sock.waiting, sock.port, sock.received] for sock in look.values()
+    }
+
+
+def from_note(note: Mapping[str, list[object]]) -> Look:
+    """A look from the journal; what cannot be read of it is as if it had not been there."""
+    found: dict[int, Sock] = {}
+    for inode, (family, state, waiting, port, received) in note.items():
+        numbers = (int(str(one)) for one in (state, waiting, port, received))
+        found[int(inode)] = Sock(int(inode), str(family), *numbers)
+    return found
