@@ -33,7 +33,7 @@ ENV_POLICY = "SLURM_AFFINODE_ZOMBIE_POLICY"
 DEFAULT_POLICY = Path("/etc/slurm-affinode/zombies.toml")
 SLURM_BACKENDS = ("auto", "pyslurm", "commands")
 
-_NIGHTLY_SPANS = ("sacct_overlap", "keep_samples", "keep_jobs", "keep_reports")
+_NIGHTLY_SPANS = ("sacct_overlap", "keep_samples", "keep_jobs", "keep_reports", "keep_audit")
 
 T = TypeVar("T")
 
@@ -144,6 +144,8 @@ class NightlyConfig:
     """Runs that ended longer ago go."""
     keep_reports: str = "400d"
     """Reports of periods that ended longer ago go."""
+    keep_audit: str = "1100d"
+    """Older records of what was done about squatters, zombies and orphans go; that they went is a record itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +162,9 @@ class Config:
     nightly: NightlyConfig = NightlyConfig()
     agent: AgentConfig = field(default_factory=AgentConfig)
     suspend: SuspendConfig = field(default_factory=SuspendConfig)
+    inplace: InplaceConfig = field(default_factory=InplaceConfig)
     zombies: ZombiesConfig = field(default_factory=ZombiesConfig)
     source: Path | None = None
-    inplace: InplaceConfig = field(default_factory=InplaceConfig)
     """The file that was read, if any. Not a key of the file."""
 
     @property
@@ -277,9 +279,9 @@ def parse(text: str, *, where: str) -> Config:
         if name in ("prometheus.step", "prometheus.timeout") and seconds == 0:
             raise ConfigError(f"{where}: {name}: {span} is not above 0")
     check_node(config.agent, config.suspend, where)
+    check_inplace(config.inplace, where)
     return config
 
-    check_inplace(config.inplace, where)
 
 def _build(cls: type[T], data: Mapping[str, Any], where: str, at: tuple[str, ...]) -> T:
     hints = typing.get_type_hints(cls)

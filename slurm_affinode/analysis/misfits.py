@@ -205,10 +205,10 @@ def _powerful(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str
     model = row["model"] or row["gpu_type"]
     if row["gpus"] != 1 or model is None or row["util_pct"] is None or row["fb_gib"] is None or not _uses_all(row):
         return None
-    if not any(fnmatchcase(normalized(model), pattern) for pattern in config.too_powerful):
-        return None
     host = None if row["max_rss_bytes"] is None else row["max_rss_bytes"] / GIB
     if row["util_pct"] > config.small_util_pct or row["fb_gib"] >= config.small_gpu_gib:
+        return None
+    if not any(fnmatchcase(normalized(model), pattern) for pattern in config.too_powerful):
         return None
     if (row["cpus"] or 0) > config.small_cores or (host is not None and host >= config.small_host_gib):
         return None

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 import numpy as np
 
@@ -55,6 +56,7 @@ class Queue:
             if job.gpus > 0 and job.until > job.eligible:
                 for partition in job.partitions:
                     groups.setdefault((job.cluster, partition), []).append(job)
+        self._suits: dict[Any, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
         self._groups = {
             key: (
                 jobs,
@@ -78,16 +80,29 @@ class Queue:
         begin, end = finding.since.timestamp(), finding.observed_at.timestamp()
         waited = np.minimum(until, end) - np.maximum(eligible, begin)
         places = len({gpu.node for gpu in finding.flagged_gpus}) or len(finding.nodes) or 1
-        fits = np.flatnonzero((waited > 0) & (gpus <= free) & (nodes <= places))
-        chosen = [i for i in fits if _suits(jobs[i], gpu_type, features)]
+        suits = self._suiting((finding.cluster, finding.partition or ""), jobs, gpu_type, features)
+        chosen = np.flatnonzero((waited > 0) & (gpus <= free) & (nodes <= places) & suits)
         left, startable = free, 0
-        for i in chosen:
-            if jobs[i].gpus <= left:
-                left -= jobs[i].gpus
+        for wanted in gpus[chosen].tolist():
+            if wanted <= left:
+                left -= wanted
                 startable += 1
-        times = [float(waited[i]) for i in chosen]
+                if not left:
+                    break
+        times = waited[chosen]
         examples = tuple(jobs[i].id for i in chosen[:EXAMPLES])
-        return QueueImpact(len(chosen), startable, sum(times), max(times, default=0.0), examples)
+        longest = float(times.max()) if len(times) else 0.0
+        return QueueImpact(len(chosen), startable, float(times.sum()), longest, examples)
+
+    def _suiting(
+        self, key: tuple[str, str], jobs: Sequence[Waiting], gpu_type: str | None,
+        features: Sequence[tuple[str, ...]] | None,
+    ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:  # fmt: skip
+        """Which of the jobs of a partition may run on such nodes: the same for thousands of findings."""
+        which = (key, gpu_type, None if features is None else frozenset(features))
+        if which not in self._suits:
+            self._suits[which] = np.array([_suits(job, gpu_type, features) for job in jobs], np.bool_)
+        return self._suits[which]
 
 
 def with_impact(

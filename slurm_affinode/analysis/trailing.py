@@ -23,6 +23,8 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 NEVER = -1
+BATCH_ROWS = 4_000_000
+"""Some 300 MB."""
 _SHIFT = 44
 """Bits for the time in the key of a sample: 557 years of milliseconds."""
 _VALUES = (*ACTIVITY, "fb_used_mib", "fb_total_mib", "power_w")
@@ -113,9 +115,23 @@ def follow(
     while day < until:
         if day.date() in have:
             begin, finish = max(day, since), min(day + timedelta(days=1), until)
-            _day(store, pairs, found, wanted, at, begin, finish, limit_pct, max_gap_steps)
+            for some in _batches(store, wanted, begin, finish):
+                _day(store, pairs, found, wanted, at, some, begin, finish, limit_pct, max_gap_steps)
         day += timedelta(days=1)
     return found
+
+
+def _batches(store: SampleStore, wanted: pl.Series, begin: datetime, finish: datetime) -> list[slice]:
+    """The devices some at a time, so that about ``BATCH_ROWS`` samples are in memory at once.
+
+    A day in one file is in the order of the devices, and a batch reads its part of it; one that still lies in several
+    files is read once as a whole.
+    """
+    parts = store.parts(begin, finish)
+    rows = sum(part.entry.rows for part in parts)
+    count = -(-rows // BATCH_ROWS) if all(part.single for part in parts) else 1
+    size = max(1, -(-len(wanted) // max(1, count)))
+    return [slice(first, first + size) for first in range(0, len(wanted), size)]
 
 
 def _day(  # noqa: PLR0917
@@ -124,17 +140,20 @@ def _day(  # noqa: PLR0917
     found: Trailing,
     wanted: pl.Series,
     at: Ints,
+    some: slice,
     begin: datetime,
     finish: datetime,
     limit_pct: float,
     max_gap_steps: float,
 ) -> None:
+    """Take in the samples of the devices ``wanted[some]``."""
+    mine = wanted[some]
     percent = [
         (pl.col(name) if name == "util_pct" else pl.col(name) * 100).cast(pl.Float32).alias(name) for name in ACTIVITY
     ]
     frame = (
         store.scan(begin, finish)
-        .filter(pl.col("device").is_in(wanted.implode()))
+        .filter(pl.col("device").is_between(mine[0], mine[-1]), pl.col("device").is_in(mine.implode()))
         .select("device", pl.col("time").dt.epoch("ms").alias("ms"), *percent, *_VALUES[len(ACTIVITY) :], "xid")
         .collect()
     )

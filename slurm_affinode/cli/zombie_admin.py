@@ -1,17 +1,14 @@
-"""``slurm-affinode zombies policy``, ``history`` and ``install``; ``slurm-affinode keep``."""
+"""``slurm-affinode zombies policy`` and ``history``; ``slurm-affinode keep``."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
-import pwd
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
 
-from slurm_affinode import process
 from slurm_affinode.cli.options import (
     Span,
     When,
@@ -24,10 +21,9 @@ from slurm_affinode.cli.options import (
     slurm_options,
     warn,
 )
-from slurm_affinode.config import DEFAULT_POLICY, Config
+from slurm_affinode.config import Config
 from slurm_affinode.core.spans import span
 from slurm_affinode.errors import AffinodeError
-from slurm_affinode.files import write_text
 from slurm_affinode.model.audit import RESULTS
 from slurm_affinode.model.cleanup import Keep, Policy
 from slurm_affinode.model.cluster import Job
@@ -35,11 +31,9 @@ from slurm_affinode.resources import asset_dir
 from slurm_affinode.slurm.backends import open_client
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.store.zombies import ZombieLog
-from slurm_affinode.workflow import zombie_keeps, zombie_policy
+from slurm_affinode.workflow import zombie_audit, zombie_keeps, zombie_policy
 from slurm_affinode.workflow import zombies as workflow
 from slurm_affinode.workflow.zombie_tools import Who
-
-SYSTEMCTL_S = 30.0
 
 _CHECK_EPILOG = """\b
 Examples:
@@ -160,6 +154,10 @@ Examples:
   slurm-affinode zombies history --since 7d
   slurm-affinode zombies history --job 123 --json       with the evidence of each decision
   slurm-affinode zombies history --verb cancel --result spared
+  slurm-affinode zombies history --prune 730d          how many records are older; with --yes they go
+
+\b
+`nightly` deletes what is older than nightly.keep_audit. Whoever deletes leaves a record of it.
 """
 
 
@@ -172,12 +170,16 @@ Examples:
 @click.option("--verb", metavar="WORD", help="Only this: look, warn-user, warn-admin, cancel, suspend, keep, ...")
 @click.option("--result", type=click.Choice(RESULTS), help="Only with this result.")
 @click.option("--limit", type=click.IntRange(1), default=200, show_default=True, metavar="N", help="The newest N.")
+@click.option("--prune", type=When(), metavar="TIME", help="Delete what is older than TIME: 730d, 2025-01-01.")
+@click.option("--yes", is_flag=True, help="With --prune: do it.")
 @json_option
 def history(
     *, config: Config, since: datetime | None, until: datetime | None, job: str | None, user: str | None,
-    verb: str | None, result: str | None, limit: int, as_json: bool,
+    verb: str | None, result: str | None, limit: int, prune: datetime | None, yes: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Show what was looked at, told and done: who, when, on what evidence, with what result. Oldest first."""
+    if prune is not None:
+        return _prune(config, prune, yes=yes, as_json=as_json)
     with Repository.open(config.db_url) as store:
         rows = ZombieLog(store.engine).history(
             since=since, until=until, job=job, user=user, verb=verb, result=result, limit=limit
@@ -192,6 +194,22 @@ def history(
             for one in rows
         ],
     )
+    return 0
+
+
+def _prune(config: Config, before: datetime, *, yes: bool, as_json: bool) -> int:
+    now = datetime.now(UTC)
+    with Repository.open(config.db_url, create=False) as store:
+        log = ZombieLog(store.engine)
+        count = log.count_before(before)
+        if yes:
+            count = zombie_audit.prune(log, before, Who.am_i(), now, "zombies history --prune")
+    if as_json:
+        print_json({"before": before, "records": count, "deleted": yes})
+        return 0
+    click.echo(f"{count} records before {before:%Y-%m-%d %H:%M} UTC {'were deleted' if yes else 'would be deleted'}")
+    if count and not yes:
+        warn("nothing was deleted; add --yes")
     return 0
 
 
@@ -265,117 +283,3 @@ def _write(config: Config, wish: Keep, job: str, now: datetime) -> bool:
     except AffinodeError:
         return False
     return True
-
-
-# --- install
-
-
-_INSTALL_EPILOG = """\b
-Examples:
-  slurm-affinode zombies install                       systemd, where it runs, else cron; every 15 minutes
-  slurm-affinode zombies install --cron --every 10m --user slurm-affinode
-  slurm-affinode zombies install --root /tmp/image     write the files only, for an image or a package
-  slurm-affinode zombies install --remove
-"""
-_COMMAND = "slurm-affinode zombies clean --warn --live --yes"
-"""As it stands in what ships; replaced by what was asked for."""
-_SERVICE, _TIMER, _CRON = "slurm-affinode-zombies.service", "slurm-affinode-zombies.timer", "slurm-affinode-zombies"
-
-
-@click.command(epilog=_INSTALL_EPILOG)
-@config_options
-@click.option("--systemd/--cron", "systemd", default=None, help="Which of the two.  [default: systemd where it runs]")
-@click.option("--every", type=Span(60), default="15m", show_default=True, metavar="SPAN", help="How often.")
-@click.option("--user", default="root", show_default=True, metavar="NAME",
-              help="As whom: root, or SlurmUser; whoever it is has to be one of agent.admins.")  # fmt: skip
-@click.option("--warn-only", is_flag=True, help="Only tell people; nothing is cancelled.")
-@click.option("--options", metavar="TEXT",
-              help="Options of the command.  [default: --live, and --prometheus where that is set]")  # fmt: skip
-@click.option("--root", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Write below DIR; nothing is started.")  # fmt: skip
-@click.option("--remove", is_flag=True, help="Take away what this command wrote.")
-@json_option
-def install(
-    *, config: Config, systemd: bool | None, every: float, user: str, warn_only: bool, options: str | None,
-    root: Path | None, remove: bool, as_json: bool,
-) -> int:  # fmt: skip
-    """Install the timer (systemd) or the crontab that warns and cleans up, and the policy, where there is none."""
-    base = root or Path("/")
-    if options is None:
-        options = f"--live --prometheus {config.prometheus.url}" if config.prometheus.url else "--live"
-    if root is None and os.geteuid() != 0:
-        raise AffinodeError("only root can install it", hint="or write the files somewhere: --root DIR")
-    if any(not word.isprintable() for word in (user, options)) or any(c in user for c in " %:/"):
-        raise AffinodeError(f"{user!r} is no user")
-    if root is None:
-        try:
-            pwd.getpwnam(user)
-        except KeyError:
-            raise AffinodeError(f"there is no user {user}", hint="--user NAME") from None
-    by_systemd = Path("/run/systemd/system").is_dir() if systemd is None else systemd
-    units, cron = base / "etc/systemd/system", base / "etc/cron.d" / _CRON
-    if remove:
-        gone = _remove([units / _SERVICE, units / _TIMER, cron], start=root is None)
-        _say(as_json, removed=gone)
-        return 0
-    verb = "warn" if warn_only else "clean --warn"
-    command = f"slurm-affinode zombies {verb} {options} --yes".replace("  ", " ")
-    written = []
-    site = base / str(DEFAULT_POLICY).lstrip("/")
-    if not site.exists():
-        write_text(site, (asset_dir("reports") / "zombies-policy.toml").read_text(encoding="utf-8"))
-        written.append(site)
-    if by_systemd:
-        values = {_COMMAND: command, "User=root\n": f"User={user}\n", "=15min": f"={round(every)}s"}
-        written += [_fill(asset_dir("reports") / "systemd" / name, units / name, values) for name in (_SERVICE, _TIMER)]
-    else:
-        line = f"{_minutes(every)} * * * * {user} {command.replace('%', chr(92) + '%')}"
-        values = {f"*/15 * * * * root {_COMMAND}": line}
-        written.append(_fill(asset_dir("reports") / "cron.d" / _CRON, cron, values))
-    if root is None and by_systemd:
-        process.run(("systemctl", "daemon-reload"), timeout_s=SYSTEMCTL_S)
-        process.run(("systemctl", "enable", "--now", _TIMER), timeout_s=SYSTEMCTL_S)
-    _say(as_json, written=written)
-    return 0
-
-
-def _fill(template: Path, target: Path, values: dict[str, str]) -> Path:
-    text = functools.reduce(
-        lambda made, item: made.replace(*item), values.items(), template.read_text(encoding="utf-8")
-    )
-    write_text(target, text)
-    return target
-
-
-def _minutes(every_s: float) -> str:
-    """The first field of a crontab line; cron knows minutes of the hour only."""
-    minutes = max(1, round(every_s / 60))
-    if minutes < 60 and 60 % minutes == 0:
-        return "*" if minutes == 1 else f"*/{minutes}"
-    if minutes == 60:
-        return "7"
-    raise AffinodeError(
-        f"cron cannot run every {span(every_s)}", hint="choose a part of an hour: 5m, 10m, 15m, 30m, 1h"
-    )
-
-
-def _remove(paths: list[Path], *, start: bool) -> list[Path]:
-    there = [path for path in paths if path.exists()]
-    if start and any(path.name == _TIMER for path in there):
-        process.run(("systemctl", "disable", "--now", _TIMER), timeout_s=SYSTEMCTL_S, check=False)
-    for path in there:
-        path.unlink()
-    if start and any(path.name == _TIMER for path in there):
-        process.run(("systemctl", "daemon-reload"), timeout_s=SYSTEMCTL_S, check=False)
-    return there
-
-
-def _say(as_json: bool, **paths: list[Path]) -> None:
-    if as_json:
-        print_json(paths)
-        return
-    for word, found in paths.items():
-        for path in found:
-            click.echo(f"{word} {printable(str(path))}")
-        if not found:
-            click.echo(f"nothing {word}")

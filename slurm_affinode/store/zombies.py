@@ -82,6 +82,29 @@ class ZombieLog:
             rows = connection.execute(query).mappings().all()
         return [_entry(dict(row)) for row in reversed(rows)]
 
+    def count_before(self, moment: datetime) -> int:
+        """How many records are older."""
+        query = select(func.count()).select_from(zombie_audit).where(zombie_audit.c.at_ms < _ms(moment))
+        with reading(self._engine) as connection:
+            return int(connection.execute(query).scalar() or 0)
+
+    def delete_before(self, moment: datetime, told: AuditEntry) -> int:
+        """Delete older records and, in the same transaction, add one that says so; how many went.
+
+        Warnings, wishes and broken claims of that time go as well: they count for nothing any more.
+        """
+        limit = _ms(moment)
+
+        def work(connection: Connection) -> int:
+            gone = connection.execute(delete(zombie_audit).where(zombie_audit.c.at_ms < limit)).rowcount
+            connection.execute(delete(zombie_warnings).where(zombie_warnings.c.at_ms < limit))
+            connection.execute(delete(zombie_keeps).where(zombie_keeps.c.until_ms < limit))
+            connection.execute(delete(zombie_claims).where(zombie_claims.c.until_ms < limit))
+            _append(connection, [_row(told)])
+            return int(gone)
+
+        return write(self._engine, work)
+
     # --- what a decision goes by
 
     def ledger(self, now: datetime) -> Ledger:

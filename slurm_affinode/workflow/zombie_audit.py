@@ -29,3 +29,12 @@ def note_look(config: Config, command: str, findings: Sequence[Finding], *, job:
     except AffinodeError:
         return False
     return True
+
+
+def prune(log: ZombieLog, before: datetime, who: Who, now: datetime, why: str) -> int:
+    """Delete records older than ``before``; how many. That they went, and why, is a record itself."""
+    count = log.count_before(before)
+    if count:
+        text = f"{count} records before {before:%Y-%m-%d %H:%M} UTC were deleted: {why}"
+        log.delete_before(before, AuditEntry(now, who.run, who.actor, "prune", "done", text))
+    return count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 
 from slurm_affinode.core.spans import span
@@ -29,24 +29,31 @@ def find(
 ) -> list[Finding]:  # fmt: skip
     """Findings about processes, GPUs and nodes; jobs that are COMPLETING for ``completing_s``."""
     found: list[Finding] = []
+    on: dict[str, list[Job]] = {}
+    for job in jobs:
+        for name in job.nodes if job.allocated else ():
+            on.setdefault(name, []).append(job)
+    alive = frozenset(job.job_id for job in jobs if not job.ended)
     for answer in answers:
-        here = [job for job in jobs if job.allocated and answer.node in job.nodes]
+        here = on.get(answer.node, [])
         if answer.by != "agent":
             continue
-        found += _processes(cluster, answer, jobs, here, now)
+        found += _processes(cluster, answer, alive, here, now)
         found += [one for gpu in answer.gpus if (one := _memory(cluster, gpu, here, now)) is not None]
     found += [one for job in jobs if (one := _completing(cluster, job, now, completing_s)) is not None]
     found += [one for node in nodes if (one := _drained(cluster, node, now)) is not None]
     return found
 
 
-def orphan(process: LiveProcess, jobs: Iterable[Job], here: Iterable[Job]) -> str | None:
-    """Why a process belongs to no job; ``None``: it does, or may. What is not known speaks for the process."""
+def orphan(process: LiveProcess, alive: Collection[int], here: Iterable[Job]) -> str | None:
+    """Why a process belongs to no job; ``None``: it does, or may. What is not known speaks for the process.
+
+    ``alive``: raw ids of the jobs that have not ended; ``here``: the jobs on its node.
+    """
     if process.system:
         return None
     if process.job is not None:
-        alive = next((job for job in jobs if job.job_id == process.job and not job.ended), None)
-        if alive is not None or process.source == "slurmstepd":
+        if process.job in alive or process.source == "slurmstepd":
             return None
         return f"it is of job {process.job}, which does not run any more"
     if any(job.uid == process.uid for job in here):
@@ -55,7 +62,7 @@ def orphan(process: LiveProcess, jobs: Iterable[Job], here: Iterable[Job]) -> st
 
 
 def _processes(
-    cluster: str, answer: NodeAnswer, jobs: Sequence[Job], here: Sequence[Job], now: datetime
+    cluster: str, answer: NodeAnswer, alive: Collection[int], here: Sequence[Job], now: datetime
 ) -> list[Finding]:
     on: dict[int, tuple[LiveProcess, list[LiveGpu]]] = {}
     for gpu in answer.gpus:
@@ -63,7 +70,7 @@ def _processes(
             on.setdefault(process.pid, (process, []))[1].append(gpu)
     found = []
     for process, gpus in on.values():
-        why = orphan(process, jobs, here)
+        why = orphan(process, alive, here)
         if why is None:
             continue
         used = process.used_mib

@@ -38,6 +38,8 @@ class Outcome:
     deleted_days: int = 0
     """Days of GPU samples."""
     deleted_reports: tuple[str, ...] = ()
+    deleted_audit: int = 0
+    """Records of what was done about squatters, zombies and orphans."""
     failures: tuple[Failure, ...] = field(default_factory=tuple)
 
 

@@ -20,12 +20,14 @@ from slurm_affinode.report.build import WrittenReport
 from slurm_affinode.slurm.times import zone_name
 from slurm_affinode.store.records import ReportRecord
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.store.zombies import ZombieLog
 from slurm_affinode.timespec import parse_span_s
-from slurm_affinode.workflow import pipeline, suspension_intake
+from slurm_affinode.workflow import pipeline, suspension_intake, zombie_audit
 from slurm_affinode.workflow.nightly import shelf
 from slurm_affinode.workflow.nightly.outcome import Failure, Outcome
 from slurm_affinode.workflow.nightly.periods import Period, candidates
 from slurm_affinode.workflow.nightly.sources import Sources
+from slurm_affinode.workflow.zombie_tools import Who
 
 Say = Callable[[str], None]
 Render = Callable[[Config, Period, Path, datetime], WrittenReport]
@@ -43,6 +45,7 @@ class _Log:
     deleted_reports: list[str] = field(default_factory=list)
     deleted_days: int = 0
     deleted_runs: int = 0
+    deleted_audit: int = 0
     failures: list[Failure] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -81,10 +84,12 @@ class _Keep:
     samples: datetime
     jobs: datetime
     reports: datetime
+    audit: datetime
 
     @classmethod
     def of(cls, config: Config, now: datetime) -> _Keep:
-        spans = (config.nightly.keep_samples, config.nightly.keep_jobs, config.nightly.keep_reports)
+        keys = config.nightly
+        spans = (keys.keep_samples, keys.keep_jobs, keys.keep_reports, keys.keep_audit)
         return cls(*(now - timedelta(seconds=parse_span_s(span)) for span in spans))
 
 
@@ -210,9 +215,13 @@ class _Night:
             log.deleted_days = len(self.history.delete_before(self.keep.samples.date()))
         with log.part("retention of accounting"):
             log.deleted_runs = self.store.delete_before(self.keep.jobs)
+        with log.part("retention of the audit"):
+            who = Who.am_i()
+            zombies = ZombieLog(self.store.engine)
+            log.deleted_audit = zombie_audit.prune(zombies, self.keep.audit, who, self.now, "nightly.keep_audit")
         log.say(
             f"  deleted: {len(log.deleted_reports)} reports, {log.deleted_days} days of GPU samples, "
-            f"{log.deleted_runs} job runs"
+            f"{log.deleted_runs} job runs, {log.deleted_audit} records of the audit"
         )
 
     def outcome(self) -> Outcome:
@@ -226,6 +235,7 @@ class _Night:
             current=tuple(log.current),
             empty=tuple(log.empty),
             deleted_runs=log.deleted_runs,
+            deleted_audit=log.deleted_audit,
             deleted_days=log.deleted_days,
             deleted_reports=tuple(log.deleted_reports),
             failures=tuple(log.failures),

@@ -245,3 +245,17 @@ def test_every_look_is_written_down_where_it_may_be(state: Path) -> None:
     assert len(rows) == before + 1
     assert rows[-1]["reason"].startswith("list: ")
     assert rows[-1]["evidence"][0]["finding"]
+
+
+def test_the_audit_is_pruned_by_a_person_with_yes(state: Path) -> None:
+    """Without it the number is told; what was deleted is a record."""
+    words = ("zombies", "history", "--state", str(state))
+    run("zombies", "list", "--state", str(state), "--slurm-backend", "commands")
+    there = len(json.loads(run(*words, "--json").stdout))
+    shown = run(*words, "--prune", "now")
+    assert f"{there} records before" in shown.stdout
+    assert "would be deleted" in shown.stdout
+    assert len(json.loads(run(*words, "--json").stdout)) == there
+    assert json.loads(run(*words, "--prune", "now", "--yes", "--json").stdout)["records"] == there
+    [left] = json.loads(run(*words, "--json").stdout)
+    assert (left["verb"], left["reason"].endswith("zombies history --prune")) == ("prune", True)

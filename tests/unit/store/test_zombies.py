@@ -13,6 +13,8 @@ from slurm_affinode.model.audit import AuditEntry
 from slurm_affinode.model.cleanup import Keep
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.store.zombies import ZombieLog, bounded
+from slurm_affinode.workflow import zombie_audit
+from slurm_affinode.workflow.zombie_tools import Who
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOLD = timedelta(minutes=10)
@@ -139,3 +141,19 @@ def test_what_is_seen_again_is_known_since_the_first_time(log: ZombieLog) -> Non
     log.see([KEY], NOW + timedelta(hours=64))
     assert log.ledger(NOW).seen[KEY] == NOW + timedelta(hours=64)
     assert log.ledger(NOW).told == {}
+
+
+def test_old_records_go_with_a_record_of_it(log: ZombieLog) -> None:
+    """Never silently: who deleted how many, and why; nothing younger goes, and what never was is not told."""
+    who, later = Who("r9", "root@login"), NOW + timedelta(days=3)
+    log.record([entry(), entry(at=NOW + timedelta(days=2))])
+    log.warned("old", 1, NOW, "alice", "r1")
+    assert zombie_audit.prune(log, NOW, who, later, "nightly.keep_audit") == 0
+    assert zombie_audit.prune(log, NOW + timedelta(days=1), who, later, "nightly.keep_audit") == 1
+    kept, told = log.history()
+    assert kept.at == NOW + timedelta(days=2)
+    assert (told.verb, told.result, told.actor, told.at) == ("prune", "done", "root@login", later)
+    assert told.reason == "1 records before 2026-11-21 12:00 UTC were deleted: nightly.keep_audit"
+    assert log.ledger(later).warnings == {}
+    log.record([entry(at=later)])
+    assert [one.number for one in log.history()] == [2, 3, 4]

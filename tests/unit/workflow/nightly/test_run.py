@@ -9,7 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from slurm_affinode.errors import ConfigError, UnreachableError
+from slurm_affinode.model.audit import AuditEntry
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.store.zombies import ZombieLog
 from slurm_affinode.workflow.nightly.outcome import Failure, NightlyError
 
 DUE = ("day/2026-11-19", "week/2026-W46", "month/2026-10")
@@ -128,16 +130,21 @@ def test_retention_removes_reports_samples_and_runs_and_nothing_else(site):
     other = site.out / "day" / "notes"
     other.mkdir()
     site.toml += '[nightly]\nkeep_samples = "5d"\nkeep_jobs = "20d"\nkeep_reports = "8d"\n'
+    site.toml += 'keep_audit = "3d"\n'
+    old, new = (AuditEntry(site.now + timedelta(days=n), "r", "root", "look", "seen", "list") for n in (-4, 0))
+    with Repository.open(site.config.db_url) as store:
+        ZombieLog(store.engine).record([old, new])
     site.now += timedelta(days=2)
     outcome = site.night()
     assert outcome.failures == ()
     assert set(outcome.deleted_reports) == {"month/2026-10"}
-    assert (outcome.deleted_days, outcome.deleted_runs) == (2, 1)
+    assert (outcome.deleted_days, outcome.deleted_runs, outcome.deleted_audit) == (2, 1, 1)
     assert not (site.out / "month/2026-10").exists()
     assert other.is_dir()
     assert "2026-10/" not in (site.out / "index.html").read_text()
     with Repository.open(site.config.db_url) as store:
         assert store.counts().jobs == 2
+        assert [one.verb for one in ZombieLog(store.engine).history()] == ["look", "prune"]
 
 
 def test_what_retention_thinned_out_is_not_made_anew_and_poorer(site):

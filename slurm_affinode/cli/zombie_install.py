@@ -1,0 +1,130 @@
+"""``slurm-affinode zombies install``: the timer or the crontab."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pwd
+from pathlib import Path
+
+import click
+
+from slurm_affinode import process
+from slurm_affinode.cli.options import Span, config_options, json_option, print_json, printable
+from slurm_affinode.config import DEFAULT_POLICY, Config
+from slurm_affinode.core.spans import span
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.files import write_text
+from slurm_affinode.resources import asset_dir
+
+SYSTEMCTL_S = 30.0
+
+_INSTALL_EPILOG = """\b
+Examples:
+  slurm-affinode zombies install                       systemd, where it runs, else cron; every 15 minutes
+  slurm-affinode zombies install --cron --every 10m --user slurm-affinode
+  slurm-affinode zombies install --root /tmp/image     write the files only, for an image or a package
+  slurm-affinode zombies install --remove
+"""
+_COMMAND = "slurm-affinode zombies clean --warn --live --yes"
+"""As it stands in what ships; replaced by what was asked for."""
+_SERVICE, _TIMER, _CRON = "slurm-affinode-zombies.service", "slurm-affinode-zombies.timer", "slurm-affinode-zombies"
+
+
+@click.command(epilog=_INSTALL_EPILOG)
+@config_options
+@click.option("--systemd/--cron", "systemd", default=None, help="Which of the two.  [default: systemd where it runs]")
+@click.option("--every", type=Span(60), default="15m", show_default=True, metavar="SPAN", help="How often.")
+@click.option("--user", default="root", show_default=True, metavar="NAME",
+              help="As whom: root, or SlurmUser; whoever it is has to be one of agent.admins.")  # fmt: skip
+@click.option("--warn-only", is_flag=True, help="Only tell people; nothing is cancelled.")
+@click.option("--options", metavar="TEXT",
+              help="Options of the command.  [default: --live, and --prometheus where that is set]")  # fmt: skip
+@click.option("--root", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Write below DIR; nothing is started.")  # fmt: skip
+@click.option("--remove", is_flag=True, help="Take away what this command wrote.")
+@json_option
+def install(
+    *, config: Config, systemd: bool | None, every: float, user: str, warn_only: bool, options: str | None,
+    root: Path | None, remove: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Install the timer (systemd) or the crontab that warns and cleans up, and the policy, where there is none."""
+    base = root or Path("/")
+    if options is None:
+        options = f"--live --prometheus {config.prometheus.url}" if config.prometheus.url else "--live"
+    if root is None and os.geteuid() != 0:
+        raise AffinodeError("only root can install it", hint="or write the files somewhere: --root DIR")
+    if any(not word.isprintable() for word in (user, options)) or any(c in user for c in " %:/"):
+        raise AffinodeError(f"{user!r} is no user")
+    if root is None:
+        try:
+            pwd.getpwnam(user)
+        except KeyError:
+            raise AffinodeError(f"there is no user {user}", hint="--user NAME") from None
+    by_systemd = Path("/run/systemd/system").is_dir() if systemd is None else systemd
+    units, cron = base / "etc/systemd/system", base / "etc/cron.d" / _CRON
+    if remove:
+        gone = _remove([units / _SERVICE, units / _TIMER, cron], start=root is None)
+        _say(as_json, removed=gone)
+        return 0
+    verb = "warn" if warn_only else "clean --warn"
+    command = f"slurm-affinode zombies {verb} {options} --yes".replace("  ", " ")
+    written = []
+    site = base / str(DEFAULT_POLICY).lstrip("/")
+    if not site.exists():
+        write_text(site, (asset_dir("reports") / "zombies-policy.toml").read_text(encoding="utf-8"))
+        written.append(site)
+    if by_systemd:
+        values = {_COMMAND: command, "User=root\n": f"User={user}\n", "=15min": f"={round(every)}s"}
+        written += [_fill(asset_dir("reports") / "systemd" / name, units / name, values) for name in (_SERVICE, _TIMER)]
+    else:
+        line = f"{_minutes(every)} * * * * {user} {command.replace('%', chr(92) + '%')}"
+        values = {f"*/15 * * * * root {_COMMAND}": line}
+        written.append(_fill(asset_dir("reports") / "cron.d" / _CRON, cron, values))
+    if root is None and by_systemd:
+        process.run(("systemctl", "daemon-reload"), timeout_s=SYSTEMCTL_S)
+        process.run(("systemctl", "enable", "--now", _TIMER), timeout_s=SYSTEMCTL_S)
+    _say(as_json, written=written)
+    return 0
+
+
+def _fill(template: Path, target: Path, values: dict[str, str]) -> Path:
+    text = functools.reduce(
+        lambda made, item: made.replace(*item), values.items(), template.read_text(encoding="utf-8")
+    )
+    write_text(target, text)
+    return target
+
+
+def _minutes(every_s: float) -> str:
+    """The first field of a crontab line; cron knows minutes of the hour only."""
+    minutes = max(1, round(every_s / 60))
+    if minutes < 60 and 60 % minutes == 0:
+        return "*" if minutes == 1 else f"*/{minutes}"
+    if minutes == 60:
+        return "7"
+    raise AffinodeError(
+        f"cron cannot run every {span(every_s)}", hint="choose a part of an hour: 5m, 10m, 15m, 30m, 1h"
+    )
+
+
+def _remove(paths: list[Path], *, start: bool) -> list[Path]:
+    there = [path for path in paths if path.exists()]
+    if start and any(path.name == _TIMER for path in there):
+        process.run(("systemctl", "disable", "--now", _TIMER), timeout_s=SYSTEMCTL_S, check=False)
+    for path in there:
+        path.unlink()
+    if start and any(path.name == _TIMER for path in there):
+        process.run(("systemctl", "daemon-reload"), timeout_s=SYSTEMCTL_S, check=False)
+    return there
+
+
+def _say(as_json: bool, **paths: list[Path]) -> None:
+    if as_json:
+        print_json(paths)
+        return
+    for word, found in paths.items():
+        for path in found:
+            click.echo(f"{word} {printable(str(path))}")
+        if not found:
+            click.echo(f"nothing {word}")
