@@ -113,12 +113,6 @@ class SuspendConfig:
     wake_backoff_limit: str = "2h"
 
 
-_SUSPEND_SPANS = (
-    "min_run", "backoff", "backoff_max", "lock_timeout", "dump_timeout", "restore_timeout", "slurm_timeout",
-    "wake_every", "wake_backoff", "wake_backoff_limit",
-)  # fmt: skip
-_MAY_BE_0 = ("min_run", "backoff", "wake_backoff", "wake_backoff_limit", "backoff_max")
-
 @dataclass(frozen=True, slots=True)
 class InplaceConfig:
     """Jobs with ``mode=inplace``: they sleep where they are, and share GPUs."""
@@ -139,13 +133,13 @@ class InplaceConfig:
     """Such a prolog waits so long; less than Slurm's PrologEpilogTimeout."""
 
 
+_SUSPEND_SPANS = (
+    "min_run", "backoff", "backoff_max", "lock_timeout", "dump_timeout", "restore_timeout", "slurm_timeout",
+    "wake_every", "wake_backoff", "wake_backoff_limit",
+)  # fmt: skip
+_MAY_BE_0 = ("min_run", "backoff", "wake_backoff", "wake_backoff_limit", "backoff_max")
 
-def check(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
-    """Raise ``ConfigError``, naming file and key, for a value of the right kind that cannot be."""
-    for key, text in _spans(agent, suspend):
-        if text is None:
-            continue
-        try:
+
 def check_inplace(inplace: InplaceConfig, where: str) -> None:
     """Raise ``ConfigError``, naming file and key, for a value of the right kind that cannot be."""
     for key in ("freeze_timeout", "wake_deadline", "prolog_timeout"):
@@ -163,6 +157,12 @@ def check_inplace(inplace: InplaceConfig, where: str) -> None:
         raise ConfigError(f"{where}: inplace.on_deadline: {inplace.on_deadline!r} is not wait or end")
 
 
+def check(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
+    """Raise ``ConfigError``, naming file and key, for a value of the right kind that cannot be."""
+    for key, text in _spans(agent, suspend):
+        if text is None:
+            continue
+        try:
             seconds = parse_span_s(text)
         except AffinodeError as error:
             raise ConfigError(f"{where}: {key}: {error}", hint=error.hint) from None

@@ -40,8 +40,8 @@ from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import Versions
 from slurm_affinode.sizes import parse_size
 from slurm_affinode.slurm.interface import SlurmClient
-
 from slurm_affinode.timespec import parse_span_s
+
 _MIB = 2**20
 
 
@@ -85,7 +85,6 @@ class NodeGpus:
                         held[device.uuid, process.pid] = process.used_mib or 0.0
         return round(sum(held.values()) * _MIB)
 
-    def free_bytes(self, device: Device) -> int | None:
     def processes(self) -> Mapping[str, Mapping[int, int]]:
         """UUID -> PID -> bytes that it holds there."""
         found: dict[str, dict[int, int]] = {}
@@ -96,6 +95,7 @@ class NodeGpus:
                     held[process.pid] = round((process.used_mib or 0.0) * _MIB)
         return found
 
+    def free_bytes(self, device: Device) -> int | None:
         """Free memory of a device."""
         with self._driver() as driver:
             free = driver.read(device).fb_free_mib
