@@ -10,7 +10,7 @@ VENV := .venv/bin
 DEMO_OUT ?= out/demo
 
 .PHONY: help demo test test-fast lint format check-types docs bench system-packages install lock wheel clean \
-  cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-demo cluster-demo-suspend cluster-test
+  test-gpu gpu-bundle bench-gpu cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-demo cluster-demo-suspend cluster-test
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,18 @@ cluster-demo-suspend: ## A job goes idle, sleeps, its GPU serves another, it goe
 cluster-test: .venv/.dev ## Run the tests that need the cluster.
 	@containers/ensure-docker.sh
 	$(VENV)/pytest -m cluster tests/cluster
+
+# EMULATED=1: on the emulated driver, at small sizes, to see that the tests and benchmarks themselves work.
+on_gpu = $(if $(EMULATED),tests/gpu/emulated)
+
+test-gpu: .venv/.dev ## Run the tests that need an NVIDIA GPU (EMULATED=1: on the emulated driver).
+	@$(on_gpu) $(VENV)/pytest -m gpu tests/gpu
+
+bench-gpu: .venv/.dev ## GB/s of a suspension by phase, against the driver alone and PCIe (EMULATED=1: on the emulated driver).
+	@$(on_gpu) $(VENV)/python -m benchmarks.gpu
+
+gpu-bundle: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Pack what test-gpu and bench-gpu need on a machine without a network: dist/slurm-affinode-gpu.tar.xz.
+	@UV='$(UV)' tests/gpu/bundle/make
 
 bench: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Run the benchmarks, print ratios (takes some minutes).
 	$(UV) sync --quiet --frozen --all-extras --group dev --group bench

@@ -1,0 +1,261 @@
+"""Seconds of each phase of a suspension: with our code, with the driver's calls alone, in turns on the same process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gpu import tree
+from gpu.machine import MIB, Machine
+from gpu.programs import HERE, Program, Programs, looked_after
+
+from slurm_affinode.checkpoint import namespace, room
+from slurm_affinode.checkpoint.criu import Criu
+from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.cuda_helper import Driver
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import Tree
+from slurm_affinode.gpu.nvml import NvmlDriver
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
+
+PHASES = ("lock", "checkpoint", "restore", "unlock")
+LOCK_MS = 30_000
+PR_SET_THP_DISABLE = 41
+
+
+class Bare:
+    """The driver's calls and nothing else, from this process."""
+
+    def __init__(self) -> None:
+        self._driver = Driver()
+        self._driver.initialise()
+        self._lock_args = self._driver.load().CUcheckpointLockArgs()
+        self._lock_args.timeoutMs = LOCK_MS
+
+    def phases(self, pid: int) -> dict[str, Callable[[], Any]]:
+        """What is timed."""
+        call = self._driver.call
+        return {
+            "lock": lambda: call("cuCheckpointProcessLock", pid, self._lock_args),
+            "checkpoint": lambda: call("cuCheckpointProcessCheckpoint", pid, None),
+            "restore": lambda: call("cuCheckpointProcessRestore", pid, None),
+            "unlock": lambda: call("cuCheckpointProcessUnlock", pid, None),
+        }
+
+
+@dataclass
+class Ours:
+    """What the agent does: through the helper, with room looked for before a restore."""
+
+    cuda: Cuda
+    nvml: NvmlDriver
+    needs: dict[str, int] = field(default_factory=dict)
+
+    def free(self) -> dict[str, int | None]:
+        """Free bytes by UUID."""
+        found = {one.uuid: self.nvml.read(one).fb_free_mib for one in self.nvml.devices() if one.mig is None}
+        return {uuid: None if mib is None else int(mib * MIB) for uuid, mib in found.items()}
+
+    def phases(self, pid: int) -> dict[str, Callable[[], Any]]:
+        """What is timed."""
+        return {
+            "lock": lambda: self.cuda.lock(pid, timeout_ms=LOCK_MS),
+            "checkpoint": lambda: self.cuda.checkpoint(pid),
+            "restore": lambda: room.restore(self.cuda, pid, self.needs, self.free),
+            "unlock": lambda: self.cuda.unlock(pid),
+        }
+
+
+def timed(action: Callable[[], Any]) -> float:
+    """Seconds."""
+    began = time.monotonic()
+    action()
+    return time.monotonic() - began
+
+
+def sizes(machine: Machine, nvml: NvmlDriver, wanted_mib: list[int]) -> tuple[list[int], list[str]]:
+    """Those that fit into GPU and host memory, and why the others do not."""
+    free = (nvml.read(nvml.devices()[0]).fb_free_mib or 0) * 0.97 - 1024 * (not machine.emulated)
+    fit, left_out = [], []
+    for mib in wanted_mib:
+        if mib > free:
+            left_out.append(f"{mib / 1024:g} GiB: the GPU has {free / 1024:.1f} GiB free")
+        elif mib > machine.host_available_mib * 0.85:
+            left_out.append(f"{mib / 1024:g} GiB: the host has {machine.host_available_mib / 1024:.1f} GiB available")
+        else:
+            fit.append(mib)
+    return fit, left_out
+
+
+def staging(run: Programs, ours: Ours, bare: Bare, mib: int, rounds: int) -> dict[str, Any]:
+    """One size: every phase, medians over the rounds, both sides in turns."""
+    program = run.start()
+    program.ask("setup", mib=mib, seed=1, graph=False)
+    digest = program.ask("digest") if mib <= 10 * 1024 else program.ask("steps", count=1)
+    seconds: dict[str, dict[str, list[float]]] = {side: {one: [] for one in PHASES} for side in ("bare", "ours")}
+    ours.needs = {ours.nvml.devices()[0].uuid: mib * MIB}
+    program.restored = True
+    for number in range(rounds + 1):  # the first is to warm up
+        turns: list[tuple[str, Bare | Ours]] = [("bare", bare), ("ours", ours)]
+        for side, way in turns[:: -1 if number % 2 else 1]:
+            for name, action in way.phases(program.pid).items():
+                took = timed(action)
+                if number:
+                    seconds[side][name].append(took)
+    if mib <= 10 * 1024 and program.ask("digest") != digest:
+        raise AssertionError("the memory came back changed")
+    run.close()
+    run.started.clear()
+    medians = {
+        side: {one: statistics.median(found) for one, found in phases.items()} for side, phases in seconds.items()
+    }
+    out = {side: medians[side]["lock"] + medians[side]["checkpoint"] for side in medians}
+    back = {side: medians[side]["restore"] + medians[side]["unlock"] for side in medians}
+    return {
+        "bytes": mib * MIB,
+        "rounds": rounds,
+        "seconds": medians,
+        "out_gbps": {side: mib * MIB / 1e9 / out[side] for side in out},
+        "in_gbps": {side: mib * MIB / 1e9 / back[side] for side in back},
+        "added": (out["ours"] + back["ours"]) / (out["bare"] + back["bare"]) - 1,
+        "wake_ratio": back["ours"] / medians["bare"]["restore"],
+    }
+
+
+def pages(run: Programs, bare: Bare, mib: int, rounds: int) -> list[dict[str, Any]]:
+    """The driver's own staging with and without transparent huge pages in the process that is suspended."""
+    found = []
+    for name, disable in (("as the system has them", False), ("off in the process (prctl)", True)):
+        with thp_disabled(disable):
+            program = run.start()
+        program.ask("setup", mib=mib, seed=1, graph=False)
+        program.restored = True
+        taken: dict[str, list[float]] = {one: [] for one in PHASES}
+        for _ in range(rounds):
+            for phase, action in bare.phases(program.pid).items():
+                taken[phase].append(timed(action))
+        run.close()
+        run.started.clear()
+        medians = {one: statistics.median(values) for one, values in taken.items()}
+        found.append({"huge_pages": name, "bytes": mib * MIB, "seconds": medians})
+    return found
+
+
+@contextlib.contextmanager
+def thp_disabled(disable: bool) -> Iterator[None]:
+    """Children that are started now have no transparent huge pages."""
+    import ctypes  # noqa: PLC0415 - here alone
+
+    libc = ctypes.CDLL(None)
+    if disable:
+        libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        if disable:
+            libc.prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)
+
+
+def parallel(run: Programs, nvml: NvmlDriver, mib: int, counts: tuple[int, ...] = (2, 4)) -> list[dict[str, Any]]:
+    """The same memory in several processes: out one after another, and all at once, each with a helper of its own."""
+    found = []
+    for count in counts:
+        started = [run.start() for _ in range(count)]
+        for program in started:
+            program.ask("setup", mib=max(8, mib // count), seed=1, graph=False)
+            program.restored = True
+        drivers = [Cuda(driver_version=nvml.version) for _ in started]
+        try:
+            for cuda, program in zip(drivers, started, strict=True):
+                cuda.users([program.pid])  # its helper is there
+            one = {"processes": count, "bytes": count * max(8, mib // count) * MIB}
+            for name, workers in (("in_turn", 1), ("at_once", count)):
+                one[name] = _all(drivers, started, workers)  # type: ignore[assignment]
+            found.append(one)
+        finally:
+            for cuda in drivers:
+                cuda.close()
+            run.close()
+            run.started.clear()
+    return found
+
+
+def _all(drivers: list[Cuda], started: list[Program], workers: int) -> dict[str, float]:
+    pairs = list(zip(drivers, started, strict=True))
+    with ThreadPoolExecutor(workers) as pool:
+        for cuda, program in pairs:
+            cuda.lock(program.pid, timeout_ms=LOCK_MS)
+        out = timed(lambda: list(pool.map(lambda pair: pair[0].checkpoint(pair[1].pid), pairs)))
+        back = timed(lambda: list(pool.map(lambda pair: pair[0].restore(pair[1].pid), pairs)))
+        for cuda, program in pairs:
+            cuda.unlock(program.pid)
+    return {"checkpoint_s": out, "restore_s": back}
+
+
+def imaged(run: Programs, ours: Ours, machine: Machine, mib: int, directory: Path) -> dict[str, Any] | str:
+    """The whole way through CRIU and an image on disk; or why not."""
+    why = tree.can()
+    if why is not None:
+        return why
+    if machine.criu is None:
+        return "no criu 4.1 or newer"
+    criu, store = Criu(program=machine.criu), DirectoryStore(directory / f"images-{os.getpid()}", os.urandom(32))
+    if mib * MIB * 1.2 > store.usage().free:
+        return f"{mib / 1024:g} GiB do not fit on the disk of {directory}"
+    work = Path(run.top)
+    place = work / f"imaged-{time.monotonic_ns()}"
+    place.mkdir()
+    program, key = Program(place), JobKey("bench", 1, 1)
+    seconds: dict[str, float] = {}
+    try:
+        with tree.space(work, sys.executable, str(HERE / "worker.py"), str(place)) as first:
+            with looked_after(ours.cuda, program):
+                program.ready()
+                root_ns, program.pid = first.root()
+                program.ask("setup", mib=mib, seed=1, graph=False)
+                for name in ("lock", "checkpoint"):
+                    seconds[name] = timed(ours.phases(program.pid)[name])
+                began = time.monotonic()
+                with store.begin(key, uid=0, estimate=mib * MIB) as writer:
+                    writer.follow()
+                    criu.dump(Tree(first.init, program.pid, root_ns), writer.criu_fd, timeout_s=3000)
+                    image = writer.commit(_manifest(key, root_ns, mib))
+                seconds["dump"] = time.monotonic() - began
+        with tree.space(work) as second, looked_after(ours.cuda, program):
+            again = store.find(LiveRun(replace(key, submit_epoch=2), 0, 1))
+            assert again is not None
+            seconds["verify"] = timed(lambda: store.verify(again))
+            fd = store.open_criu(again)
+            seconds["restore image"] = timed(
+                lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=3000)
+            )
+            os.close(fd)
+            program.pid = namespace.members(second.init)[root_ns]
+            for name in ("restore", "unlock"):
+                seconds[name] = timed(ours.phases(program.pid)[name])
+            program.ask("steps", count=1)
+            program.send("end")
+            while program.alive:
+                time.sleep(0.01)
+        return {"bytes": mib * MIB, "image_bytes": image.manifest.size, "directory": str(directory), "seconds": seconds}
+    finally:
+        for one in store.images():
+            if not isinstance(one, Exception):
+                store.remove(one)
+        store.close()
+
+
+def _manifest(key: JobKey, root: int, mib: int) -> Manifest:
+    return Manifest(
+        key=key, seq=0, uid=0, gid=0, node="here", restarts=0, started_epoch=0.0, dumped_epoch=0.0,
+        option=SuspendOption(), versions=Versions("", "", ""), root_pid=root, cuda_pids=(root,), gpus=(),
+        gpu_bytes=mib * MIB, outputs=(), files=(),
+    )  # fmt: skip

@@ -1,0 +1,120 @@
+"""What was measured, against the goals: a table for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.published import PUBLISHED
+
+ADDED, WAKE = 0.05, 1.2
+NOT_MEASURED = "not yet measured on hardware"
+COMMAND = "make bench-gpu"
+
+
+def goals(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each goal with its value; ``met`` is null where it was not measured on hardware."""
+    hardware = found["status"] == "measured"
+    largest = found["staging"][-1] if found["staging"] else None
+
+    def goal(name: str, target: str, value: float | None, met: bool) -> dict[str, Any]:
+        return {"goal": name, "target": target, "value": value, "met": met if hardware and value is not None else None}
+
+    added = max((one["added"] for one in found["staging"]), default=None)
+    wake = largest["wake_ratio"] if largest else None
+    default = found.get("host_memory_default")
+    return [
+        goal("added to the driver's own time, the worst size", "under 5 %", added, (added or 0) < ADDED),
+        goal("wake from host memory, times the driver's restore", "at most 1.2", wake, (wake or 0) <= WAKE),
+        goal(
+            "the default host memory, times the fastest that can be had", "at most 1.05",
+            default and default["times_fastest"], bool(default) and default["times_fastest"] <= 1.05,
+        ),
+    ]  # fmt: skip
+
+
+def show(found: dict[str, Any]) -> None:
+    """The table."""
+    machine = found["machine"]
+    gpu = machine["gpus"][0]
+    print(
+        f"\n{gpu['model']}, driver {machine['driver']}{' (EMULATED: not a measurement)' if machine['emulated'] else ''}"
+    )
+    print(f"{'':26}{'lock':>9}{'checkpoint':>12}{'restore':>9}{'unlock':>9}{'out':>11}{'in':>11}")
+    for one in found["staging"]:
+        for side in ("bare", "ours"):
+            taken = one["seconds"][side]
+            cells = f"{taken['lock']:8.3f}s{taken['checkpoint']:11.3f}s{taken['restore']:8.3f}s{taken['unlock']:8.3f}s"
+            rates = f"{one['out_gbps'][side]:6.2f} GB/s{one['in_gbps'][side]:6.2f} GB/s"
+            print(f"{_gib(one['bytes']):>10} {'driver alone' if side == 'bare' else 'our code':15}{cells}{rates}")
+        print(f"{'':11}added {one['added']:+.1%}, wake {one['wake_ratio']:.2f} x the driver's restore")
+    for text in found["left_out"]:
+        print(f"  not measured: {text}")
+    _copies(found["host_memory"], found.get("host_memory_default"))
+    _pages(found["huge_pages"])
+    print("\nseveral processes, seconds          out in turn  out at once   in in turn   in at once")
+    for one in found["parallel"]:
+        turn, once = one["in_turn"], one["at_once"]
+        print(
+            f"  {one['processes']} with {_gib(one['bytes'])} together{'':10}{turn['checkpoint_s']:10.3f}"
+            f"{once['checkpoint_s']:13.3f}{turn['restore_s']:13.3f}{once['restore_s']:13.3f}"
+        )
+    print("\nthrough CRIU and an image on disk")
+    for image in found["images"]:
+        if isinstance(image, str):
+            print(f"  not measured: {image}")
+            continue
+        rates = ", ".join(f"{name} {_rate(image['bytes'], taken)}" for name, taken in image["seconds"].items())
+        print(f"  {_gib(image['bytes'])}: {rates}")
+    print("\npublished")
+    for published in PUBLISHED:
+        rates = "" if published.out_gbps is None else f"{published.out_gbps:g} GB/s out, {published.in_gbps:g} in; "
+        print(f"  {published.what}: {rates}{published.source}")
+    print()
+    for one in found["goals"]:
+        value = "not measured" if one["value"] is None else f"{one['value']:.3f}"
+        verdict = {True: "met", False: "MISSED", None: NOT_MEASURED}[one["met"]]
+        print(f"{one['goal']}: {value} ({one['target']}): {verdict}")
+
+
+def _copies(kinds: Iterable[dict[str, Any]], default: dict[str, Any] | None) -> None:
+    print("\ncopies over the link, GB/s                    make+first out      out again       in")
+    for one in kinds:
+        if "why_not" in one:
+            print(f"  {one['kind']:40} cannot be had: {one['why_not']}")
+            continue
+        size = one["bytes"] / 1e9
+        whole = size / (one["make_s"] + one["first_out_s"])
+        print(f"  {one['kind']:40}{whole:17.2f}{size / one['out_s']:15.2f}{size / one['in_s']:9.2f}")
+    if default is not None:
+        print(f"  fastest out and in together: {default['fastest']}; the default: {default['default']}")
+
+
+def _pages(pages: Iterable[dict[str, Any]]) -> None:
+    print("\nthe driver's staging, transparent huge pages")
+    for one in pages:
+        taken = one["seconds"]
+        print(
+            f"  {one['huge_pages']:30}{_rate(one['bytes'], taken['checkpoint'])} out,"
+            f" {_rate(one['bytes'], taken['restore'])} in"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:g} GiB" if size >= 1 << 30 else f"{size >> 20} MiB"
+
+
+def _rate(size: int, seconds: float) -> str:
+    return f"{size / 1e9 / max(seconds, 1e-9):.2f} GB/s ({seconds:.2f} s)"
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """All of it, or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    found = {**found, "published": [asdict(one) for one in PUBLISHED]}
+    new.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    new.rename(path)
