@@ -1,29 +1,52 @@
-"""Copies the files of an image from one directory to another, digesting what is written, and takes up broken copies."""
+"""Copies the files of an image from one directory to another, digesting what is written, and takes up begun copies.
+
+The only way in which image data moves between tiers. A copy has the signed manifest from its beginning, so that what
+was begun can be told from a broken dump, and its files are verified block by block as they pass.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from slurm_affinode.checkpoint import digest, rootdir
+from slurm_affinode.checkpoint import blockio, digest, rootdir
 from slurm_affinode.checkpoint.interface import ImageDamaged
 from slurm_affinode.checkpoint.writer import CRIU, MANIFEST, SIGNATURE
 from slurm_affinode.model.suspension import FileFact, Manifest
 
-_CHUNK = 4 << 20
 _SMALL = 64 << 20
+_DIRECT_FROM = 1 << 20
+_ZEROS = memoryview(bytes(1 << 20))
 
 Progress = Callable[[int], None]
 
 
-def copy_files(
-    manifest: Manifest, source_fd: int, target_fd: int, *, owner: int, progress: Progress | None = None
-) -> None:
-    """Copy all that the manifest lists, and the manifest itself last. All is durable then, but for the names.
+@dataclass(frozen=True, slots=True)
+class How:
+    """How data moves."""
 
-    Raises ``ImageDamaged`` where the source is not what the manifest says, ``OSError`` of the target's file system.
+    limiter: blockio.Limiter
+    read_direct: bool = False
+    """Read past the page cache: what comes from a slow tier is not read again there."""
+    write_direct: bool = False
+    """Write past the page cache, where the target's file system lets us."""
+    progress: Progress | None = None
+    stop: Callable[[], bool] = lambda: False
+    """Looked at between blocks; the copy is then left as it is, to be taken up."""
+
+
+class Stopped(Exception):  # noqa: N818 - not a failure
+    """A copy was asked to stop."""
+
+
+def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int, how: How) -> None:
+    """Copy all that the manifest lists. All is durable then, but for the names.
+
+    Raises ``ImageDamaged`` where the source is not what the manifest says, ``OSError`` of the target's file system,
+    ``Stopped``.
     """
     kind = digest.named(manifest.digest)
     with (
@@ -31,20 +54,42 @@ def copy_files(
         rootdir.directory(target_fd, CRIU, owner=owner) as criu_to,
         digest.pool() as executor,
     ):
-        wanted = {fact.path for fact in manifest.files} | {MANIFEST, SIGNATURE, CRIU}
+        wanted = {fact.path for fact in manifest.files} | {CRIU}
         for at, prefix in ((target_fd, ""), (criu_to, f"{CRIU}/")):
             for name in rootdir.names(at):
-                if prefix + name not in wanted or name in (MANIFEST, SIGNATURE):
+                if prefix + name not in wanted:
                     os.unlink(name, dir_fd=at)
+        for name in (MANIFEST, SIGNATURE):
+            rootdir.write(target_fd, name, rootdir.read(source_fd, name, owner=owner, limit=_SMALL))
         for fact in manifest.files:
             inner = fact.path.startswith(f"{CRIU}/")
             name = fact.path[len(CRIU) + 1 :] if inner else fact.path
             ends = (criu_from, criu_to) if inner else (source_fd, target_fd)
-            _Copy(kind, fact, name, ends[0], ends[1], owner, progress).run(executor)
-        for name in (MANIFEST, SIGNATURE):
-            rootdir.write(target_fd, name, rootdir.read(source_fd, name, owner=owner, limit=_SMALL))
+            _Copy(kind, fact, name, ends[0], ends[1], owner, how).run(executor)
         os.fsync(criu_to)
         os.fsync(target_fd)
+
+
+def shorten(manifest: Manifest, fd: int, keep: int, *, owner: int) -> None:
+    """Leave about ``keep`` bytes of a copy: whole blocks from its beginning, in the order in which it is made."""
+    with rootdir.directory(fd, CRIU, owner=owner) as criu_fd:
+        for fact in manifest.files:
+            inner = fact.path.startswith(f"{CRIU}/")
+            at, name = (criu_fd, fact.path[len(CRIU) + 1 :]) if inner else (fd, fact.path)
+            if fact.size <= keep:
+                keep -= fact.size
+                continue
+            blocks, keep = keep // digest.BLOCK, 0
+            if blocks == 0:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=at)
+                continue
+            target = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            try:
+                if os.fstat(target).st_size > blocks * digest.BLOCK:
+                    os.ftruncate(target, blocks * digest.BLOCK)
+            finally:
+                os.close(target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +102,23 @@ class _Copy:
     source_at: int
     target_at: int
     owner: int
-    progress: Progress | None
+    how: How
 
     def run(self, executor: ThreadPoolExecutor) -> None:
-        with rootdir.file(self.source_at, self.name, owner=self.owner, size=self.fact.size) as source:
+        size = self.fact.size
+        with rootdir.file(self.source_at, self.name, owner=self.owner, size=size) as source:
             target = self._open()
             try:
                 begun = os.fstat(target).st_size
                 # Blocks are written by several threads, so that the last ones before the end may have holes.
-                kept = max(0, begun // digest.BLOCK - 2 * digest.workers())
+                kept = max(0, begun // digest.BLOCK - 2 * digest.workers()) if begun < size else digest.count(size)
+                if size >= _DIRECT_FROM and self.how.read_direct:
+                    blockio.past_cache(source)
                 if self._copy(source, target, kept, executor) != self.fact.digest:
                     again = kept > 0 and self._copy(source, target, 0, executor) == self.fact.digest
                     if not again:
                         raise ImageDamaged(f"{self.fact.path}: its contents have changed")
-                os.ftruncate(target, self.fact.size)
+                os.ftruncate(target, size)
                 os.fsync(target)
             finally:
                 os.close(target)
@@ -82,35 +130,53 @@ class _Copy:
         return fd
 
     def _copy(self, source: int, target: int, kept: int, executor: ThreadPoolExecutor) -> str:
+        """Blocks from ``kept`` on are copied, those before it read where they are; the digest of all."""
+        size = self.fact.size
+        # What is left out because it is 0 has to be a hole.
+        os.ftruncate(target, min(size, kept * digest.BLOCK))
+        if size >= _DIRECT_FROM:
+            # What is kept is read through the cache, by other threads, from the same descriptor.
+            blockio.past_cache(target, on=self.how.write_direct and not kept)
+
         def one(number: int) -> bytes:
+            if self.how.stop():
+                raise Stopped
             if number < kept:
-                made = digest.block(self.kind, target, number, self.fact.size)
+                made = digest.block(self.kind, target, number, size)
             else:
-                made = _copy_block(self.kind, source, target, number, self.fact.size)
-            if self.progress is not None:
-                self.progress(min(self.fact.size, (number + 1) * digest.BLOCK) - number * digest.BLOCK)
+                made = self._copy_block(source, target, number)
+            if self.how.progress is not None:
+                self.how.progress(min(size, (number + 1) * digest.BLOCK) - number * digest.BLOCK)
             return made
 
         try:
-            return self.kind.total(executor.map(one, range(digest.count(self.fact.size))))
+            return self.kind.total(executor.map(one, range(digest.count(size))))
         except EOFError:
             raise ImageDamaged(f"{self.fact.path}: is shorter than it was") from None
 
+    def _copy_block(self, source: int, target: int, number: int) -> bytes:
+        """Copy what is not 0 of a block; the hash of all of it."""
+        state, buffer = self.kind.new(), blockio.buffer()
+        begin, end = number * digest.BLOCK, min(self.fact.size, (number + 1) * digest.BLOCK)
+        done = begin
+        for start, stop in blockio.data_ranges(source, begin, end):
+            _add_zeros(state, start - done)
+            for at in range(start, stop, blockio.CHUNK):
+                length = min(blockio.CHUNK, stop - at)
+                self.how.limiter.pass_(length)
+                if blockio.read_into(source, buffer, length, at) < length:
+                    raise EOFError
+                state.update(buffer.view[:length])
+                for first, last in blockio.runs(buffer, length):
+                    blockio.write_from(target, buffer, first, last, at + first)
+            done = stop
+        _add_zeros(state, end - done)
+        if not blockio.is_direct(target):
+            digest.start_writing(target, begin, end - begin)
+        return state.digest()
 
-def _copy_block(kind: digest.Kind, source: int, target: int, number: int, size: int) -> bytes:
-    """Copy a block; the hash of what was written."""
-    state = kind.new()
-    at, end = number * digest.BLOCK, min(size, (number + 1) * digest.BLOCK)
-    buffer = bytearray(min(_CHUNK, max(1, end - at)))
-    view = memoryview(buffer)
-    while at < end:
-        got = os.preadv(source, [view[: min(len(buffer), end - at)]], at)
-        if got == 0:
-            raise EOFError
-        state.update(view[:got])
-        done = 0
-        while done < got:
-            done += os.pwrite(target, view[done:got], at + done)
-        at += got
-    digest.start_writing(target, number * digest.BLOCK, end - number * digest.BLOCK)
-    return state.digest()
+
+def _add_zeros(state: digest.Hash, count: int) -> None:
+    while count > 0:
+        state.update(_ZEROS[: min(count, len(_ZEROS))])
+        count -= len(_ZEROS)

@@ -14,20 +14,22 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
-from slurm_affinode.checkpoint import manifest, rootdir
-from slurm_affinode.checkpoint.copying import copy_files
+from slurm_affinode.checkpoint import manifest, rootdir, sweeping
+from slurm_affinode.checkpoint.blockio import Limiter
+from slurm_affinode.checkpoint.copying import How, Stopped, copy_files, shorten
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Usage
 from slurm_affinode.checkpoint.verifying import same_contents, same_files
 from slurm_affinode.checkpoint.writer import CRIU, MANIFEST, SIGNATURE, TMP, ImageWriter, Place, begin_directory, locked
-from slurm_affinode.core.suspension import of_this_run, owns
-from slurm_affinode.model.suspension import JobKey, LiveRun
+from slurm_affinode.core.suspension import owns
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 from slurm_affinode.sizes import size as gib
 
 _JOB = re.compile(r"(?P<cluster>[A-Za-z0-9_-]{1,64})\.(?P<job>[1-9]\d{0,9})")
 _SEQ = re.compile(r"\d{4}")
-_GONE = ".gone"
+_PLAIN = How(Limiter(0))
 _MANIFEST_LIMIT = 64 << 20
 
 
@@ -71,8 +73,7 @@ class DirectoryStore:
         """A new image. ``at_least``: lowest sequence number, where another store has older ones. Raises ``NoRoom``."""
         with self._mutex:
             self._make_room_for(uid, estimate)
-            rootdir.make_directory(self._top, key.name)
-            job_fd = rootdir.open_directory(self._top, key.name, owner=self._owner)
+            job_fd = self._job_directory(key.name)
             try:
                 taken = [int(name[:4]) for name in rootdir.names(job_fd) if _SEQ.match(name)]
                 seq = max([at_least, *(number + 1 for number in taken)])
@@ -84,6 +85,13 @@ class DirectoryStore:
                 os.close(job_fd)
                 raise
             return self._writer(key.name, job_fd, seq, fds, (uid, estimate))
+
+    def _job_directory(self, name: str) -> int:
+        try:
+            rootdir.make_directory(self._top, name)
+            return rootdir.open_directory(self._top, name, owner=self._owner)
+        except OSError as error:
+            raise NoRoom(f"{self.path}: nothing can be written: {error.strerror}") from None
 
     def _writer(self, name: str, job_fd: int, seq: int, fds: tuple[int, int], pending: tuple[int, int]) -> ImageWriter:
         self._pending[name, seq] = pending
@@ -98,7 +106,27 @@ class DirectoryStore:
         with self._mutex:
             self._make_room_for(uid, estimate)
 
+    def mounted(self) -> None:
+        """Raises ``NoRoom`` where the path is not the directory any more that was opened: unmounted, or replaced."""
+        try:
+            now, then = self.path.lstat(), os.fstat(self._top)
+        except OSError as error:
+            raise NoRoom(f"{self.path}: is not there any more: {error.strerror}") from None
+        if (now.st_dev, now.st_ino) != (then.st_dev, then.st_ino):
+            raise NoRoom(f"{self.path}: is not the file system any more that the agent was started with")
+        if os.fstatvfs(self._top).f_flag & os.ST_RDONLY:
+            raise NoRoom(f"{self.path}: is read-only")
+
+    def room(self) -> int:
+        """Bytes that an image may still have here."""
+        with self._mutex:
+            usage = self.usage()
+            promised = sum(size for _, size in self._pending.values())
+        left = usage.free - self._reserve - promised
+        return max(0, left if self._quota is None else min(left, self._quota - usage.used - promised))
+
     def _make_room_for(self, uid: int, estimate: int) -> None:
+        self.mounted()
         usage = self.usage()
         promised = sum(size for _, size in self._pending.values())
         mine = usage.by_user.get(uid, 0) + sum(size for user, size in self._pending.values() if user == uid)
@@ -169,9 +197,12 @@ class DirectoryStore:
             os.close(fd)
 
     def _image(self, job_fd: int, name: str, seq: int) -> Image:
+        return Image(self._manifest(job_fd, name, seq, f"{seq:04d}"), str(self.path))
+
+    def _manifest(self, job_fd: int, name: str, seq: int, entry: str) -> Manifest:
         label = f"{name}/{seq:04d}"
         try:
-            with rootdir.directory(job_fd, f"{seq:04d}", owner=self._owner) as fd:
+            with rootdir.directory(job_fd, entry, owner=self._owner) as fd:
                 data = rootdir.read(fd, MANIFEST, owner=self._owner, limit=_MANIFEST_LIMIT)
                 signature = rootdir.read(fd, SIGNATURE, owner=self._owner, limit=4096)
             found = manifest.decode(data, signature, self._key)
@@ -181,7 +212,7 @@ class DirectoryStore:
             raise ImageDamaged(f"{label}: {error}") from None
         if (found.key.name, found.seq) != (name, seq):
             raise ImageDamaged(f"{label}: is the image {found.key.name}/{found.seq:04d}, put elsewhere")
-        return Image(found, str(self.path))
+        return found
 
     def open(self, image: Image) -> int:
         """A descriptor of the image's directory (the caller closes it). Raises ``ImageDamaged``."""
@@ -223,10 +254,11 @@ class DirectoryStore:
 
     # --- copying
 
-    def copy(self, image: Image, to: DirectoryStore, *, progress: Callable[[int], None] | None = None) -> Image:
-        """Copy to another store, verified on the way; takes up where a broken copy ended. Raises ``NoRoom``.
+    def copy(self, image: Image, to: DirectoryStore, how: How = _PLAIN) -> Image:
+        """Copy to another store, verified on the way; takes up where a broken copy ended.
 
-        An image that is there already, complete, is left as it is.
+        An image that is there already, complete, is left as it is. Raises ``NoRoom``, ``ImageDamaged`` where this one
+        is not sound, ``CheckpointError`` where the copy was told to stop.
         """
         key, seq = image.manifest.key, image.manifest.seq
         with suppress(ImageDamaged):
@@ -236,8 +268,11 @@ class DirectoryStore:
         with to.take_up(image) as writer:
             fd = self.open(image)
             try:
-                copy_files(image.manifest, fd, writer.fd, owner=self._owner, progress=progress)
+                copy_files(image.manifest, fd, writer.fd, owner=self._owner, how=how)
                 writer.publish()
+            except Stopped:
+                writer.leave()
+                raise CheckpointError(f"{key.name}: the copy was stopped; it is taken up later") from None
             except OSError as error:
                 writer.leave()
                 raise NoRoom(f"{to.path}: {key.name} cannot be copied: {error.strerror}") from None
@@ -252,8 +287,8 @@ class DirectoryStore:
         """A writer for a copy of an image, begun before or not."""
         key, seq, size = image.manifest.key, image.manifest.seq, image.manifest.size
         with self._mutex:
-            rootdir.make_directory(self._top, key.name)
-            job_fd = rootdir.open_directory(self._top, key.name, owner=self._owner)
+            self._make_room_for(image.manifest.uid, 0)
+            job_fd = self._job_directory(key.name)
             try:
                 half = 0
                 with suppress(FileNotFoundError), rootdir.directory(job_fd, f"{seq:04d}{TMP}", owner=self._owner) as fd:
@@ -268,6 +303,55 @@ class DirectoryStore:
             return self._writer(key.name, job_fd, seq, fds, (image.manifest.uid, max(0, size - half)))
 
     # --- removing
+
+    def set_aside(self, image: Image) -> None:
+        """Put a damaged image out of the way: nobody finds it, and it can be looked at while its job lives."""
+        name, entry = image.manifest.key.name, f"{image.manifest.seq:04d}"
+        with self._job(name) as job_fd:
+            if job_fd is not None:
+                with suppress(FileNotFoundError):
+                    os.rename(
+                        entry, f"{entry}.{time.monotonic_ns()}{sweeping.BAD}", src_dir_fd=job_fd, dst_dir_fd=job_fd
+                    )
+                    os.fsync(job_fd)
+
+    def aside(self) -> list[str]:
+        """What was set aside: ``CLUSTER.JOBID/SEQ.N.bad``."""
+        found = []
+        for name in self._jobs():
+            with suppress(ImageDamaged), self._job(name) as job_fd:
+                if job_fd is not None:
+                    found += [f"{name}/{entry}" for entry in rootdir.names(job_fd) if entry.endswith(sweeping.BAD)]
+        return found
+
+    def cut(self, image: Image, keep: int) -> None:
+        """Leave about ``keep`` bytes of a copy, as one that was begun; 0: nothing. What is elsewhere must be whole."""
+        name, entry = image.manifest.key.name, f"{image.manifest.seq:04d}"
+        if keep <= 0:
+            self._remove(name, [entry, entry + TMP])
+            return
+        with self._job(name) as job_fd:
+            if job_fd is None or locked(job_fd, entry + TMP):
+                return
+            with suppress(FileNotFoundError):
+                os.rename(entry, entry + TMP, src_dir_fd=job_fd, dst_dir_fd=job_fd)
+                os.fsync(job_fd)
+            with suppress(FileNotFoundError), rootdir.directory(job_fd, entry + TMP, owner=self._owner) as fd:
+                shorten(image.manifest, fd, keep, owner=self._owner)
+
+    def begun(self) -> list[tuple[Manifest, int]]:
+        """Copies that are not complete, with the bytes that there are of them; not those that grow right now."""
+        found = []
+        for name in self._jobs():
+            with suppress(ImageDamaged, OSError), self._job(name) as job_fd:
+                entries = [] if job_fd is None else rootdir.names(job_fd)
+                for entry in entries:
+                    if job_fd is not None and entry.endswith(TMP) and not locked(job_fd, entry):
+                        with suppress(ImageDamaged, OSError):
+                            facts = self._manifest(job_fd, name, int(entry[:4]), entry)
+                            with rootdir.directory(job_fd, entry, owner=self._owner) as fd:
+                                found.append((facts, rootdir.size_of(fd)))
+        return found
 
     def remove(self, image: Image) -> None:
         """Remove it; from the first moment on nobody finds it. Removing it twice is no error."""
@@ -290,7 +374,7 @@ class DirectoryStore:
 
     @staticmethod
     def _drop(job_fd: int, entry: str) -> None:
-        gone = f"{entry}.{time.monotonic_ns()}{_GONE}"
+        gone = f"{entry}.{time.monotonic_ns()}{sweeping.GONE}"
         try:
             os.rename(entry, gone, src_dir_fd=job_fd, dst_dir_fd=job_fd)
         except FileNotFoundError:
@@ -322,49 +406,22 @@ class DirectoryStore:
         ``live``: *all* running and pending jobs of the cluster, of an answer that Slurm really gave. What is younger
         than ``young_s`` stays: its job may be newer than that answer. ``dry_run``: what would be removed.
         """
-        runs: dict[int, list[LiveRun]] = {}
-        for run in live:
-            runs.setdefault(run.key.job_id, []).append(run)
-        removed = []
+        runs, removed, now = sweeping.by_job(live), [], self._clock()
         for name in self._jobs():
             match = _JOB.fullmatch(name)
             if match is None or match["cluster"] != cluster:
                 continue
             with suppress(ImageDamaged), self._job(name) as job_fd:
                 if job_fd is not None:
-                    stale = self._stale(job_fd, name, runs.get(int(match["job"]), []), young_s)
-                    removed += [f"{name}/{entry}" for entry in stale]
-                    for entry in [] if dry_run else stale:
+                    load = partial(self._manifest, job_fd, name)
+                    found = sweeping.stale(job_fd, load, runs.get(int(match["job"]), []), now=now, young_s=young_s)
+                    removed += [f"{name}/{entry}" for entry in found]
+                    for entry in [] if dry_run else found:
                         self._drop(job_fd, entry)
             if not dry_run:
                 with suppress(OSError):
                     os.rmdir(name, dir_fd=self._top)
         return removed
-
-    def _stale(self, job_fd: int, name: str, runs: list[LiveRun], young_s: float) -> list[str]:
-        found = []
-        for entry in rootdir.names(job_fd):
-            try:
-                age_s = self._clock() - os.stat(entry, dir_fd=job_fd, follow_symlinks=False).st_mtime
-            except FileNotFoundError:  # another node sweeps, too
-                continue
-            if age_s < young_s and not entry.endswith(_GONE):
-                continue
-            if _SEQ.fullmatch(entry):
-                if self._wanted(job_fd, name, int(entry), runs):
-                    continue
-            elif entry.endswith(TMP) and locked(job_fd, entry):
-                continue
-            found.append(entry)
-        return found
-
-    def _wanted(self, job_fd: int, name: str, seq: int, runs: list[LiveRun]) -> bool:
-        """A damaged image stays while its job lives: it is evidence, and the job may be held because of it."""
-        try:
-            found = self._image(job_fd, name, seq).manifest
-        except ImageDamaged:
-            return bool(runs)
-        return any(owns(found, run) or of_this_run(found, run) for run in runs)
 
     def usage(self) -> Usage:
         """What is used, by whom. Images that are being written count for the store, not yet for their user."""

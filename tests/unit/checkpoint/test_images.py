@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_affinode.checkpoint import digest
+from slurm_affinode.checkpoint.blockio import Limiter
+from slurm_affinode.checkpoint.copying import How
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom
 from slurm_affinode.model.suspension import JobKey, LiveRun
@@ -258,7 +260,7 @@ def test_a_broken_copy_is_taken_up(
             raise OSError(28, "No space left on device")
 
     with pytest.raises(NoRoom, match="No space left"):
-        store.copy(image, shared, progress=stop)
+        store.copy(image, shared, How(Limiter(0), progress=stop))
     assert shared.find(LATER) is None
     half = shared.path / JOB.name / "0001.tmp" / "criu" / "pages-1.img"
     begun = half.stat().st_size
