@@ -75,7 +75,8 @@ def install(
         write_text(site, (asset_dir("reports") / "zombies-policy.toml").read_text(encoding="utf-8"))
         written.append(site)
     if by_systemd:
-        values = {_COMMAND: command, "User=root\n": f"User={user}\n", "=15min": f"={round(every)}s"}
+        escaped = command.replace("%", "%%").replace("$", "$$")
+        values = {_COMMAND: escaped, "User=root\n": f"User={user}\n", "=15min": f"={round(every)}s"}
         written += [_fill(asset_dir("reports") / "systemd" / name, units / name, values) for name in (_SERVICE, _TIMER)]
     else:
         line = f"{_minutes(every)} * * * * {user} {command.replace('%', chr(92) + '%')}"

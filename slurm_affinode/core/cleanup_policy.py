@@ -288,6 +288,9 @@ def _epilog(reader: _Reader, data: Any) -> EpilogPolicy:
     return EpilogPolicy(found.get("dirty", base.dirty), found.get("kill", base.kill), found.get("wait", base.wait_s))
 
 
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+
 def _mail(reader: _Reader, data: Any) -> MailPolicy:
     known: dict[str, values.Kind] = {
         "via": values.one_of("none", "smtp", "command", "webhook"), "sender": values.address,
@@ -300,9 +303,12 @@ def _mail(reader: _Reader, data: Any) -> MailPolicy:
     if "smtp" in found:
         smtp: dict[str, values.Kind] = {
             "host": values.text, "port": values.whole(1), "tls": values.one_of("none", "starttls", "tls"),
-            "user": values.text, "password_file": values.text, "timeout": values.span,
+            "user": values.text, "password_file": values.text, "timeout": values.span, "ca_file": values.text,
         }  # fmt: skip
         table = reader.table(found["smtp"], ("mail", "smtp"), smtp)
+        if table.get("user") and table.get("tls", "none") == "none" and table.get("host", "localhost") not in _HERE:
+            reader.fault(("mail", "smtp", "user"), "its password would go over the network in the clear",
+                         hint='tls = "starttls" or "tls"')  # fmt: skip
         found["smtp"] = Smtp(**{"timeout_s" if key == "timeout" else key: value for key, value in table.items()})
     via = found.get("via", "none")
     if via in ("command", "webhook") and not found.get(via):

@@ -169,6 +169,8 @@ class Smtp:
     user: str | None = None
     password_file: str | None = None
     timeout_s: float = 30.0
+    ca_file: str | None = None
+    """Certificates (PEM) of authorities to believe in place of the system's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def postman(mail: MailPolicy, now: Callable[[], datetime]) -> Post:
 
 def _smtp(made: EmailMessage, server: Smtp) -> None:
     where = f"mail server {server.host}:{server.port}"
-    context = ssl.create_default_context()
+    context = _authorities(server)
     try:
         opened: smtplib.SMTP
         if server.tls == "tls":
@@ -62,6 +62,14 @@ def _smtp(made: EmailMessage, server: Smtp) -> None:
         raise UnreachableError(f"{where} refuses the recipient: {shown(said)}") from error
     except (OSError, smtplib.SMTPException) as error:
         raise UnreachableError(f"{where}: {shown(str(error))}", hint="see mail.smtp of the policy") from error
+
+
+def _authorities(server: Smtp) -> ssl.SSLContext:
+    """Who vouches for the server. Raises ``InputError``."""
+    try:
+        return ssl.create_default_context(cafile=server.ca_file)
+    except (OSError, ValueError) as error:
+        raise InputError(f"holds no certificates: {error}", where=str(server.ca_file)) from error
 
 
 def _secret(path: str) -> str:

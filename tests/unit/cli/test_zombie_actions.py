@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,21 @@ def test_install_writes_the_timer_and_a_policy(tmp_path: Path) -> None:
     config.unlink()
     run("zombies", "install", "--root", str(tmp_path), "--remove")
     assert written(tmp_path) == {"etc/slurm-affinode/zombies.toml"}
+
+
+def test_systemd_takes_what_install_writes(tmp_path: Path) -> None:
+    """Also with a URL and a span of one's own."""
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not installed")
+    options = "--live --prometheus http://prom:9090/a%20b"
+    run("zombies", "install", "--root", str(tmp_path), "--systemd", "--every", "7m", "--options", options)
+    units = sorted((tmp_path / "etc/systemd/system").iterdir())
+    assert len(units) == 2
+    argv = [program, "verify", "--recursive-errors=no", "--man=no", *map(str, units)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+    assert "a%%20b" in units[0].read_text()
 
 
 def test_install_writes_a_crontab(tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ def test_the_built_in_policy_is_right() -> None:
         ("[mail]\naddress = 'all@example.org'", 2, "{user}"),
         ('[mail]\nadmins = ["a@b\\r\\nBcc: c@d"]', 2, "not a mail address"),
         ("[mail]\nwebhook = 'file:///etc/passwd'", 2, "http"),
+        ("[mail]\nsmtp = { host = 'mail.example.org', user = 'u' }", 2, "in the clear"),
         ("[default]\ngpu_fraction = 0", 2, "above 0 to 1"),
         ("[default]\nx y", 2, ""),
         ("[default]\nmin_run = '1h'\nmin_run = '2h'", 3, ""),
