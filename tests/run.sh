@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every test: those that need no cluster while its images are built, then the whole suite of the cluster on one Slurm
-# release and the main scenarios on the other. All of them run, whichever fail; the status says whether any did.
-# Tests on the cluster mostly wait, so they run in two lanes, each with clusters of its own.
+# release and the main scenarios on the other, side by side. All of them run, whichever fail; the status says whether
+# any did. Tests on the cluster mostly wait: three workers, each with a cluster of its own, share out the files.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 pytest=.venv/bin/pytest
@@ -18,39 +18,21 @@ if containers/ensure-docker.sh; then
 fi
 
 failed=0
-"$pytest" -m "not cluster and not gpu" --cov --cov-report=term:skip-covered --cov-fail-under=90 "$@" || failed=1
+"$pytest" -m "not cluster and not gpu" -n 2 --dist loadfile --cov --cov-report=term:skip-covered --cov-fail-under=90 "$@" \
+  || failed=1
 
 if [ -n "$building" ]; then
   wait "$building" || { echo "the images of the cluster could not be built:" >&2; tail -n 40 "$logs/images.log" >&2; failed=1; }
   trap - EXIT
 fi
 
-# What suspends, checkpoints or kills jobs is the second lane; all else is the first.
-second=()
-others=()
-for file in tests/cluster/test_*.py; do
-  case "$file" in
-    */test_agent.py | */test_checkpoint.py | */test_suspend*.py | */test_zombie*.py) second+=("$file") ;;
-    *) others+=("--ignore=$file") ;;
-  esac
-done
-first=("${second[@]/#/--ignore=}")
-
-first_lane() {
-  SLURM_RELEASE=24.11 "$pytest" -p no:cacheprovider -m cluster tests/cluster "${first[@]}"
-  local status=$?
-  SLURM_RELEASE=26.05 "$pytest" -p no:cacheprovider -m "cluster and main" tests/cluster && return "$status"
+on_cluster() { # RELEASE MARKERS OPTION...: what it says goes to a file, for two of them run at the same time
+  SLURM_RELEASE=$1 "$pytest" -p no:cacheprovider -m "$2" tests/cluster "${@:3}" >"$logs/cluster-$1.log" 2>&1
 }
-second_lane() {
-  SLURM_RELEASE=24.11 "$pytest" -p no:cacheprovider -m cluster tests/cluster "${others[@]}"
-}
-echo "the tests on the cluster run in two lanes; what they say is in $logs until they have ended"
-first_lane >"$logs/cluster-1.log" 2>&1 &
-one=$!
-second_lane >"$logs/cluster-2.log" 2>&1 &
-two=$!
-wait "$one" || failed=1
-cat "$logs/cluster-1.log"
-wait "$two" || failed=1
-cat "$logs/cluster-2.log"
+echo "the tests on the cluster run on two Slurm releases at once; what they say is in $logs until they have ended"
+on_cluster 24.11 cluster -n 3 --dist loadfile --durations=20 &
+whole=$!
+on_cluster 26.05 "cluster and main" --durations=20 || failed=1
+wait "$whole" || failed=1
+cat "$logs/cluster-24.11.log" "$logs/cluster-26.05.log"
 exit "$failed"

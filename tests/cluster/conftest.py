@@ -1,4 +1,4 @@
-"""One cluster per test run, a clean queue per test, logs of a failed test.
+"""One cluster per test run (per worker of `pytest -n 3 --dist loadfile`), a clean queue per test, logs of a failure.
 
 - ``CLUSTER_NAME`` in the environment: that cluster is used, started if need be, and left running. Otherwise the run
   starts one of its own and takes it down.
@@ -29,10 +29,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test also builds and starts the cluster."""
-    ours = [item for item in items if item.get_closest_marker("cluster")]
-    for number, item in enumerate(ours):
-        item.add_marker(pytest.mark.timeout(TEST_S + (UP_S if number == 0 else 0)))
+    """A test's own time is bounded here; what its fixtures wait for has deadlines of its own."""
+    for item in items:
+        if item.get_closest_marker("cluster"):
+            item.add_marker(pytest.mark.timeout(TEST_S, func_only=True))
 
 
 @pytest.fixture(scope="session")

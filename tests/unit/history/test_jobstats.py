@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def pack(summary: object) -> str:
-    return "JS1:" + base64.b64encode(gzip.compress(json.dumps(summary).encode())).decode()
+    return "JS1:" + base64.b64encode(gzip.compress(json.dumps(summary).encode(), mtime=0)).decode()
 
 
 def node(**values: Any) -> dict[str, Any]:
@@ -69,10 +69,10 @@ def test_short_and_none_are_no_data() -> None:
         ("JS1:aGVsbG8=", "is not gzip"),
         ("JS1:", "is cut short"),
         (pack(node(gpu_utilization={"0": 1}))[:60], "is not base64|is cut short"),
-        ("JS1:" + base64.b64encode(gzip.compress(b"{")).decode(), "is not JSON"),
+        ("JS1:" + base64.b64encode(gzip.compress(b"{", mtime=0)).decode(), "is not JSON"),
         (pack([1, 2]), "has no nodes"),
         (pack({"nodes": {"n": 7}}), "has no values"),
-        ("JS1:" + base64.b64encode(gzip.compress(b" " * (20 << 20))).decode(), "unpacks to more than"),
+        ("JS1:" + base64.b64encode(gzip.compress(b" " * (20 << 20), mtime=0)).decode(), "unpacks to more than"),
     ],
 )
 def test_a_damaged_summary_is_told_and_the_rest_is_read(comment: str, reason: str) -> None:
