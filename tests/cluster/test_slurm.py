@@ -110,9 +110,12 @@ def test_prolog_and_epilog_run_and_map_gpus_to_the_job(cluster: Cluster) -> None
     """While the job runs, dcgm-exporter's mapping names it for its GPUs; afterwards it does not."""
     job = cluster.submit("--partition=gpu", "--gres=gpu:2", "--nodelist=c2", wrap=HALF_HOUR)
     cluster.wait_for_state(job, "RUNNING")
+
     # Slurm calls it running while the prolog still runs.
-    mapped = ("cat", "/run/dcgm-job-mapping/0", "/run/dcgm-job-mapping/1")
-    wait_until("the job is mapped", lambda: cluster.run("c2", *mapped).stdout.split(), lambda jobs: jobs == [job, job])
+    def mapped() -> list[str]:
+        return cluster.run("c2", "cat", "/run/dcgm-job-mapping/0", "/run/dcgm-job-mapping/1").stdout.split()
+
+    wait_until("the job is mapped", mapped, lambda jobs: jobs == [job, job])
     cluster.exec("login", "scancel", job, user="alice")
     cluster.wait_idle()
     assert cluster.shell("c2", "ls /run/dcgm-job-mapping") == ""
