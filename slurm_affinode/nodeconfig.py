@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slurm_affinode.errors import AffinodeError, ConfigError
 from slurm_affinode.model.signals import GPU_SIGNALS, HOST_SIGNALS
+from slurm_affinode.model.suspension_mail import MAIL_KINDS
 from slurm_affinode.sizes import parse_size
 from slurm_affinode.timespec import parse_span_s
 
@@ -100,6 +101,11 @@ class SuspendConfig:
     """``hold`` the job with the reason, or start it ``fresh`` with ``SLURM_AFFINODE_RESTORE_FAILED=1``."""
     notices: bool = True
     """Tell the job's own output when it is suspended and restored."""
+    mail: tuple[str, ...] = ()
+    """Tell the job's owner by mail: ``suspended``, ``restored``, ``failed`` (not restored). ``[mail]`` of the policy
+    for zombies says how mails leave."""
+    mail_limit: int = 10
+    """Mails to one user from one node in an hour."""
     lock_timeout: str = "10s"
     """For a CUDA process to come to rest; then the job runs on."""
     dump_timeout: str = "30m"
@@ -202,6 +208,9 @@ def _choices(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
                 raise ConfigError(f"{where}: unknown key agent.{key}.{name}", hint=f"known here: {', '.join(known)}")
             if not value >= 0:
                 raise ConfigError(f"{where}: agent.{key}.{name}: {value:g} is below 0")
+    for kind in suspend.mail:
+        if kind not in MAIL_KINDS:
+            raise ConfigError(f"{where}: suspend.mail: {kind!r} is none of {', '.join(MAIL_KINDS)}")
     if agent.listen:
         try:
             listen_address(agent.listen)
@@ -221,6 +230,7 @@ def _numbers(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
         "agent.max_gap_periods": (agent.max_gap_periods, 1),
         "agent.min_signals": (agent.min_signals, 1),
         "suspend.max_at_once": (suspend.max_at_once, 0),
+        "suspend.mail_limit": (suspend.mail_limit, 1),
     }
     least |= {f"suspend.{key}.{name}.max_suspended": (one.max_suspended or 0, 0) for key, name, one in _limits(suspend)}
     for key, (value, minimum) in least.items():

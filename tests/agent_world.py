@@ -12,6 +12,7 @@ from slurm_affinode.agent.aftermath import Aftermath
 from slurm_affinode.agent.interface import Arrival
 from slurm_affinode.agent.journal import Journal
 from slurm_affinode.agent.ledger import Ledger
+from slurm_affinode.agent.mailing import SILENT, Mailer
 from slurm_affinode.agent.notes import Notes
 from slurm_affinode.agent.parts import Parts, Settings
 from slurm_affinode.agent.recovery import JobKeeper
@@ -377,7 +378,7 @@ class FakeLink:
 class Agent:
     """The agent of one node, made anew after each crash."""
 
-    def __init__(self, world: World, node: str, settings: Settings | None = None) -> None:
+    def __init__(self, world: World, node: str, settings: Settings | None = None, mailer: Mailer = SILENT) -> None:
         self.world, self.node = world, node
         disk = world.root / node
         self.cuda, self.imager, self.gpus = FakeCuda(world, node), FakeImager(world, node), FakeGpus(node)
@@ -389,6 +390,7 @@ class Agent:
             notes=Notes(world.root / "shared"), registry=Registry(), versions=lambda: Versions("1", "6", "4.1.1"),
             look=self.look, memory=lambda pid: MemoryFacts(1 << 40),
             settings=settings or Settings(slurm_s=5, wake_backoff_s=0), now=world.now, sleep=world.sleep,
+            mailer=mailer,
         )  # fmt: skip
         self.aftermath = Aftermath(self.parts)
         self.suspender = JobSuspender(self.parts, self.aftermath)

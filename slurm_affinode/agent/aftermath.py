@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from slurm_affinode.agent import words
+from slurm_affinode.agent import mailing, words
 from slurm_affinode.agent.journal import JournalError, Record
 from slurm_affinode.agent.notes import Note
 from slurm_affinode.agent.parts import Parts
@@ -16,6 +16,7 @@ from slurm_affinode.checkpoint.interface import CheckpointError, Image
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import Phase, SuspendOption
+from slurm_affinode.model.suspension_mail import SuspensionMail
 
 _RETRY_S = 15.0
 _COPIES_AT_ONCE = 2
@@ -75,6 +76,7 @@ class Aftermath:
     def stop(self) -> None:
         """No further attempts; the journal has what is left to do."""
         self._stop.set()
+        self._parts.mailer.stop()
 
     def settle(self) -> None:
         """Wait for the copies that are under way."""
@@ -99,10 +101,25 @@ class Aftermath:
         self._note(record)
         job_id = record.key.job_id
         self._comment(job_id, words.suspended(facts.get("why") or "", facts.get("gpu_bytes") or 0, str(job_id)))
+        self._mail(record)
         # A daemon: the agent may end in the middle of a copy; the next one takes it up where it ended.
         thread = threading.Thread(target=self._copy, args=(record,), name=f"copy-{job_id}", daemon=True)
         self._copies = [*(one for one in self._copies if one.is_alive()), thread]
         thread.start()
+
+    def _mail(self, record: Record) -> None:
+        parts, facts, key = self._parts, record.facts, record.key
+        if facts.get("user"):
+            option = SuspendOption.parse(facts["option"])
+            parts.mailer.tell(
+                SuspensionMail(
+                    "suspended", key.cluster, key.job_id, facts["user"], parts.node,
+                    record.phases.get(Phase.QUEUED.value, parts.now()), mailing.event(key, facts["began"]),
+                    job_name=facts.get("name"), partition=facts.get("partition"), why=facts.get("why"),
+                    gpus=facts.get("gpus"), gpu_model=facts.get("gpu_model"), gpu_bytes=facts.get("gpu_bytes"),
+                    wake=option.wake,
+                )
+            )  # fmt: skip
 
     def _note(self, record: Record) -> None:
         parts, facts = self._parts, record.facts

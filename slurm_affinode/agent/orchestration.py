@@ -19,6 +19,7 @@ from slurm_affinode.agent.inplace.watching import NodeSockets
 from slurm_affinode.agent.interface import AgentContext, Orchestration
 from slurm_affinode.agent.journal import Journal
 from slurm_affinode.agent.ledger import Ledger
+from slurm_affinode.agent.mailing import mailer
 from slurm_affinode.agent.notes import Notes
 from slurm_affinode.agent.parts import Parts, Settings
 from slurm_affinode.agent.recovery import JobKeeper
@@ -139,6 +140,7 @@ def build(context: AgentContext) -> Orchestration:
         memory=memory_facts,
         versions=lambda: _versions(slurm, criu, gpus),
         settings=Settings.of(suspend),
+        mailer=mailer(config),
     )
     aftermath = Aftermath(parts)
     in_place = _director(config, parts, gpus)

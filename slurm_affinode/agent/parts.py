@@ -10,6 +10,7 @@ from typing import Protocol
 
 from slurm_affinode.agent.journal import Journal
 from slurm_affinode.agent.ledger import Ledger
+from slurm_affinode.agent.mailing import SILENT, Mailer
 from slurm_affinode.agent.notes import Notes
 from slurm_affinode.agent.registry import Registry
 from slurm_affinode.agent.streams import Save
@@ -126,6 +127,7 @@ class Parts:
     """Host memory that a process of the job may still use."""
     versions: Callable[[], Versions]
     settings: Settings = Settings()
+    mailer: Mailer = SILENT
     now: Callable[[], float] = time.time
     """Seconds of the epoch."""
     sleep: Callable[[float], None] = time.sleep

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from slurm_affinode.agent import words
+from slurm_affinode.agent import mailing, words
 from slurm_affinode.agent.interface import Arrival
 from slurm_affinode.agent.journal import JournalError, Record
 from slurm_affinode.agent.notes import Note
@@ -31,6 +31,7 @@ from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, Manifest, Phase, Refusal
+from slurm_affinode.model.suspension_mail import MailKind, SuspensionMail
 from slurm_affinode.slurm.faults import ControllerDownError
 
 T = TypeVar("T")
@@ -260,6 +261,8 @@ class JobRestorer:
             )
         )
         self._comment(placing.arrival.job_id, None)
+        slept_s = max(0.0, placing.began - manifest.dumped_epoch)
+        self._mail("restored", placing.job, manifest, slept_s=slept_s)
         try:
             placing.record.close()
         except JournalError as error:
@@ -279,6 +282,7 @@ class JobRestorer:
             parts.ledger.write(replace(entry, restore_failure=words.one(why)))
             with contextlib.suppress(JournalError):
                 placing.record.close()
+        self._mail("failed", job, None if placing is None else placing.found.image.manifest, why=why)
         if parts.settings.fresh:
             parts.notes.remove(parts.cluster, arrival.job_id)
             self._comment(arrival.job_id, words.held(f"{why}; started afresh"))
@@ -287,6 +291,31 @@ class JobRestorer:
             with contextlib.suppress(AffinodeError):
                 parts.notes.write(replace(note, failure=words.one(why)))
         return self._hold(arrival, why, note)
+
+    def _mail(
+        self,
+        kind: MailKind,
+        job: Job,
+        manifest: Manifest | None,
+        *,
+        why: str | None = None,
+        slept_s: float | None = None,
+    ) -> None:
+        """``manifest``: none where the image cannot be read."""
+        if not job.user:
+            return
+        parts, key = self._parts, JobKey(self._parts.cluster, job.job_id, 0) if manifest is None else manifest.key
+        began = 0.0 if manifest is None else manifest.started_epoch
+        held = () if manifest is None else tuple(gpu for gpu in manifest.gpus if gpu.allocated)
+        parts.mailer.tell(
+            SuspensionMail(
+                kind, key.cluster, key.job_id, job.user, parts.node, parts.now(),
+                mailing.event(key, began, job.restarts), job_name=job.name,
+                partition=job.partitions[0] if job.partitions else None, why=why, gpus=len(held) or None,
+                gpu_model=held[0].model if held else None, gpu_bytes=None if manifest is None else manifest.gpu_bytes,
+                slept_s=slept_s, fresh=parts.settings.fresh,
+            )
+        )  # fmt: skip
 
     def _hold(self, arrival: Arrival, why: str, note: Note | None) -> Reply:
         """Back to the queue, held: the image stays, and so does the job."""

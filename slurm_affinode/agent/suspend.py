@@ -209,7 +209,7 @@ class JobSuspender:
             stopped=[member.pid for member in members if member.state == "T"], option=str(job.option),
             gpus=self._gpu_count(job), gpu_bytes=gpu_bytes, gpu_model=attempt.gpus[0].model if attempt.gpus else None,
             user=slurm.user if slurm else None, account=slurm.account if slurm else None,
-            partition=slurm.partitions[0] if slurm and slurm.partitions else None,
+            name=slurm.name if slurm else None, partition=slurm.partitions[0] if slurm and slurm.partitions else None,
         )  # fmt: skip
         return attempt
 

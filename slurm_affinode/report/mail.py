@@ -34,7 +34,7 @@ MAX_GPUS = 16
 """Lines of GPUs in a mail; a job may have hundreds."""
 MAX_NAME = 120
 _PLACE = re.compile(r"\{(\w+)\}")
-_COLORS = {"warn": "#9a5b00", "done": "#a8321a", "told": "#1a5799"}
+COLORS = {"warn": "#9a5b00", "done": "#a8321a", "told": "#1a5799", "good": "#1d6b3a"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +111,19 @@ def digest(
         "greeting": texts.say("hello", user=user) if user else texts.say("hello_admin", cluster=cluster),
         "intro": texts.say("intro" if user else "intro_admin", cluster=cluster),
         "items": [_item(action, texts, user, now, timezone, keep_s) for action in actions],
-        "footer": texts.say("footer", cluster=cluster, time=_clock(now, timezone)),
+        "footer": texts.say("footer", cluster=cluster, time=clock(now, timezone)),
         "help_url": mail.help_url,
         "t": texts.plain,
         "subject": _subject(actions, texts, cluster, user),
     }
     return Digest(
         recipient, user, context["subject"],
-        _render("digest.txt.j2", site, context, html=False), _render("digest.html.j2", site, context, html=True),
+        render("digest.txt.j2", site, context, html=False), render("digest.html.j2", site, context, html=True),
     )  # fmt: skip
 
 
-def _render(name: str, site: Path | None, context: Mapping[str, Any], *, html: bool) -> str:
+def render(name: str, site: Path | None, context: Mapping[str, Any], *, html: bool) -> str:
+    """A template of the site's, else ours. Raises ``InputError`` where it is wrong."""
     places = [str(place) for place in (site, asset_dir("reports") / "mail") if place is not None]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(places), autoescape=html,  # noqa: S701 - text is not HTML
@@ -158,7 +159,7 @@ def _item(  # noqa: PLR0917
         "title": title,
         "rule": min(72, len(title) + len(stage) + 2),
         "stage": stage,
-        "color": _COLORS[color],
+        "color": COLORS[color],
         "says": texts.kind(finding.kind),
         "then": _then(action, texts, now, timezone),
         "facts": _facts(finding, texts, timezone, admin=user is None),
@@ -209,7 +210,7 @@ def _then(action: Action, texts: Texts, now: datetime, timezone: str | None) -> 
     # Not before the time that the stages leave between this warning, the ones that follow, and the end.
     left_s = stages.cancel_s - stages.warnings[action.number - 1]
     when = max(finding.since + timedelta(seconds=stages.cancel_s), now + timedelta(seconds=left_s))
-    return texts.say("cancel_at", time=_clock(when, timezone))
+    return texts.say("cancel_at", time=clock(when, timezone))
 
 
 def _facts(finding: Finding, texts: Texts, timezone: str | None, *, admin: bool) -> list[tuple[str, str]]:
@@ -225,7 +226,7 @@ def _facts(finding: Finding, texts: Texts, timezone: str | None, *, admin: bool)
         idle = texts.say("gpus_idle", idle=len(finding.flagged_gpus), all=held)
         facts.append((texts.say("gpus"), idle))
     if finding.since is not None:
-        facts.append((texts.say("since"), _clock(finding.since, timezone)))
+        facts.append((texts.say("since"), clock(finding.since, timezone)))
     if finding.held_gpu_hours:
         facts.append((texts.say("held"), texts.say("held_value", hours=f"{finding.held_gpu_hours:.1f}")))
     if finding.impact is not None and finding.impact.jobs:
@@ -259,7 +260,8 @@ def _todo(action: Action, texts: Texts, user: str | None, keep_s: float | None) 
     return lines
 
 
-def _clock(moment: datetime, timezone: str | None) -> str:
+def clock(moment: datetime, timezone: str | None) -> str:
+    """A time as mails show it."""
     return moment.astimezone(zone_of(timezone)).strftime("%Y-%m-%d %H:%M %Z")
 
 

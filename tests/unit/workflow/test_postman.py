@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socketserver
 import threading
-from collections.abc import Iterator
 from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
+from mail_server import Server, serving
 from zombie_samples import NOW
 
 from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
@@ -21,44 +19,6 @@ from slurm_affinode.report.mail import Digest
 from slurm_affinode.workflow.postman import postman
 
 DIGEST = Digest("alice@example.org", "alice", "Betreff \u00e4 \u00df", "Text\n", "<p>Text</p>")
-
-
-class Server(socketserver.StreamRequestHandler):
-    """As much of a mail server as takes a mail."""
-
-    got: ClassVar[list[bytes]] = []
-    refuse = b""
-
-    def handle(self) -> None:
-        self.wfile.write(b"220 test\r\n")
-        while line := self.rfile.readline():
-            word = line.split(b":")[0].split()[0].upper() if line.strip() else b""
-            if word == self.refuse:
-                self.wfile.write(b"550 no such user here\r\n")
-            elif word == b"DATA":
-                self.wfile.write(b"354 go\r\n")
-                mail = b""
-                while (part := self.rfile.readline()) != b".\r\n":
-                    mail += part
-                self.got.append(mail)
-                self.wfile.write(b"250 taken\r\n")
-            elif word == b"QUIT":
-                self.wfile.write(b"221 bye\r\n")
-                return
-            else:
-                self.wfile.write(b"250 ok\r\n")
-
-
-@contextlib.contextmanager
-def serving(refuse: bytes = b"") -> Iterator[Smtp]:
-    handler = type("Handler", (Server,), {"refuse": refuse, "got": Server.got})
-    Server.got.clear()
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield Smtp("127.0.0.1", server.server_address[1], timeout_s=5.0)
-        server.shutdown()
-        thread.join()
 
 
 def send(policy: MailPolicy) -> None:

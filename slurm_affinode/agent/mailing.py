@@ -1,0 +1,178 @@
+"""Mails to owners of jobs, from a thread and a process of their own: no suspension waits for one or fails by it.
+
+``tell`` returns at once. Each event is mailed at most once, also when it is told again after a crash: a file
+``mailed/EVENT`` is made before. A user gets only so many in an hour; the next one says how many were left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import re
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from slurm_affinode import process
+from slurm_affinode.config import Config, policy_path
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.suspension import JobKey
+from slurm_affinode.model.suspension_mail import SuspensionMail
+
+LOG = logging.getLogger("slurm_affinode.agent")
+
+Send = Callable[[SuspensionMail], None]
+
+_HOUR_S = 3600.0
+_SEND_S = 120.0
+_PAUSES_S = (30.0, 300.0)
+"""Before a mail that did not leave is tried again."""
+_WAITING = 256
+_KEEP_S = 30 * 86400.0
+_EVENT = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+def event(key: JobKey, began_epoch: float, run: int | None = None) -> str:
+    """The name of what happened to a suspension that began then; ``run``: to its restore for that run of the job."""
+    name = f"{key.name}.{round(began_epoch * 1000)}"
+    return name if run is None else f"{name}.{run}"
+
+
+class Mailer:
+    """One for the agent; its thread begins with the first mail and ends with the agent."""
+
+    def __init__(
+        self,
+        send: Send | None,
+        *,
+        kinds: Collection[str] = (),
+        most_per_hour: int = 10,
+        marks: Path | None = None,
+        now: Callable[[], float] = time.time,
+        pauses_s: Collection[float] = _PAUSES_S,
+    ) -> None:
+        """``send``: makes and sends one; raises ``AffinodeError``. ``marks``: directory of the files."""
+        self._send = send
+        self._kinds = frozenset(kinds)
+        self._most = most_per_hour
+        self._marks = marks
+        self._now = now
+        self._pauses_s = tuple(pauses_s)
+        self._queue: queue.Queue[SuspensionMail] = queue.Queue(_WAITING)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._sent: dict[str, deque[float]] = {}
+        self._left_out: dict[str, int] = {}
+
+    def tell(self, event: SuspensionMail) -> None:
+        """Have it mailed, where the site wants that. Never raises, never waits."""
+        if self._send is None or event.kind not in self._kinds or self._stop.is_set():
+            return
+        try:
+            self._queue.put_nowait(event)
+        except queue.Full:
+            LOG.warning("job %s: no mail to %s: %d others wait", event.job_id, event.user, _WAITING)
+            return
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="mail", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """No further mails; those that wait are left."""
+        self._stop.set()
+
+    def settle(self) -> None:
+        """Wait until what was told is sent or given up."""
+        self._queue.join()
+
+    def _run(self) -> None:
+        while True:
+            event = self._queue.get()
+            try:
+                if not self._stop.is_set():
+                    self._mail(event)
+            except Exception:  # whatever it is: a mail is not worth an agent's thread
+                LOG.exception("job %s: no mail to %s", event.job_id, event.user)
+            finally:
+                self._queue.task_done()
+
+    def _mail(self, event: SuspensionMail) -> None:
+        assert self._send is not None  # noqa: S101 - tell() saw to it
+        if not self._first(event):
+            return
+        sent = self._sent.setdefault(event.user, deque())
+        while sent and sent[0] <= self._now() - _HOUR_S:
+            sent.popleft()
+        if len(sent) >= self._most:
+            self._left_out[event.user] = self._left_out.get(event.user, 0) + 1
+            LOG.warning("job %s: no mail to %s: %d in the last hour", event.job_id, event.user, len(sent))
+            return
+        sent.append(self._now())
+        event = replace(event, left_out=self._left_out.get(event.user, 0))
+        for pause_s in (*self._pauses_s, None):
+            try:
+                self._send(event)
+            except AffinodeError as error:
+                LOG.warning("job %s: no mail to %s: %s", event.job_id, event.user, error)
+                if pause_s is None or self._stop.wait(pause_s):
+                    return
+            else:
+                self._left_out.pop(event.user, None)
+                return
+
+    def _first(self, event: SuspensionMail) -> bool:
+        """Whether this event was not mailed yet; where that cannot be noted it is not mailed."""
+        name = f"{event.once}.{event.kind}"
+        if self._marks is None:
+            return True
+        if not _EVENT.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of an event")
+        try:
+            self._marks.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self._marks / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            return False
+        except OSError as error:
+            LOG.warning("job %s: no mail to %s: %s: %s", event.job_id, event.user, self._marks, error.strerror)
+            return False
+        self._forget()
+        return True
+
+    def _forget(self) -> None:
+        assert self._marks is not None  # noqa: S101 - _first() saw to it
+        for path in self._marks.iterdir():
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < self._now() - _KEEP_S:
+                    path.unlink()
+
+
+SILENT = Mailer(None)
+"""Where the site wants no mails."""
+
+
+def mailer(config: Config) -> Mailer:
+    """As the configuration says."""
+    suspend = config.suspend
+    if not suspend.mail:
+        return SILENT
+    policy, timezone = str(policy_path(config)), config.cluster.timezone
+
+    def send(event: SuspensionMail) -> None:
+        request = {"event": asdict(event), "policy": policy, "timezone": timezone}
+        argv = [sys.executable, "-P", "-m", "slurm_affinode.workflow.suspension_mail"]
+        done = process.run(argv, timeout_s=_SEND_S, stdin=json.dumps(request).encode(), group=True, check=False)
+        if done.returncode != 0:
+            said = done.stderr.strip().splitlines()
+            raise AffinodeError(said[-1] if said else f"the mail's process ended with status {done.returncode}")
+
+    marks = suspend.journal.parent / "mailed"
+    return Mailer(send, kinds=suspend.mail, most_per_hour=suspend.mail_limit, marks=marks)

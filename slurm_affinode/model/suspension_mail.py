@@ -1,0 +1,40 @@
+"""What a job's owner is told by mail of its suspension."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MailKind = Literal["suspended", "restored", "failed"]
+MAIL_KINDS: tuple[MailKind, ...] = ("suspended", "restored", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class SuspensionMail:
+    """One thing that happened to a job. ``None`` is unknown."""
+
+    kind: MailKind
+    """``failed``: it was not restored."""
+    cluster: str
+    job_id: int
+    user: str
+    node: str
+    """Where it was suspended, restored, or not restored."""
+    at_epoch: float
+    once: str
+    """The same for the same event, also when it is told again after a crash: letters, digits, ``. - _``."""
+    job_name: str | None = None
+    partition: str | None = None
+    why: str | None = None
+    """Why it was suspended; of ``failed`` why it was not restored."""
+    gpus: int | None = None
+    gpu_model: str | None = None
+    gpu_bytes: int | None = None
+    """GPU memory that was saved."""
+    slept_s: float | None = None
+    wake: str | None = None
+    """When it goes on: ``auto``, ``hold`` or a time."""
+    fresh: bool = False
+    """Of ``failed``: it was started from its beginning, in place of being held."""
+    left_out: int = 0
+    """Mails to this user that were not sent since the last one: there were too many."""

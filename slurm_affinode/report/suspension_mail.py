@@ -1,0 +1,91 @@
+"""Mails about suspensions: text and HTML, in a language of the reader, from templates that a site may replace."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from slurm_affinode.core.spans import span
+from slurm_affinode.model.cleanup import MailPolicy
+from slurm_affinode.model.suspension_mail import SuspensionMail
+from slurm_affinode.report.mail import COLORS, MAX_NAME, Digest, Texts, address_of, clock, render, shown
+from slurm_affinode.sizes import size
+
+_COLORS = {"suspended": "told", "restored": "good", "failed": "done"}
+
+
+def suspension_digest(event: SuspensionMail, mail: MailPolicy, *, timezone: str | None = None) -> Digest:
+    """The mail to the owner of a job. Raises ``InputError`` where the site's templates or texts are wrong."""
+    site = None if mail.templates is None else Path(mail.templates)
+    language = mail.languages.get(event.user, mail.language)
+    texts = Texts(language, site)
+    job = event.job_id
+    kind = "fresh" if event.kind == "failed" and event.fresh else event.kind
+    context: dict[str, Any] = {
+        "language": language.replace("_", "-"),
+        "greeting": texts.say("hello", user=event.user),
+        "subject": texts.say(f"sleep_subject_{kind}", cluster=event.cluster, job=job, node=event.node),
+        "title": _title(event, texts),
+        "stage": texts.say(f"sleep_stage_{kind}"),
+        "color": COLORS[_COLORS[event.kind]],
+        "says": texts.say(f"sleep_says_{kind}", cluster=event.cluster, node=event.node, job=job),
+        "then": _then(event, texts),
+        "facts": _facts(event, texts, timezone),
+        "todo": _todo(event, texts),
+        "left_out": texts.say("sleep_left_out", count=event.left_out) if event.left_out else "",
+        "footer": texts.say("sleep_footer", cluster=event.cluster, time=_at(event, timezone)),
+        "help_url": mail.help_url,
+        "t": texts.plain,
+    }
+    return Digest(
+        address_of(event.user, mail), event.user, context["subject"],
+        render("suspension.txt.j2", site, context, html=False), render("suspension.html.j2", site, context, html=True),
+    )  # fmt: skip
+
+
+def _at(event: SuspensionMail, timezone: str | None) -> str:
+    return clock(datetime.fromtimestamp(event.at_epoch, UTC), timezone)
+
+
+def _title(event: SuspensionMail, texts: Texts) -> str:
+    if event.job_name:
+        return texts.say("job_named", job=event.job_id, name=shown(event.job_name, MAX_NAME))
+    return texts.say("job", job=event.job_id)
+
+
+def _then(event: SuspensionMail, texts: Texts) -> str:
+    if event.kind != "suspended":
+        return ""
+    if event.wake == "auto":
+        return texts.say("sleep_wake_auto")
+    if event.wake in (None, "hold"):
+        return texts.say("sleep_wake_hold")
+    return texts.say("sleep_wake_at", time=shown(event.wake))
+
+
+def _facts(event: SuspensionMail, texts: Texts, timezone: str | None) -> list[tuple[str, str]]:
+    facts: list[tuple[str, str]] = []
+    if event.why:
+        facts.append((texts.say("sleep_why"), shown(event.why)))
+    if event.partition:
+        facts.append((texts.say("partition"), shown(event.partition)))
+    facts.append((texts.say("sleep_node"), shown(event.node)))
+    if event.gpus:
+        model = f"{event.gpus} \N{MULTIPLICATION SIGN} {shown(event.gpu_model)}" if event.gpu_model else str(event.gpus)
+        facts.append((texts.say("gpus"), model))
+    if event.gpu_bytes:
+        facts.append((texts.say("sleep_saved"), size(event.gpu_bytes)))
+    if event.slept_s is not None:
+        facts.append((texts.say("sleep_slept"), span(event.slept_s)))
+    facts.append((texts.say("sleep_time"), _at(event, timezone)))
+    return facts
+
+
+def _todo(event: SuspensionMail, texts: Texts) -> list[str]:
+    job = event.job_id
+    if event.kind == "suspended":
+        return [texts.say("sleep_do_wake", job=job), texts.say("sleep_do_cancel", job=job)]
+    if event.kind == "failed" and not event.fresh:
+        return [texts.say("sleep_do_again", job=job), texts.say("sleep_do_give_up", job=job)]
+    return [texts.say("sleep_do_status", job=job)]
