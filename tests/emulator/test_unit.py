@@ -1,4 +1,4 @@
-"""The emulator's own unit tests in C, under AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""The C parts of the test cluster have unit tests, run under AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[2] / "containers" / "gpu-emulator"
+CONTAINERS = Path(__file__).resolve().parents[2] / "containers"
 
 
-@pytest.mark.slow
-def test_unit_tests_pass_under_sanitizers(tmp_path: Path) -> None:
-    """`make check` in the emulator's folder."""
+@pytest.fixture(autouse=True)
+def _sanitizers(tmp_path: Path) -> None:
     for tool in ("make", "gcc"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
@@ -27,12 +26,30 @@ def test_unit_tests_pass_under_sanitizers(tmp_path: Path) -> None:
     )
     if built.returncode != 0:
         pytest.skip("gcc has no sanitizer libraries")
+
+
+def make(part: str, target: str, build: Path) -> str:
+    """What a target says that succeeds."""
     ran = subprocess.run(
-        ["make", "-s", "-C", str(SOURCE), f"BUILD={tmp_path}", "check"],
+        ["make", "-s", "-C", str(CONTAINERS / part), f"BUILD={build}", target],
         check=False,
         text=True,
         capture_output=True,
         timeout=280,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.count("ok test_") == len(list((SOURCE / "tests").glob("test_*.c")))
+    return ran.stdout
+
+
+@pytest.mark.slow
+def test_unit_tests_of_the_emulator(tmp_path: Path) -> None:
+    """`make check` in the emulator's folder."""
+    tests = list((CONTAINERS / "gpu-emulator" / "tests").glob("test_*.c"))
+    assert make("gpu-emulator", "check", tmp_path).count("ok test_") == len(tests)
+
+
+def test_unit_tests_of_the_shim_for_criu(tmp_path: Path) -> None:
+    """`make test` in its folder; and what the image preloads is built without a warning."""
+    make("criu-shim", "test", tmp_path)
+    make("criu-shim", "all", tmp_path)
+    assert (tmp_path / "criu-shim.so").is_file()
