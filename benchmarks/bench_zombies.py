@@ -199,7 +199,8 @@ def told(what: str, found: zombies.Found, took: float, questions: str, count: in
     waited = sum(one.impact.jobs for one in found.findings if one.impact is not None)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{what}: {found.jobs:,} running GPU jobs, {len(found.findings):,} findings ({squatters:,} squatters): "
-          f"{took:.1f} s; peak memory {peak:.2f} GiB; limit {LIMIT_S:g} s")  # fmt: skip
+          f"{took:.1f} s ({time.process_time():.1f} s of CPU with the start); peak memory {peak:.2f} GiB; "
+          f"limit {LIMIT_S:g} s")  # fmt: skip
     print(f"  queries {questions}; waiting jobs counted: {waited:,}")
     return took <= LIMIT_S and squatters == -(-count // 10)
 

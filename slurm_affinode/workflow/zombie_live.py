@@ -7,6 +7,7 @@ A reading says what is, not for how long. The time comes from the stored history
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -94,7 +95,8 @@ def find(
         since, seen = _past(config, request, jobs, mine, limit, moment, store, notes)
         found = _jobs(cluster, jobs, mine, watched, seen, file.signatures, moment, watched_s=now() - first)
         looked = misfits.Now(snapshot, told, mine, moment)
-        refs = {job.job_id: job_ref(job) for job in jobs if job.allocated}
+        running = {job.job_id: job for job in jobs if job.allocated}
+        refs = {number: functools.partial(job_ref, job) for number, job in running.items()}
         shapes, unknown = misfits.find(config, request, looked, store, refs)
     found += shapes
     notes += unknown
@@ -242,6 +244,9 @@ def _jobs(  # noqa: PLR0917
     for job in jobs:
         if job.state != "RUNNING" or job.start is None or not job.gpus_allocated:
             continue
+        on = mine.get(job.job_id, ())
+        if not any(watched[gpu.key].idle_since is not None for gpu in on):
+            continue  # every one computes, or is unknown: no signature fits
         elapsed = (now - job.start).total_seconds()
         run = RunFacts("RUNNING", True, elapsed, job.time_limit_s)
         seen = [_see(job, watched[gpu.key], past, signatures, run, now, watched_s) for gpu in mine.get(job.job_id, ())]

@@ -6,7 +6,7 @@ slurmctld itself. Without a history of the GPUs nothing is said of what they did
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -40,7 +40,7 @@ class Now:
 
 
 def find(
-    config: Config, request: Request, seen: Now, history: SampleStore, refs: Mapping[int, JobRef]
+    config: Config, request: Request, seen: Now, history: SampleStore, refs: Mapping[int, Callable[[], JobRef]]
 ) -> tuple[list[Finding], list[str]]:
     """Findings and what is not known. ``refs``: running jobs, named."""
     wanted = request.wanted & MISFIT_KINDS
@@ -64,10 +64,11 @@ def find(
     return [_live(one, refs) for one in found], notes
 
 
-def _live(one: Finding, refs: Mapping[int, JobRef]) -> Finding:
+def _live(one: Finding, refs: Mapping[int, Callable[[], JobRef]]) -> Finding:
     if one.kind in USER_KINDS or one.job is None:
         return replace(one, source="live")
-    return replace(one, source="live", subject=refs.get(one.job.job_id, one.job))
+    named = refs.get(one.job.job_id)
+    return replace(one, source="live", subject=one.job if named is None else named())
 
 
 def frame(snapshot: Snapshot, uses: Mapping[int, JobUse | None]) -> pl.DataFrame:

@@ -168,7 +168,7 @@ def test_an_orphan_is_a_process_of_no_job(tmp_path: Path) -> None:
 def test_what_may_belong_to_a_job_is_no_orphan(case: LiveProcess) -> None:
     """The system's, those of a job that runs, those below a slurmstepd, those of a user with a job there."""
     here = [job(1)]
-    assert zombie_orphans.orphan(case, here, here) is None
+    assert zombie_orphans.orphan(case, {1}, here) is None
 
 
 def test_memory_that_nobody_holds_is_found_with_the_xid(tmp_path: Path) -> None:
