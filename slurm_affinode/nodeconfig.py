@@ -11,6 +11,7 @@ from slurm_affinode.errors import AffinodeError, ConfigError
 from slurm_affinode.model.signals import GPU_SIGNALS, HOST_SIGNALS
 from slurm_affinode.model.suspension_mail import MAIL_KINDS
 from slurm_affinode.sizes import parse_size
+from slurm_affinode.tierconfig import TiersConfig, check_tiers
 from slurm_affinode.timespec import parse_span_s
 
 DEFAULT_PORT = 9403
@@ -89,6 +90,7 @@ class SuspendConfig:
     """Images are written here first: the node's own disk."""
     shared_store: Path | None = None
     """Images are copied here, so that a job can go on at any node; ``None``: no job is suspended."""
+    tiers: TiersConfig = field(default_factory=TiersConfig)
     ledger: Path | None = None
     """What each suspension gave back, one file per node; ``None`` means ``ledger`` beside the shared store."""
     key_file: Path = Path("/etc/slurm-affinode/image.key")
@@ -180,6 +182,7 @@ def check(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
             _ = None if size is None else parse_size(size)
         except AffinodeError as error:
             raise ConfigError(f"{where}: suspend.{key}: {error}", hint=error.hint) from None
+    check_tiers(suspend.tiers, where)
     _choices(agent, suspend, where)
     _numbers(agent, suspend, where)
 

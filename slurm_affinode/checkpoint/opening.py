@@ -1,0 +1,100 @@
+"""Opens the tiers that the configuration names."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm_affinode.checkpoint.blockio import Limiter
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.tiers import Tier, Tiers
+from slurm_affinode.nodeconfig import SuspendConfig
+from slurm_affinode.sizes import parse_size
+
+_MEMINFO = Path("/proc/meminfo")
+_TMPFS = {"tmpfs", "ramfs", "hugetlbfs"}
+
+
+def available(meminfo: Path = _MEMINFO) -> int | None:
+    """Bytes of host memory that can be had without swapping; ``None``: the kernel does not say."""
+    try:
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def open_tiers(
+    suspend: SuspendConfig,
+    key: bytes,
+    *,
+    create: bool = True,
+    stop: Callable[[], bool] = lambda: False,
+    now: Callable[[], float] = time.time,
+    host_memory: Callable[[], int | None] = available,
+) -> Tiers:
+    """The tiers of a node, fastest first. ``create``: make directories that are not there; else leave such tiers out.
+
+    Without the memory tier a node works as without its configuration; why it is not there is in ``Tiers.missing``.
+    Raises ``CheckpointError`` where another one cannot be used.
+    """
+    config = suspend.tiers
+    quota = None if suspend.budget is None else parse_size(suspend.budget)
+    user_quota = None if suspend.user_quota is None else parse_size(suspend.user_quota)
+    owner = os.geteuid()
+    tiers: list[Tier] = []
+    missing: list[str] = []
+    if config.memory is not None and (create or config.memory.exists()):
+        reserve = parse_size(config.memory_reserve)
+
+        def left() -> int | None:
+            found = host_memory()
+            return None if found is None else found - reserve
+
+        try:
+            store = _memory_store(config.memory, key, parse_size(config.memory_size), create=create)
+            tiers.append(Tier("memory", store, durable=False, left=left))
+        except CheckpointError as error:
+            missing.append(str(error))
+    places = [("disk", suspend.local_store, Limiter(_rate(config.pull_rate)))]
+    if suspend.shared_store is not None:
+        places.append(("shared", suspend.shared_store, Limiter(_rate(config.copy_rate))))
+    for name, path, limiter in places:
+        if create or path.exists():
+            store = DirectoryStore(path, key, quota=quota, user_quota=user_quota, owner=owner, create=create)
+            tiers.append(Tier(name, store, shared=name == "shared", direct=config.direct, limiter=limiter))
+        else:
+            missing.append(f"{path}: is not there")
+    return Tiers(tiers, stop=stop, now=now, missing=missing)
+
+
+def _memory_store(path: Path, key: bytes, quota: int, *, create: bool) -> DirectoryStore:
+    store = DirectoryStore(path, key, quota=quota, owner=os.geteuid(), create=create)
+    kind = filesystem(path)
+    if kind not in _TMPFS:
+        store.close()
+        raise CheckpointError(f"{path}: is on {kind or 'an unknown file system'}, not on a tmpfs")
+    return store
+
+
+def _rate(text: str | None) -> float:
+    return 0.0 if text is None else float(parse_size(text))
+
+
+def filesystem(path: Path) -> str | None:
+    """Type of the file system that a directory is on, as the kernel calls it; ``None``: not known."""
+    device = path.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            if before.split()[2] == wanted:
+                return after.split()[0]
+    except (OSError, IndexError):
+        pass
+    return None

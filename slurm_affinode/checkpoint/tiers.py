@@ -1,0 +1,386 @@
+"""The image stores of a node, fastest first: host memory, its own disk, the shared file system.
+
+A dump goes to the first tier that has room, and is copied on until it is durable before its tree goes. From there the
+copy to the shared tier goes on by itself. A copy in a fast tier is dropped, wholly or in part, only where a whole one
+is in a slower durable tier; which one goes is decided by ``core/eviction.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from slurm_affinode.checkpoint import digest
+from slurm_affinode.checkpoint.blockio import Limiter
+from slurm_affinode.checkpoint.copying import How, Progress
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom
+from slurm_affinode.checkpoint.writer import ImageWriter
+from slurm_affinode.core.eviction import Demand, Held, make_room
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
+from slurm_affinode.sizes import size as gib
+
+LOG = logging.getLogger("slurm_affinode.agent")
+_FIRST_SPEED = {"memory": 4e9, "disk": 1e9, "shared": 3e8}
+"""Bytes per second that a tier is read at, until it was measured."""
+_KNOWN = 0.3
+_NO_LIMIT = Limiter(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One of them."""
+
+    name: str
+    """``memory``, ``disk`` or ``shared``."""
+    store: DirectoryStore
+    durable: bool = True
+    shared: bool = False
+    """Every node sees it."""
+    direct: bool = False
+    """Written past the page cache."""
+    limiter: Limiter = field(default=_NO_LIMIT)
+    """For what is written to it."""
+    left: Callable[[], int | None] = lambda: None
+    """Bytes that may be taken beside what its store says (host memory); ``None``: no other limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A complete copy of an image."""
+
+    image: Image
+    tier: Tier
+
+    @property
+    def id(self) -> tuple[str, int]:
+        """Of the image."""
+        return self.image.manifest.key.name, self.image.manifest.seq
+
+
+class Tiers:
+    """May be used by several threads. What tiers have trouble with is told once per image and text."""
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        *,
+        demand: Demand | None = None,
+        now: Callable[[], float] = time.time,
+        stop: Callable[[], bool] = lambda: False,
+        report: Callable[[JobKey, str], None] = lambda key, text: LOG.warning("job %s: %s", key.job_id, text),
+        missing: Sequence[str] = (),
+    ) -> None:
+        """``report``: of a job whose image had trouble. ``stop``: copies end. ``missing``: why a tier is not there."""
+        self.tiers = tuple(tiers)
+        self.missing = tuple(missing)
+        self.demand = demand or Demand()
+        self._now, self._stop, self.report = now, stop, report
+        self._speeds = dict(_FIRST_SPEED)
+        self._pins: dict[tuple[str, int], int] = {}
+        self._lock = threading.RLock()
+
+    @classmethod
+    def of(cls, local: DirectoryStore, shared: DirectoryStore | None) -> Tiers:
+        """The two tiers that every site has."""
+        both = [Tier("disk", local), *([] if shared is None else [Tier("shared", shared, shared=True)])]
+        return cls(both)
+
+    @property
+    def stores(self) -> tuple[DirectoryStore, ...]:
+        """Fastest first."""
+        return tuple(tier.store for tier in self.tiers)
+
+    @property
+    def node(self) -> tuple[Tier, ...]:
+        """Those that only this node sees."""
+        return tuple(tier for tier in self.tiers if not tier.shared)
+
+    @property
+    def shared(self) -> Tier | None:
+        """The one that every node sees."""
+        return next((tier for tier in self.tiers if tier.shared), None)
+
+    # --- writing
+
+    def check_room(self, uid: int, estimate: int) -> None:
+        """Whether an image of so many bytes would fit: in some tier, and in the shared one. Raises ``NoRoom``."""
+        shared = self.shared
+        if shared is not None:
+            shared.store.check_room(uid, estimate)
+        why: CheckpointError | None = None
+        for tier in (one for one in self.tiers if one.durable):
+            try:
+                if self._room(tier) + self._droppable(tier) < estimate:
+                    tier.store.check_room(uid, estimate)
+            except CheckpointError as error:
+                why = why or error
+            else:
+                return
+        raise why or NoRoom("there is no durable image store")
+
+    def begin(self, key: JobKey, *, uid: int, estimate: int, at_least: int = 1) -> ImageWriter:
+        """A new image in the fastest tier that takes it. Raises ``NoRoom``."""
+        why: list[str] = []
+        self.demand.requested(key.name, self._now())
+        for tier in self.tiers:
+            try:
+                self._make_room(tier, Held(f"{key.name}/new", estimate, 0, estimate / self._speed(tier)), key.name)
+                return tier.store.begin(key, uid=uid, estimate=estimate, at_least=at_least)
+            except (CheckpointError, OSError) as error:
+                why.append(_text(error))
+        if len(why) > 1:
+            self.report(key, f"no tier takes its image: {'; '.join(why)}")
+        raise NoRoom(why[0] if why else "there is no image store")
+
+    def settle(self, image: Image) -> Copy:
+        """Have a durable copy: the first thing after a dump. Raises ``CheckpointError`` where that cannot be."""
+        copies = self._copies_of(image.manifest)
+        durable = [copy for copy in copies if copy.tier.durable]
+        if durable:
+            return durable[0]
+        why: CheckpointError | None = None
+        for tier in (one for one in self.tiers if one.durable):
+            try:
+                return self.move(copies[0], tier)
+            except IndexError:
+                raise ImageDamaged(f"{image.manifest.key.name}: its image is gone") from None
+            except ImageDamaged:
+                raise
+            except CheckpointError as error:
+                why = error
+        raise why or NoRoom("there is no durable image store")
+
+    # --- reading
+
+    def copies(self, run: LiveRun) -> tuple[list[Copy], ImageDamaged | None]:
+        """Copies of images that may be put in place of this run, newest image and fastest tier first; what is wrong."""
+        found: list[Copy] = []
+        damage: ImageDamaged | None = None
+        for tier in self.tiers:
+            try:
+                image = tier.store.find(run)
+            except ImageDamaged as error:
+                damage = error
+                self.report(run.key, f"its copy in the tier {tier.name} is damaged: {error}")
+            except OSError as error:
+                self.report(run.key, f"the tier {tier.name} cannot be read: {_text(error)}")
+            else:
+                found += [] if image is None else [Copy(image, tier)]
+        # sorted() keeps the order of equals: that of the tiers.
+        return sorted(found, key=lambda one: -one.image.manifest.seq), damage
+
+    def on_node(self, name: str, seq: int) -> Copy | None:
+        """The fastest complete copy that is on this node alone."""
+        return next((copy for copy in self._all(name, seq) if not copy.tier.shared), None)
+
+    def _copies_of(self, facts: Manifest) -> list[Copy]:
+        return [one for one in self._all(facts.key.name, facts.seq) if one.image.manifest == facts]
+
+    def _all(self, name: str, seq: int) -> Iterator[Copy]:
+        for tier in self.tiers:
+            with suppress(CheckpointError, OSError):
+                yield Copy(tier.store.get(name, seq), tier)
+
+    def sound(self, copies: Sequence[Copy], *, progress: Progress | None = None) -> Copy:
+        """The first of some copies of one image that is verified: on this node, or brought here.
+
+        A damaged one is put aside and told, and the next is taken. Raises ``ImageDamaged`` where none is sound.
+        """
+        damage: list[str] = []
+        for number, copy in enumerate(copies):
+            where = f"its copy in the tier {copy.tier.name}"
+            try:
+                if copy.tier.shared and (brought := self.pull(copy, expected_s=0.0)) is not None:
+                    return brought
+                copy.tier.store.verify(copy.image, progress=progress)
+            except (CheckpointError, OSError) as error:
+                damage.append(f"{copy.tier.name}: {_text(error)}")
+                if isinstance(error, ImageDamaged):
+                    more = len(copies) > number + 1
+                    self._aside(copy, f"{where} is damaged: {error}", drop=more)
+                else:
+                    self.report(copy.image.manifest.key, f"{where} cannot be read: {_text(error)}")
+            else:
+                return copy
+        raise ImageDamaged("; ".join(damage) if len(damage) > 1 else damage[0].partition(": ")[2])
+
+    def _aside(self, copy: Copy, why: str, *, drop: bool) -> None:
+        """``drop``: another copy is there. The last one stays where it is, for a person to look at."""
+        key = copy.image.manifest.key
+        if not drop:
+            self.report(key, why)
+            return
+        try:
+            copy.tier.store.set_aside(copy.image)
+            self.report(key, f"{why}; set aside, another copy is used")
+        except (CheckpointError, OSError) as error:
+            self.report(key, f"{why}; it cannot be set aside: {_text(error)}")
+
+    # --- moving
+
+    def move(self, copy: Copy, to: Tier, *, limited: bool = True) -> Copy:
+        """Copy an image to another tier, verified on the way. Raises ``CheckpointError``."""
+        facts = copy.image.manifest
+        how = How(
+            to.limiter if limited else _NO_LIMIT,
+            read_direct=copy.tier.shared,
+            write_direct=to.direct,
+            stop=self._stop,
+        )
+        with self.pinned(copy):
+            self._make_room(to, self._held(copy, to), facts.key.name)
+            began = time.monotonic()
+            try:
+                made = copy.tier.store.copy(copy.image, to.store, how)
+            except OSError as error:
+                raise NoRoom(f"{to.store.path}: {facts.key.name} cannot be copied: {_text(error)}") from None
+            self._measured(copy.tier, facts.size, time.monotonic() - began)
+            return Copy(made, to)
+
+    def publish(self, name: str, seq: int) -> bool:
+        """Copy an image of this node to the shared tier, from a sound copy; whether it is there.
+
+        Raises ``CheckpointError`` where that has to be tried again.
+        """
+        to = self.shared
+        copies = [copy for copy in self._all(name, seq) if not copy.tier.shared]
+        if to is None or not copies:
+            return False
+        for number, copy in enumerate(copies):
+            try:
+                self.move(copy, to)
+            except ImageDamaged as error:
+                more = len(copies) > number + 1
+                self._aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=more)
+                if not more:
+                    raise
+            else:
+                break
+        return True
+
+    def pull(self, copy: Copy, *, expected_s: float | None) -> Copy | None:
+        """Bring an image to the fastest tier of this node that takes it; ``None``: none does. Raises ``ImageDamaged``.
+
+        ``expected_s``: it is wanted in so many seconds.
+        """
+        for tier in self.tiers:
+            if tier is copy.tier:
+                return None
+            held = self._held(copy, tier, expected_s=expected_s)
+            try:
+                if self._room(tier) + self._droppable(tier) < held.size - held.held:
+                    continue
+                with suppress(NoRoom):
+                    self._make_room(tier, held, held.name)
+                    return self.move(copy, tier, limited=expected_s is None or expected_s > 0)
+            except ImageDamaged:
+                raise
+            except (CheckpointError, OSError) as error:
+                self.report(copy.image.manifest.key, f"not brought to the tier {tier.name}: {_text(error)}")
+        return None
+
+    # --- room
+
+    def _room(self, tier: Tier) -> int:
+        room, left = tier.store.room(), tier.left()
+        return room if left is None else max(0, min(room, left))
+
+    def _droppable(self, tier: Tier) -> int:
+        return sum(one.held for one, _ in self._candidates(tier))
+
+    def _candidates(self, tier: Tier) -> list[tuple[Held, Image]]:
+        """What may go from a tier: what is wholly in a slower durable one, and not in use."""
+        slower = [one for one in self.tiers[self.tiers.index(tier) + 1 :] if one.durable]
+        found = []
+        with suppress(CheckpointError, OSError):
+            whole = [(one.manifest, one.manifest.size) for one in tier.store.images() if isinstance(one, Image)]
+            for facts, held in (*whole, *tier.store.begun()):
+                name = facts.key.name
+                if (name, facts.seq) in self._pins:
+                    continue
+                where = next((one for one in slower if self._has(one, facts)), None)
+                if where is not None:
+                    load_s = facts.size / self._speed(where)
+                    found.append((Held(name, facts.size, held, load_s), Image(facts, str(tier.store.path))))
+        return found
+
+    @staticmethod
+    def _has(tier: Tier, facts: Manifest) -> bool:
+        try:
+            return tier.store.get(facts.key.name, facts.seq).manifest == facts
+        except (CheckpointError, OSError):
+            return False
+
+    def _make_room(self, tier: Tier, wanted: Held, name: str) -> None:
+        """Raises ``NoRoom`` where what is there is worth more, or has to stay."""
+        with self._lock:
+            room = self._room(tier)
+            need = wanted.size - wanted.held
+            if room >= need or tier.shared:
+                return
+            candidates = self._candidates(tier)
+            rates = self.demand.rates([name, *(one.name for one, _ in candidates)], self._now())
+            rates[wanted.name] = rates[name]
+            plan = make_room([one for one, _ in candidates], wanted, room, rates, grain=digest.BLOCK)
+            if plan.room < need:
+                raise NoRoom(f"{tier.store.path}: {gib(room)} free, {gib(need)} needed")
+            self._cut(tier, [(cut.name, cut.keep) for cut in plan.cuts], candidates)
+
+    def _cut(self, tier: Tier, cuts: Sequence[tuple[str, int]], candidates: Sequence[tuple[Held, Image]]) -> None:
+        for name, keep in cuts:
+            for held, image in candidates:
+                if held.name == name:
+                    with suppress(CheckpointError, OSError):
+                        tier.store.cut(image, keep)
+                        LOG.info("%s: %s of %s left in the tier %s", name, gib(keep), gib(held.size), tier.name)
+
+    def relieve(self) -> None:
+        """Give host memory back where the node is short of it."""
+        with self._lock:
+            for tier in self.node:
+                left = tier.left()
+                if left is None or left > 0:
+                    continue
+                candidates = self._candidates(tier)
+                rates = self.demand.rates([one.name for one, _ in candidates], self._now())
+                wanted = Held("", -left + digest.BLOCK, 0, 0.0)
+                plan = make_room([one for one, _ in candidates], wanted, 0, rates, grain=digest.BLOCK, must=True)
+                self._cut(tier, [(cut.name, cut.keep) for cut in plan.cuts], candidates)
+
+    def _held(self, copy: Copy, tier: Tier, *, expected_s: float | None = None) -> Held:
+        facts = copy.image.manifest
+        with suppress(CheckpointError, OSError):
+            for begun, held in tier.store.begun():
+                if begun == facts:
+                    return Held(facts.key.name, facts.size, held, facts.size / self._speed(copy.tier), expected_s)
+        return Held(facts.key.name, facts.size, 0, facts.size / self._speed(copy.tier), expected_s)
+
+    def _speed(self, tier: Tier) -> float:
+        return self._speeds.get(tier.name, 1e9)
+
+    def _measured(self, tier: Tier, size: int, took_s: float) -> None:
+        if size >= digest.BLOCK and took_s > 0:
+            before = self._speed(tier)
+            self._speeds[tier.name] = before + _KNOWN * (size / took_s - before)
+
+    @contextmanager
+    def pinned(self, copy: Copy) -> Iterator[None]:
+        """While a copy is in use."""
+        with self._lock:
+            self._pins[copy.id] = self._pins.get(copy.id, 0) + 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pins[copy.id] -= 1
+                if not self._pins[copy.id]:
+                    del self._pins[copy.id]
+
+
+def _text(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,410 @@
+"""Tiers: where images go, what leaves, and what happens when one of the tiers is bad."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.checkpoint import digest
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import Image, ImageDamaged, NoRoom
+from slurm_affinode.checkpoint.opening import filesystem, open_tiers
+from slurm_affinode.checkpoint.tiers import Copy, Tier, Tiers
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
+from slurm_affinode.nodeconfig import SuspendConfig
+from slurm_affinode.tierconfig import TiersConfig
+
+from .conftest import JOB, KEY, LATER, MANIFEST
+
+MIB = 1 << 20
+SMALL = 64 << 10
+Told = list[tuple[int, str]]
+
+
+class Node:
+    """Three tiers of small blocks; the memory tier holds ``memory`` bytes."""
+
+    def __init__(self, root: Path, memory: int = 1 << 30, disk: int | None = None) -> None:
+        self.told: Told = []
+        self.left: int | None = None
+        self.now = 1000.0
+        self.memory = DirectoryStore(root / "memory", KEY, quota=memory)
+        self.disk = DirectoryStore(root / "disk", KEY, quota=disk)
+        self.shared = DirectoryStore(root / "shared", KEY)
+        self.tiers = Tiers(
+            [
+                Tier("memory", self.memory, durable=False, left=lambda: self.left),
+                Tier("disk", self.disk, direct=True),
+                Tier("shared", self.shared, shared=True, direct=True),
+            ],
+            now=lambda: self.now,
+            report=lambda key, text: self.told.append((key.job_id, text)),
+        )
+
+    def dump(self, job: int = 123, size: int = 4 * MIB, *, publish: bool = True, settle: bool = True) -> Image:
+        key = JobKey("cluster", job, JOB.submit_epoch)
+        with self.tiers.begin(key, uid=1001, estimate=size) as writer:
+            criu = Path(f"/proc/self/fd/{writer.criu_fd}")
+            (criu / "pages-1.img").write_bytes(os.urandom(size))
+            (criu / "pstree.img").write_bytes(b"tree")
+            image = writer.commit(replace(MANIFEST, key=key))
+        if settle:
+            self.tiers.settle(image)
+        if publish:
+            self.tiers.publish(key.name, image.manifest.seq)
+        return image
+
+    def where(self, image: Image) -> list[str]:
+        """Tiers with a complete copy."""
+        facts = image.manifest
+        return [copy.tier.name for copy in self.tiers._all(facts.key.name, facts.seq)]
+
+    def file(self, tier: DirectoryStore, image: Image) -> Path:
+        return tier.path / image.manifest.key.name / f"{image.manifest.seq:04d}" / "criu" / "pages-1.img"
+
+    def flip(self, tier: DirectoryStore, image: Image) -> None:
+        """One bit, in the middle."""
+        with self.file(tier, image).open("r+b") as file:
+            file.seek(12345)
+            byte = file.read(1)[0]
+            file.seek(12345)
+            file.write(bytes([byte ^ 4]))
+
+    def close(self) -> None:
+        for store in self.tiers.stores:
+            store.close()
+
+
+def run_of(image: Image) -> LiveRun:
+    """The run that takes it back."""
+    return replace(LATER, key=replace(image.manifest.key, submit_epoch=LATER.key.submit_epoch))
+
+
+@pytest.fixture
+def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
+    """Makes nodes with blocks of 64 KiB."""
+    monkeypatch.setattr(digest, "BLOCK", SMALL)
+    monkeypatch.setattr(digest, "workers", lambda: 2)
+    made: list[Node] = []
+
+    def make(name: str = "c1", **limits: int) -> Node:
+        made.append(Node(tmp_path / name, **limits))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.close()
+
+
+def test_a_dump_goes_to_memory_and_is_durable_before_it_counts(make_node: Callable[..., Node]) -> None:
+    """First the fastest tier, then the disk, then where every node sees it."""
+    node = make_node()
+    image = node.dump(publish=False, settle=False)
+    assert node.where(image) == ["memory"]
+    assert node.tiers.settle(image).tier.name == "disk"
+    assert node.tiers.settle(image).tier.name == "disk"
+    assert node.where(image) == ["memory", "disk"]
+    assert node.tiers.publish(JOB.name, 1)
+    assert node.where(image) == ["memory", "disk", "shared"]
+    copies, damage = node.tiers.copies(LATER)
+    assert [one.tier.name for one in copies] == ["memory", "disk", "shared"]
+    assert damage is None
+    assert node.tiers.sound(copies).tier.name == "memory"
+    assert not node.told
+
+
+def test_where_memory_is_full_the_dump_goes_to_the_disk(make_node: Callable[..., Node]) -> None:
+    """A copy that is the only one stays where it is."""
+    node = make_node(memory=6 * MIB)
+    first = node.dump(1, publish=False, settle=False)
+    second = node.dump(2)
+    assert node.where(first) == ["memory"]
+    assert node.where(second) == ["disk", "shared"]
+
+
+def test_what_is_on_the_disk_too_makes_room_in_memory(make_node: Callable[..., Node]) -> None:
+    """Of several, what is wanted least goes, and no more of it than is needed."""
+    node = make_node(memory=9 * MIB)
+    often, seldom = node.dump(1), node.dump(2)
+    for second in range(5):
+        node.now += 10 + second
+        node.tiers.demand.requested(often.manifest.key.name, node.now)
+    third = node.dump(3, size=2 * MIB)
+    assert node.where(often) == ["memory", "disk", "shared"]
+    assert node.where(seldom) == ["disk", "shared"]
+    assert node.where(third) == ["memory", "disk", "shared"]
+    (begun,) = node.memory.begun()
+    assert begun[0] == seldom.manifest
+    assert 0 < begun[1] < 4 * MIB
+    # What is left of it is taken up when it is wanted again.
+    node.memory.remove(third)
+    (copy, *_), _ = node.tiers.copies(run_of(seldom))
+    before = node.file(node.memory, seldom).parent.parent.with_name("0001.tmp").stat().st_ino
+    brought = node.tiers.pull(copy, expected_s=1.0)
+    assert brought is not None
+    assert brought.tier.name == "memory"
+    node.memory.verify(brought.image)
+    assert node.file(node.memory, seldom).parent.parent.stat().st_ino == before
+
+
+@pytest.mark.parametrize("bad", ["memory", "disk", "shared"])
+def test_a_flipped_bit_in_one_tier_is_put_aside(make_node: Callable[..., Node], bad: str) -> None:
+    """The copy of another tier is used; the bad one is kept apart and told of."""
+    node = make_node()
+    image = node.dump()
+    store = {"memory": node.memory, "disk": node.disk, "shared": node.shared}[bad]
+    node.flip(store, image)
+    if bad == "shared":
+        node.memory.remove(image)  # else it need not be brought
+    # From the bad one on: as on a node that has no faster one.
+    copies, _ = node.tiers.copies(LATER)
+    start = [one.tier.name for one in copies].index(bad)
+    sound = node.tiers.sound([*copies[start:], *copies[:start]])
+    assert sound.tier.name != bad
+    sound.tier.store.verify(sound.image)
+    assert bad not in node.where(image)
+    assert [job for job, _ in node.told] == [123]
+    assert "contents have changed; set aside" in node.told[0][1]
+    (aside,) = store.aside()
+    assert aside.startswith(f"{JOB.name}/0001.")
+    assert store.sweep([LATER], cluster="cluster", young_s=-1) == []
+    assert store.sweep([], cluster="cluster", young_s=-1) == [aside]
+
+
+def test_a_flipped_bit_in_every_tier_is_an_error(make_node: Callable[..., Node]) -> None:
+    """The last copy stays where it is, and each is named."""
+    node = make_node()
+    image = node.dump()
+    for store in node.tiers.stores:
+        node.flip(store, image)
+    with pytest.raises(ImageDamaged, match=r"memory: .*; disk: .*; shared: "):
+        node.tiers.sound(node.tiers.copies(LATER)[0])
+    assert node.where(image) == ["shared"]
+
+
+def test_a_damaged_copy_is_not_published(make_node: Callable[..., Node]) -> None:
+    """The copy to the shared tier is made from the one that is sound."""
+    node = make_node()
+    image = node.dump(publish=False)
+    node.flip(node.memory, image)
+    assert node.tiers.publish(JOB.name, 1)
+    assert node.where(image) == ["disk", "shared"]
+    node.shared.verify(image)
+
+
+def test_another_node_brings_the_image_to_its_fast_tier(make_node: Callable[..., Node]) -> None:
+    """Read once from the shared tier, verified on the way."""
+    node = make_node()
+    image = node.dump()
+    other = make_node("c2")
+    other.tiers.tiers = (*other.tiers.tiers[:2], node.tiers.tiers[2])
+    copies, _ = other.tiers.copies(LATER)
+    assert [one.tier.name for one in copies] == ["shared"]
+    found = other.tiers.sound(copies)
+    assert found.tier.name == "memory"
+    assert found.image.manifest == image.manifest
+    assert other.tiers.on_node(JOB.name, 1) == found
+
+
+def test_a_pull_ahead_of_time_does_not_drive_out_what_is_worth_more(make_node: Callable[..., Node]) -> None:
+    """What is wanted in an hour is not put in place of what is wanted each minute."""
+    node = make_node(memory=5 * MIB)
+    first = node.dump(1)
+    node.now += 3600
+    second = node.dump(2)
+    assert node.where(second) == ["memory", "disk", "shared"]
+    for _ in range(200):
+        node.now += 20
+        node.tiers.demand.requested(second.manifest.key.name, node.now)
+    (copy, *_), _ = node.tiers.copies(run_of(first))
+    assert copy.tier.name == "disk"
+    assert node.tiers.pull(copy, expected_s=1e6) is None
+    assert node.tiers.pull(copy, expected_s=5.0) == Copy(
+        replace(first, store=str(node.memory.path)), node.tiers.tiers[0]
+    )
+
+
+def test_host_memory_that_jobs_need_is_given_back(make_node: Callable[..., Node]) -> None:
+    """Copies leave the tier when the node runs short; what is only there stays."""
+    node = make_node()
+    safe, only = node.dump(1), node.dump(2, publish=False, settle=False)
+    node.left = -1
+    node.tiers.relieve()
+    assert node.where(only) == ["memory"]
+    assert node.where(safe) == ["disk", "shared"]
+    assert node.where(node.dump(3)) == ["disk", "shared"]  # and nothing comes in
+    node.left = None
+    assert node.where(node.dump(4)) == ["memory", "disk", "shared"]
+
+
+def test_room_is_what_can_be_made(make_node: Callable[..., Node]) -> None:
+    """A disk full of what is in the shared tier has room; one full of what is nowhere else has none."""
+    node = make_node(memory=1, disk=6 * MIB)
+    image = node.dump(1)
+    assert node.where(image) == ["disk", "shared"]
+    node.tiers.check_room(1001, 4 * MIB)
+    node.shared.remove(image)
+    node.shared._reserve = 1 << 60
+    with pytest.raises(NoRoom):
+        node.tiers.check_room(1001, 4 * MIB)
+
+
+def test_a_tier_that_went_away_is_passed_over(make_node: Callable[..., Node]) -> None:
+    """Its directory was replaced, as by an umount: the next tier takes the image, and nothing is lost."""
+    node = make_node()
+    first = node.dump(1)
+    node.memory.path.rename(node.memory.path.with_name("elsewhere"))
+    second = node.dump(2)
+    assert node.where(second) == ["disk", "shared"]
+    (copy, *_), _ = node.tiers.copies(run_of(first))
+    assert node.tiers.sound([copy])
+
+
+def test_what_is_written_when_the_agent_ends_is_taken_up(make_node: Callable[..., Node]) -> None:
+    """A copy that was told to stop is there in part, and is completed by the next agent."""
+    node = make_node()
+    image = node.dump(publish=False)
+    looks = iter([False] * 40)
+    node.tiers._stop = lambda: next(looks, True)
+    with pytest.raises(Exception, match="taken up later"):
+        node.tiers.publish(JOB.name, 1)
+    ((facts, held),) = node.shared.begun()
+    assert facts == image.manifest
+    assert 0 < held < 4 * MIB
+    assert node.shared.sweep([LATER], cluster="cluster", young_s=-1) == []
+    node.tiers._stop = lambda: False
+    assert node.tiers.publish(JOB.name, 1)
+    node.shared.verify(image)
+
+
+def test_zeros_take_no_room(make_node: Callable[..., Node], tmp_path: Path) -> None:
+    """Blocks of zeros are holes in a copy, holes are not read; contents and digests are the same."""
+    node = make_node()
+    with node.tiers.begin(JOB, uid=1001, estimate=1) as writer:
+        path = Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img")
+        with path.open("wb") as file:
+            file.write(os.urandom(300_000))
+            file.write(bytes(8 * MIB))
+            file.seek(40 * MIB)
+            file.write(b"end")
+        image = writer.commit(MANIFEST)
+    node.tiers.settle(image)
+    copied = node.file(node.disk, image)
+    assert copied.stat().st_size == 40 * MIB + 3
+    assert copied.stat().st_blocks * 512 < MIB
+    node.disk.verify(image)
+
+
+# --- real file systems
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Mounts small tmpfs file systems."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    made: list[Path] = []
+
+    def mount(name: str, size: str = "16m") -> Path:
+        path = tmp_path / name
+        path.mkdir(mode=0o700)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", path], capture_output=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"no tmpfs can be mounted: {done.stderr.decode().strip()}")
+        made.append(path)
+        return path
+
+    yield mount
+    for path in made:
+        subprocess.run(["umount", "-l", path], check=False, capture_output=True)
+
+
+def config(tmp_path: Path, memory: Path, **more: object) -> SuspendConfig:
+    """A node with a memory tier."""
+    tiers = TiersConfig(memory=memory, memory_size="1G", memory_reserve="0", **more)  # type: ignore[arg-type]
+    return SuspendConfig(local_store=tmp_path / "disk", shared_store=tmp_path / "shared", tiers=tiers)
+
+
+def write(tiers: Tiers, facts: Manifest, size: int) -> Image:
+    """A dump."""
+    with tiers.begin(facts.key, uid=facts.uid, estimate=size) as writer:
+        Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img").write_bytes(os.urandom(size))
+        image = writer.commit(facts)
+    tiers.settle(image)
+    tiers.publish(facts.key.name, image.manifest.seq)
+    return image
+
+
+def test_a_full_tmpfs(tmp_path: Path, mounted: Callable[..., Path]) -> None:
+    """What does not fit goes to the disk; what fits goes to memory."""
+    tiers = open_tiers(config(tmp_path, mounted("memory")), KEY)
+    assert [tier.name for tier in tiers.tiers] == ["memory", "disk", "shared"]
+    small, large = JobKey("cluster", 1, 1), JobKey("cluster", 2, 1)
+    write(tiers, replace(MANIFEST, key=small), 4 * MIB)
+    write(tiers, replace(MANIFEST, key=large), 20 * MIB)
+    assert tiers.on_node(small.name, 1).tier.name == "memory"  # type: ignore[union-attr]
+    assert tiers.on_node(large.name, 1).tier.name == "disk"  # type: ignore[union-attr]
+    for store in tiers.stores:
+        for image in store.images():
+            assert isinstance(image, Image)
+            store.verify(image)
+        store.close()
+
+
+def test_a_tier_that_becomes_read_only(tmp_path: Path, mounted: Callable[..., Path]) -> None:
+    """Its images can still be read, new ones go elsewhere."""
+    memory = mounted("memory")
+    tiers = open_tiers(config(tmp_path, memory), KEY)
+    first = write(tiers, MANIFEST, MIB)
+    subprocess.run(["mount", "-o", "remount,ro", memory], check=True)
+    second = write(tiers, replace(MANIFEST, key=JobKey("cluster", 2, 1)), MIB)
+    assert tiers.on_node(JOB.name, 1).tier.name == "memory"  # type: ignore[union-attr]
+    assert tiers.on_node(second.manifest.key.name, 1).tier.name == "disk"  # type: ignore[union-attr]
+    told: list[str] = []
+    tiers.report = lambda key, text: told.append(text)
+    page = next(memory.glob("*/0001/criu/pages-1.img"))
+    subprocess.run(["mount", "-o", "remount,rw", memory], check=True)
+    with page.open("r+b") as file:
+        file.write(b"damage")
+    subprocess.run(["mount", "-o", "remount,ro", memory], check=True)
+    assert tiers.sound(tiers.copies(LATER)[0]).tier.name == "disk"
+    assert "cannot be set aside" in told[0]
+    assert first.manifest.seq == 1
+    for store in tiers.stores:
+        store.close()
+
+
+def test_an_unmounted_tier(tmp_path: Path, mounted: Callable[..., Path]) -> None:
+    """Also where it goes away under an agent that runs."""
+    memory = mounted("memory")
+    tiers = open_tiers(config(tmp_path, memory), KEY)
+    write(tiers, MANIFEST, MIB)
+    subprocess.run(["umount", "-l", memory], check=True)
+    second = write(tiers, replace(MANIFEST, key=JobKey("cluster", 2, 1)), MIB)
+    assert tiers.on_node(second.manifest.key.name, 1).tier.name == "disk"  # type: ignore[union-attr]
+    for store in tiers.stores:
+        store.close()
+    again = open_tiers(config(tmp_path, memory), KEY)
+    assert [tier.name for tier in again.tiers] == ["disk", "shared"]
+    assert "not on a tmpfs" in again.missing[0]
+    assert again.sound(again.copies(LATER)[0]).tier.name == "disk"
+    for store in again.stores:
+        store.close()
+
+
+def test_a_directory_that_is_no_tmpfs_is_no_memory(tmp_path: Path) -> None:
+    """The tier is left out, with the reason."""
+    if filesystem(tmp_path) == "tmpfs":
+        pytest.skip("temporary files are on a tmpfs here")
+    tiers = open_tiers(config(tmp_path, tmp_path / "memory"), KEY)
+    assert [tier.name for tier in tiers.tiers] == ["disk", "shared"]
+    assert "not on a tmpfs" in tiers.missing[0]
+    for store in tiers.stores:
+        store.close()
