@@ -42,7 +42,7 @@ test-fast: .venv/.dev ## Only the tests that need no server and no browser.
 lint: .venv/.dev ## Check style.
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
-	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' containers/cluster | xargs shellcheck; \
+	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' containers/cluster tests/gpu/emulated tests/gpu/bundle/{criu-from-debian,make,run} | xargs shellcheck; \
 	else echo "shellcheck is not installed: shell scripts are not checked" >&2; fi
 
 check-types: .venv/.dev ## Check types.
@@ -89,7 +89,7 @@ test-gpu: .venv/.dev ## Run the tests that need an NVIDIA GPU (EMULATED=1: on th
 bench-gpu: .venv/.dev ## GB/s of a suspension by phase, against the driver alone and PCIe (EMULATED=1: on the emulated driver).
 	@$(on_gpu) $(VENV)/python -m benchmarks.gpu
 
-gpu-bundle: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Pack what test-gpu and bench-gpu need on a machine without a network: dist/slurm-affinode-gpu.tar.xz.
+gpu-bundle: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Pack what test-gpu and bench-gpu need on a machine without a network: dist/slurm-affinode-gpu.tar.gz.
 	@UV='$(UV)' tests/gpu/bundle/make
 
 bench: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Run the benchmarks, print ratios (takes some minutes).

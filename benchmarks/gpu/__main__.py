@@ -26,6 +26,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
+# ruff: noqa: E402 - what follows lies beside this folder
 from gpu.machine import Machine, find
 from gpu.programs import Programs, programs
 

@@ -1,7 +1,7 @@
 """A program that measures copies between a GPU and host memory of several kinds: ``python copying.py DIRECTORY``.
 
-The kinds differ in who has made the pages when the copy begins, how large they are, and whether they are locked. Seconds
-are of making the memory, of a copy out and of a copy in; bytes go in blocks, as a suspension's would.
+The kinds differ in who has made the pages when the copy begins, how large they are, and whether they are locked.
+Seconds are of making the memory, of a copy out and of a copy in; bytes go in blocks, as a suspension's would.
 """
 
 from __future__ import annotations

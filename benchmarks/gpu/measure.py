@@ -22,7 +22,7 @@ from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.cuda_helper import Driver
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import Tree
+from slurm_affinode.checkpoint.interface import CheckpointError, Tree
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
 
@@ -216,19 +216,19 @@ def imaged(run: Programs, ours: Ours, machine: Machine, mib: int, directory: Pat
     program, key = Program(place), JobKey("bench", 1, 1)
     seconds: dict[str, float] = {}
     try:
-        with tree.space(work, sys.executable, str(HERE / "worker.py"), str(place)) as first:
-            with looked_after(ours.cuda, program):
-                program.ready()
-                root_ns, program.pid = first.root()
-                program.ask("setup", mib=mib, seed=1, graph=False)
-                for name in ("lock", "checkpoint"):
-                    seconds[name] = timed(ours.phases(program.pid)[name])
-                began = time.monotonic()
-                with store.begin(key, uid=0, estimate=mib * MIB) as writer:
-                    writer.follow()
-                    criu.dump(Tree(first.init, program.pid, root_ns), writer.criu_fd, timeout_s=3000)
-                    image = writer.commit(_manifest(key, root_ns, mib))
-                seconds["dump"] = time.monotonic() - began
+        command = (sys.executable, str(HERE / "worker.py"), str(place))
+        with tree.space(work, *command) as first, looked_after(ours.cuda, program):
+            program.ready()
+            root_ns, program.pid = first.root()
+            program.ask("setup", mib=mib, seed=1, graph=False)
+            for name in ("lock", "checkpoint"):
+                seconds[name] = timed(ours.phases(program.pid)[name])
+            began = time.monotonic()
+            with store.begin(key, uid=0, estimate=mib * MIB) as writer:
+                writer.follow()
+                criu.dump(Tree(first.init, program.pid, root_ns), writer.criu_fd, timeout_s=3000)
+                image = writer.commit(_manifest(key, root_ns, mib))
+            seconds["dump"] = time.monotonic() - began
         with tree.space(work) as second, looked_after(ours.cuda, program):
             again = store.find(LiveRun(replace(key, submit_epoch=2), 0, 1))
             assert again is not None
@@ -246,6 +246,8 @@ def imaged(run: Programs, ours: Ours, machine: Machine, mib: int, directory: Pat
             while program.alive:
                 time.sleep(0.01)
         return {"bytes": mib * MIB, "image_bytes": image.manifest.size, "directory": str(directory), "seconds": seconds}
+    except CheckpointError as error:
+        return f"{mib / 1024:g} GiB: {error}"
     finally:
         for one in store.images():
             if not isinstance(one, Exception):

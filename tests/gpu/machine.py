@@ -87,7 +87,9 @@ def torch_version() -> str | None:
     """Of the PyTorch of ``GPU_TEST_PYTHON`` (this Python), where it sees a GPU."""
     code = "import torch; assert torch.cuda.is_available(); print(torch.__version__)"
     try:
-        done = subprocess.run([torch_python(), "-c", code], check=False, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(
+            [torch_python(), "-c", code], check=False, env=torch_env(), capture_output=True, text=True, timeout=180
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -96,6 +98,14 @@ def torch_version() -> str | None:
 def torch_python() -> str:
     """The Python that has PyTorch."""
     return os.environ.get("GPU_TEST_PYTHON", sys.executable)
+
+
+def torch_env() -> dict[str, str]:
+    """Its environment: without what was put on the path for these tests, where somebody says what it was before."""
+    env = dict(os.environ)
+    if "GPU_TEST_PYTHONPATH" in env:
+        env["PYTHONPATH"] = env["GPU_TEST_PYTHONPATH"]
+    return env
 
 
 def criu_path() -> str | None:

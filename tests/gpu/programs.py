@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu import protocol
-from gpu.machine import torch_python
+from gpu.machine import torch_env, torch_python
 
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.interface import CudaError, CudaState
@@ -95,10 +95,11 @@ class Programs:
     def start(self, script: str = "worker.py", *arguments: str, ordinal: int = 0) -> Program:
         """A program of this folder."""
         directory = Path(tempfile.mkdtemp(dir=self.top))
-        python = torch_python() if script.startswith("torch") else sys.executable
+        torch = script.startswith("torch")
+        python, env = (torch_python(), torch_env()) if torch else (sys.executable, None)
         options = [f"--ordinal={ordinal}"] if script == "worker.py" else []
         process = subprocess.Popen(
-            [python, str(HERE / script), str(directory), *options, *arguments], stdin=subprocess.DEVNULL
+            [python, str(HERE / script), str(directory), *options, *arguments], stdin=subprocess.DEVNULL, env=env
         )
         program = Program(directory, process.pid, process=process)
         self.started.append(program)

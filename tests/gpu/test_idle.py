@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +12,11 @@ from gpu.machine import Machine
 from gpu.programs import Program, Programs
 
 from slurm_affinode.agent.peers import Inspector
+from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.watch import Watch
 from slurm_affinode.core.idle import IdleDetector, IdleRule, IdleState, Verdict
 from slurm_affinode.gpu.nvml import NvmlDriver
+from slurm_affinode.model.suspension import SuspendOption
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -35,14 +36,26 @@ def quiet(machine: Machine, nvml: NvmlDriver) -> None:
         time.sleep(0.05)
 
 
-def watched(nvml: NvmlDriver, program: Program) -> tuple[Watch, Any]:
+class NoLink:
+    """There is no shepherd."""
+
+    open = False
+
+    def send(self, message: object) -> bool:
+        return False
+
+
+def watched(nvml: NvmlDriver, program: Program) -> tuple[Watch, WatchedJob]:
     """The program as the agent would watch a job."""
-    job = SimpleNamespace(job_id=1, devices=(nvml.devices()[0],), init_pid=program.pid)
+    job = WatchedJob(
+        job_id=1, uid=os.getuid(), gid=os.getgid(), restarts=0, option=SuspendOption(), init_pid=program.pid,
+        init_started=0, root=1, link=NoLink(), since_epoch=time.time(), devices=(nvml.devices()[0],),
+    )  # fmt: skip
     return Watch(nvml, Inspector()), job
 
 
 def until(
-    watch: Watch, job: Any, detector: IdleDetector, done: Callable[[IdleState], bool], what: str
+    watch: Watch, job: WatchedJob, detector: IdleDetector, done: Callable[[IdleState], bool], what: str
 ) -> tuple[IdleState, list[IdleState]]:
     """Sample as the agent does, until it is so; all states on the way."""
     deadline = time.monotonic() + SETTLES_S
