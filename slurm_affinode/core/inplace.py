@@ -67,6 +67,15 @@ class Waiter:
 
     job_id: int
     needs: Bytes
+    held: Bytes = field(default_factory=dict)
+    """What it holds of that already: its suspension, or an earlier wake, was cut short."""
+
+    @property
+    def lacks(self) -> dict[str, int]:
+        """What it has to get."""
+        return {
+            uuid: need - self.held.get(uuid, 0) for uuid, need in self.needs.items() if need > self.held.get(uuid, 0)
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +100,7 @@ class _Room:
 
     def lack(self, needs: Bytes) -> dict[str, int]:
         """Bytes that are missing, by GPU."""
-        missing = {
-            uuid: max(need - self.free[uuid], need - self.bound[uuid]) for uuid, need in needs.items() if need > 0
-        }
+        missing = {uuid: max(need - self.free[uuid], need - self.bound[uuid]) for uuid, need in needs.items()}
         return {uuid: count for uuid, count in missing.items() if count > 0}
 
     def take(self, needs: Bytes) -> None:
@@ -107,22 +114,23 @@ def plan(cards: Sequence[Card], awake: Sequence[Awake], arriving: Sequence[Arriv
 
     ``awake`` holds every job with ``mode=inplace`` that is neither asleep, in the line, nor ``arriving``.
     """
-    room = _room(cards, awake, arriving)
+    room = _room(cards, awake, arriving, queue)
     go: list[int] = []
     make_room: dict[int, int] = {}
     waits: dict[int, str] = {}
     first: dict[str, int] = {}
     for waiter in queue:
-        uuids = [uuid for uuid, need in waiter.needs.items() if need > 0]
+        lacks = waiter.lacks
+        uuids = list(lacks)
         unknown = next((uuid for uuid in uuids if uuid not in room.cards or room.cards[uuid].free is None), None)
         ahead = next((first[uuid] for uuid in uuids if uuid in first), None)
         if ahead is not None:
             waits[waiter.job_id] = f"job {ahead} asked before it"
         elif unknown is not None:
             waits[waiter.job_id] = f"how much memory is free on {_name(room.cards, unknown)} is not known"
-        elif not (lack := room.lack(waiter.needs)):
+        elif not (lack := room.lack(lacks)):
             go.append(waiter.job_id)
-            room.take(waiter.needs)
+            room.take(lacks)
             continue
         else:
             chosen, waits[waiter.job_id] = _make_room(waiter, lack, awake, make_room, room)
@@ -132,10 +140,12 @@ def plan(cards: Sequence[Card], awake: Sequence[Awake], arriving: Sequence[Arriv
     return Plan(tuple(go), make_room, waits)
 
 
-def _room(cards: Sequence[Card], awake: Sequence[Awake], arriving: Sequence[Arriving]) -> _Room:
+def _room(
+    cards: Sequence[Card], awake: Sequence[Awake], arriving: Sequence[Arriving], queue: Sequence[Waiter]
+) -> _Room:
     free = {card.uuid: (card.free or 0) - MARGIN for card in cards}
     bound = {card.uuid: card.limit for card in cards}
-    for one in awake:
+    for one in (*awake, *queue):
         for uuid, held in one.held.items():
             if uuid in bound:
                 bound[uuid] -= held

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from slurm_affinode.agent import words
 from slurm_affinode.agent.inplace import asking
@@ -37,10 +37,26 @@ _SLOWLY_S = 1.0
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 
 
+class Workers(Protocol):
+    """An executor."""
+
+    def submit(self, call: Callable[..., None], /, *arguments: Any) -> Future[None]:
+        """Do it beside."""
+        ...
+
+    def shutdown(self, *, wait: bool, cancel_futures: bool) -> None:
+        """Take no more."""
+        ...
+
+
 class Director:
     """One for the agent. Thread-safe."""
 
-    def __init__(self, parts: Parts, freezer: Freezer, sockets: Sockets, cards: Cards, rules: Rules) -> None:
+    def __init__(
+        self, parts: Parts, freezer: Freezer, sockets: Sockets, cards: Cards, rules: Rules,
+        *, workers: Workers | None = None,
+    ) -> None:  # fmt: skip
+        """``workers``: what wakes jobs beside the thread that looks at them."""
         self._parts = parts
         self._freezer = freezer
         self._sockets = sockets
@@ -59,7 +75,7 @@ class Director:
         self._poke = threading.Event()
         self._stop = threading.Event()
         self._changed = threading.Condition(self._lock)
-        self._workers = ThreadPoolExecutor(_WAKES_AT_ONCE, "wake")
+        self._workers = workers or ThreadPoolExecutor(_WAKES_AT_ONCE, "wake")
         self._thread: threading.Thread | None = None
         self.idle_s: Callable[[int], float | None] = lambda job_id: None
         """For how long a job has been idle, where the policy would let it go for another one; else ``None``."""

@@ -71,7 +71,8 @@ class Sharing:
             for job in self._registry.jobs()
             if job.option.mode is Mode.INPLACE and job.job_id not in asleep
         ]
-        return plan(self.cards(), awake, arriving, [Waiter(one.job_id, one.held) for one in line])
+        queue = [Waiter(one.job_id, one.held, held_by(by_uuid, one.cuda)) for one in line]
+        return plan(self.cards(), awake, arriving, queue)
 
     def _awake(
         self, job: WatchedJob, by_uuid: Mapping[str, Mapping[int, int]], idle_s: Callable[[int], float | None]

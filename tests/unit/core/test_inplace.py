@@ -107,6 +107,14 @@ def test_the_site_bounds_what_is_awake_at_once() -> None:
     assert "more than jobs in place may hold" in str(sleeps_forever(held(50), [tight]))
 
 
+def test_one_that_still_holds_its_memory_needs_no_more() -> None:
+    """Its suspension was cut short before it had moved; what it holds counts for the bound."""
+    half = Waiter(7, held(48), held(48))
+    assert plan([card(free_gib=1)], [], [], [half]).go == (7,)
+    assert plan([card(free_gib=20)], [], [], [Waiter(7, held(48), held(40))]).go == (7,)
+    assert plan([card(free_gib=80, limit_gib=60)], [], [], [half, Waiter(8, held(20))]).go == (7,)
+
+
 def test_what_is_on_its_way_back_has_its_place() -> None:
     """What it does not hold yet is not free; what it holds already is not counted twice."""
     coming = Arriving(1, held(48), held(40))

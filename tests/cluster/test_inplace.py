@@ -1,0 +1,434 @@
+"""Jobs that sleep in place: servers that share a GPU, woken by requests, by hand, by Slurm; whatever dies meanwhile."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from cluster.driver import GPU_NODES, WORKLOADS, Cluster, wait_until
+from cluster.sleepers import CONFIG, SHARED, kill_agent, status, suspend, wait_for_agents, wait_for_phase, wake
+
+pytestmark = pytest.mark.cluster
+
+NODE = "c1"
+GPU_MIB = 2000
+"""Of an emulated GPU here; a context takes 414 of it."""
+SERVER_MIB = 800
+"""With its context 60 % of a GPU."""
+BY_HAND = "--gpu-suspend-idle=1h,mode=inplace,when=always"
+"""Nothing sleeps by itself; a request wakes."""
+
+# Asks a server once, prints what it answered and how long that took. Arguments: URL.
+JOURNAL = "/var/lib/slurm-affinode/journal"
+ASK = r'curl --silent --show-error --max-time 60 --write-out "\n%{time_total}" --request POST "$1/predict"'
+
+
+def init_gpus(cluster: Cluster, *options: str) -> None:
+    """Other emulated GPUs on every node, and daemons that see them."""
+    for node in GPU_NODES:
+        cluster.exec(
+            node, "gpu-emulatorctl", "init", "--force", "--gpus", "2", "--model", "h100-80g", "--seed", node,
+            "--sample-period-ms", "200", *options,
+        )  # fmt: skip
+        cluster.shell(node, "kill $(cat /run/slurm-affinode-exporter.pid)")
+        kill_agent(cluster, node)
+    wait_for_agents(cluster)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_gpus(cluster: Cluster) -> Iterator[None]:
+    """GPUs whose memory fits into the host's several times."""
+    cluster.clear()
+    init_gpus(cluster, "--memory-mib", str(GPU_MIB))
+    yield
+    cluster.clear()
+    init_gpus(cluster)
+
+
+@contextmanager
+def fault(cluster: Cluster, kind: str) -> Iterator[None]:
+    """The emulated driver of c1 fails in this way."""
+    cluster.exec(NODE, "gpu-emulatorctl", "fault", kind)
+    try:
+        yield
+    finally:
+        cluster.exec(NODE, "gpu-emulatorctl", "fault", "clear")
+
+
+@contextmanager
+def held_helper(cluster: Cluster) -> Iterator[None]:
+    """The process that talks to the driver does not answer."""
+    cluster.shell(NODE, "kill -STOP $(pgrep -f checkpoint.cuda_helper)")
+    try:
+        yield
+    finally:
+        cluster.shell(NODE, "for pid in $(pgrep -f checkpoint.cuda_helper); do kill -CONT $pid || true; done")
+
+
+@contextmanager
+def inplace_configured(cluster: Cluster, **keys: object) -> Iterator[None]:
+    """An agent on c1 with these keys in ``[inplace]``."""
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+    cluster.shell(NODE, 'cp "$1" "$1.own"; printf "\n[inplace]\n%s" "$2" >>"$1"', CONFIG, lines)
+    kill_agent(cluster, NODE)
+    wait_for_agents(cluster)
+    try:
+        yield
+    finally:
+        cluster.shell(NODE, 'mv "$1.own" "$1"', CONFIG)
+        kill_agent(cluster, NODE)
+        wait_for_agents(cluster)
+
+
+def ledger(cluster: Cluster, job: str) -> list[dict[str, Any]]:
+    """What the ledger of c1 says of a job."""
+    text = cluster.run(NODE, "cat", f"{SHARED}/ledger/{NODE}.jsonl").stdout
+    rows = [json.loads(line) for line in text.splitlines()]
+    return [row for row in rows if row["job_id"] == int(job)]
+
+
+@dataclass(frozen=True)
+class Server:
+    """A model server, and what it has to answer."""
+
+    job: str
+    port: int
+    prediction: int
+
+    @property
+    def url(self) -> str:
+        """As the login node reaches it."""
+        return f"http://{NODE}:{self.port}"
+
+
+def ask(cluster: Cluster, url: str) -> tuple[dict[str, int], float]:
+    """One request from the login node: the answer, and the seconds that it took."""
+    body, _, took = cluster.shell("login", ASK, url, user="alice", timeout_s=90).rpartition("\n")
+    return json.loads(body), float(took)
+
+
+def serve(cluster: Cluster, port: int, option: str = BY_HAND, *options: str, memory_mib: int = SERVER_MIB) -> Server:
+    """A server on a shared GPU of c1, when it has answered once."""
+    job = cluster.submit(
+        "--partition=gpu", f"--nodelist={NODE}", "--gres=shard:6", option, *options,
+        wrap=f"exec {WORKLOADS}/model_server.py --port {port} --memory-mib {memory_mib} --service-ms 100",
+    )  # fmt: skip
+    cluster.wait_for_output(job, "listening")
+    answer, _ = ask(cluster, f"http://{NODE}:{port}")
+    return Server(job, port, answer["prediction"])
+
+
+def in_place(cluster: Cluster, job: str) -> dict[str, Any] | None:
+    """What status says of a sleeper; ``None``: it is awake."""
+    row = status(cluster, job)["jobs"][0]
+    found: dict[str, Any] | None = row["in_place"]
+    return found
+
+
+def put_to_sleep(cluster: Cluster, job: str) -> None:
+    """By hand; it sleeps when this returns."""
+    suspend(cluster, job)
+    wait_until(f"job {job} sleeps", lambda: in_place(cluster, job), lambda seen: seen is not None)
+
+
+def wait_awake(cluster: Cluster, job: str, timeout_s: float = 60) -> None:
+    """Waits until the job runs, with its GPU memory."""
+    wait_until(f"job {job} is awake", lambda: in_place(cluster, job), lambda seen: seen is None, timeout_s=timeout_s)
+
+
+def used_mib(cluster: Cluster) -> list[int]:
+    """GPU memory in use on c1."""
+    return [gpu.used_mib for gpu in cluster.gpus(NODE)]
+
+
+def process_states(cluster: Cluster) -> set[str]:
+    """Of the processes of alice's servers on c1."""
+    said = cluster.shell(NODE, "ps -u alice -o stat=,args= | grep model_server | grep -v shepherd | cut -c1")
+    return set(said.split())
+
+
+def test_a_server_gives_its_gpu_back_and_wakes_for_a_request(cluster: Cluster) -> None:
+    """Frozen, its GPU memory free, shown as asleep; the next request is answered as if nothing had been."""
+    server = serve(cluster, 8001)
+    held = sum(used_mib(cluster))
+    put_to_sleep(cluster, server.job)
+    assert sum(used_mib(cluster)) <= held - SERVER_MIB
+    assert process_states(cluster) == {"T"}
+    assert cluster.job(server.job)["JobState"] == "RUNNING"
+    seen = in_place(cluster, server.job)
+    assert seen is not None
+    assert (seen["wakes_on_request"], seen["asked"], seen["failure"]) == (True, None, None)
+    shown = cluster.exec("login", "slurm-affinode", "status", server.job, user="alice")
+    assert "in host memory, wakes on a request" in shown
+    wait_until(
+        "its comment says so",
+        lambda: cluster.exec("login", "squeue", "--noheader", f"--jobs={server.job}", "--format=%k"),
+        lambda said: said.startswith("asleep in place: asked by alice"),
+    )
+    answer, took = ask(cluster, server.url)
+    assert answer == {"prediction": server.prediction, "number": 2}
+    print(f"a request to a sleeper was answered after {took:.3f} s, 0.1 s of it service")
+    wait_awake(cluster, server.job)
+    assert sum(used_mib(cluster)) == held
+
+
+# Opens a connection, says so, asks on it when told. Arguments: host, port.
+ASK_LATE = r"""
+exec 3<>/dev/tcp/$1/$2
+touch /home/alice/inplace-open
+until [ -e /home/alice/inplace-ask ]; do sleep 0.05; done
+printf 'POST /predict HTTP/1.0\r\n\r\n' >&3
+timeout 30 cat <&3
+"""
+
+
+def test_it_sleeps_by_itself_and_an_open_connection_wakes_it(cluster: Cluster) -> None:
+    """Idle for its window; bytes on a connection that was open all the time are a request as well."""
+    server = serve(cluster, 8001, "--gpu-suspend-idle=2s,mode=inplace,when=always")
+    cluster.shell("login", "rm -f /home/alice/inplace-*")
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(cluster.shell, "login", ASK_LATE, NODE, "8001", user="alice", timeout_s=90)
+        wait_until(
+            "a connection is open",
+            lambda: cluster.run("login", "test", "-e", "/home/alice/inplace-open").returncode == 0,
+        )
+        seen = wait_until("it sleeps", lambda: in_place(cluster, server.job), lambda one: one is not None)
+        assert seen is not None
+        assert seen["why"].startswith("idle ")
+        cluster.shell("login", "touch /home/alice/inplace-ask")
+        assert json.loads(late.result().splitlines()[-1])["prediction"] == server.prediction
+    wait_until("it sleeps again", lambda: in_place(cluster, server.job), lambda one: one is not None)
+
+
+def test_four_servers_take_turns_with_one_gpu(cluster: Cluster) -> None:
+    """Each with 60 % of its memory, asked in bursts: every request is answered, rightly, in bounded time and moves."""
+    option = "--gpu-suspend-idle=1s,mode=inplace,when=pressure"
+    servers = []
+    for number in range(4):
+        servers.append(serve(cluster, 8001 + number, option))
+        put_to_sleep(cluster, servers[-1].job)
+    places = {cluster.shell("login", 'curl --silent "$1/health"', server.url) for server in servers}
+    assert len({json.loads(place)["gpu"] for place in places}) == 1
+    began = time.time()
+    bursts = 24
+    chance = random.Random(7)  # noqa: S311 - a load, not a secret
+    with ThreadPoolExecutor(8) as pool:
+        futures = []
+        for _ in range(bursts):
+            server = chance.choice(servers)
+            futures += [(server, pool.submit(ask, cluster, server.url)) for _ in range(chance.randint(1, 3))]
+            time.sleep(chance.expovariate(1))
+        results = [(server, *future.result()) for server, future in futures]
+    for server, answer, _ in results:
+        assert answer["prediction"] == server.prediction
+    for server in servers:  # each request is counted once: none was served twice, none lost
+        numbers = sorted(answer["number"] for one, answer, _ in results if one is server)
+        assert numbers == list(range(2, 2 + len(numbers)))
+    took = sorted(seconds for _, _, seconds in results)
+    moves = cluster.logs(began)[NODE].count(": asleep in place")
+    print(
+        f"{len(results)} requests in {bursts} bursts: median {statistics.median(took):.2f} s, "
+        f"p90 {took[int(len(took) * 0.9)]:.2f} s, worst {took[-1]:.2f} s; {moves} moves out"
+    )
+    assert moves <= bursts
+    assert took[-1] < 30
+    assert max(used_mib(cluster)) <= GPU_MIB
+
+
+# A server whose script says which signals it gets. Arguments: port.
+TELLS = """#!/bin/bash
+#SBATCH --partition=gpu --nodelist={node} --gres=shard:6
+trap 'echo got USR1' USR1
+trap 'echo got TERM; kill $child; exit 9' TERM
+{workloads}/model_server.py --port 8001 --memory-mib {memory} --service-ms 100 &
+child=$!
+while kill -0 $child 2>/dev/null; do wait $child; done
+"""
+
+
+def telling(cluster: Cluster, *options: str) -> str:
+    """A job that tells of signals, asleep."""
+    script = TELLS.format(node=NODE, workloads=WORKLOADS, memory=SERVER_MIB)
+    job = cluster.submit(BY_HAND, *options, script=script)
+    cluster.wait_for_output(job, "listening")
+    put_to_sleep(cluster, job)
+    return job
+
+
+def test_one_that_is_cancelled_while_it_sleeps_ends_in_order(cluster: Cluster) -> None:
+    """Its script hears of it, as it would awake; nothing of it is left."""
+    job = telling(cluster)
+    cluster.exec("login", "scancel", "--full", job, user="alice")
+    cluster.wait_for_output(job, "got TERM")
+    cluster.wait_for_state(job, "CANCELLED")
+    wait_until("its GPU is free", lambda: sum(used_mib(cluster)), lambda used: used == 0)
+    wait_until("its journal is closed", lambda: cluster.run(NODE, "ls", JOURNAL).stdout == "")
+
+
+def test_its_signal_and_its_time_limit_reach_it_while_it_sleeps(cluster: Cluster) -> None:
+    """--signal wakes it and is taken; put to sleep again it runs into its limit."""
+    job = telling(cluster, "--time=1", "--signal=B:USR1@35")
+    cluster.wait_for_output(job, "got USR1", timeout_s=70)
+    wait_awake(cluster, job)
+    put_to_sleep(cluster, job)
+    wait_until("it is over time", lambda: cluster.job(job)["JobState"], lambda state: state == "TIMEOUT", timeout_s=150)
+    cluster.wait_for_output(job, "got TERM")
+
+
+def test_wake_by_hand(cluster: Cluster) -> None:
+    """Awake, its memory on the GPU, as often as it is asked; only its owner may."""
+    server = serve(cluster, 8001)
+    put_to_sleep(cluster, server.job)
+    refused = cluster.run("login", "slurm-affinode", "wake", server.job, user="bob")
+    assert refused.returncode == 1
+    assert "not yours" in refused.stderr
+    again = cluster.run("login", "slurm-affinode", "suspend", server.job, user="alice")
+    assert "sleeps in place" in again.stderr
+    wake(cluster, server.job)
+    wait_awake(cluster, server.job)
+    assert sum(used_mib(cluster)) >= SERVER_MIB
+    assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": 2}
+
+
+def test_a_continue_that_nobody_told_of_does_not_leave_it_half_asleep(cluster: Cluster) -> None:
+    """SIGCONT from outside: it is noticed, and the job gets its GPU back."""
+    server = serve(cluster, 8001)
+    put_to_sleep(cluster, server.job)
+    cluster.shell(NODE, "pkill -CONT -u alice -f model_server.py")
+    wait_awake(cluster, server.job)
+    assert ask(cluster, server.url)[0]["number"] == 2
+
+
+@pytest.mark.parametrize("phase", ["locking", "frozen", "waking"])
+def test_agent_killed(cluster: Cluster, phase: str) -> None:
+    """Whatever it was doing, the next one has the job running, or asleep and ready to wake."""
+    server = serve(cluster, 8001)
+    if phase == "locking":
+        with fault(cluster, "lock-timeout"):
+            cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", server.job, user="alice")
+            wait_for_phase(cluster, NODE, "locking")
+            kill_agent(cluster, NODE)
+    else:
+        put_to_sleep(cluster, server.job)
+        if phase == "waking":
+            with held_helper(cluster):
+                wake(cluster, server.job)
+                wait_for_phase(cluster, NODE, "waking")
+                kill_agent(cluster, NODE)
+        else:
+            kill_agent(cluster, NODE)
+    wait_for_agents(cluster)
+    assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": 2}
+    wait_awake(cluster, server.job)
+    wait_until("its journal is closed", lambda: cluster.run(NODE, "ls", JOURNAL).stdout == "")
+    put_to_sleep(cluster, server.job)
+    assert ask(cluster, server.url)[0]["number"] == 3
+
+
+def test_a_request_that_came_while_there_was_no_agent_is_answered(cluster: Cluster) -> None:
+    """It waits in the kernel until the next agent looks."""
+    server = serve(cluster, 8001)
+    put_to_sleep(cluster, server.job)
+    with ThreadPoolExecutor(1) as pool:
+        cluster.shell(NODE, "kill -KILL $(cat /run/slurm-affinode-agent.pid)")
+        asked = pool.submit(ask, cluster, server.url)
+        wait_for_agents(cluster)
+        assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
+
+
+def test_the_helper_for_the_driver_is_killed_while_it_sleeps(cluster: Cluster) -> None:
+    """Another one is started for the wake."""
+    server = serve(cluster, 8001)
+    put_to_sleep(cluster, server.job)
+    cluster.shell(NODE, "kill -KILL $(pgrep -f checkpoint.cuda_helper)")
+    assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": 2}
+
+
+def test_the_helper_for_the_driver_is_killed_while_it_wakes_one(cluster: Cluster) -> None:
+    """The step is taken again."""
+    server = serve(cluster, 8001)
+    put_to_sleep(cluster, server.job)
+    with ThreadPoolExecutor(1) as pool, held_helper(cluster):
+        asked = pool.submit(ask, cluster, server.url)
+        wait_for_phase(cluster, NODE, "waking")
+        cluster.shell(NODE, "kill -KILL $(pgrep -f checkpoint.cuda_helper)")
+        assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
+
+
+def test_a_restore_that_fails_is_told_and_tried_again(cluster: Cluster) -> None:
+    """It sleeps on, whole; status and comment say why; when the driver can again the request is answered."""
+    server = serve(cluster, 8001)
+    put_to_sleep(cluster, server.job)
+    with ThreadPoolExecutor(1) as pool:
+        with fault(cluster, "restore-fails"):
+            asked = pool.submit(ask, cluster, server.url)
+            seen = wait_until(
+                "it is told", lambda: in_place(cluster, server.job), lambda one: one is not None and one["failure"]
+            )
+            assert seen is not None
+            assert "move the GPU memory" in seen["failure"]
+            wait_until(
+                "its comment says so",
+                lambda: cluster.exec("login", "squeue", "--noheader", f"--jobs={server.job}", "--format=%k"),
+                lambda said: said.startswith("not woken: "),
+            )
+            assert not asked.done()
+        assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
+    assert ledger(cluster, server.job)[-1].get("restored_ms") is not None
+
+
+def test_memory_that_somebody_else_has_taken_is_waited_for(cluster: Cluster) -> None:
+    """The reason is shown with its numbers; when it is free the request is answered."""
+    server = serve(cluster, 8001)
+    put_to_sleep(cluster, server.job)
+    gpu = json.loads(cluster.shell("login", 'curl --silent --max-time 30 "$1/health"', server.url))["gpu"]
+    wait_awake(cluster, server.job)
+    put_to_sleep(cluster, server.job)
+    taker = f"CUDA_VISIBLE_DEVICES={gpu} {WORKLOADS}/squatter.py --memory-mib 1300"
+    cluster.shell(NODE, f"setsid sh -c '{taker} >/tmp/taker 2>&1 & echo $! >/tmp/taker.pid' </dev/null >/dev/null 2>&1")
+    try:
+        wait_until("the memory is taken", lambda: max(used_mib(cluster)), lambda used: used >= 1300)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ask, cluster, server.url)
+            seen = wait_until(
+                "it waits", lambda: in_place(cluster, server.job), lambda one: one is not None and one["waits"]
+            )
+            assert seen is not None
+            assert "is left there: others hold the rest" in seen["waits"]
+            assert not asked.done()
+            cluster.shell(NODE, "kill -KILL $(cat /tmp/taker.pid)")
+            assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
+    finally:
+        cluster.shell(NODE, "kill -KILL $(cat /tmp/taker.pid) 2>/dev/null || true")
+
+
+def test_what_cannot_sleep_in_place_is_refused_by_name(cluster: Cluster) -> None:
+    """srun steps are another slurmstepd's; a request that is being answered is not interrupted."""
+    job = cluster.submit(
+        "--partition=gpu", f"--nodelist={NODE}", "--gres=shard:6", BY_HAND,
+        wrap=f"srun {WORKLOADS}/model_server.py --port 8001 --memory-mib {SERVER_MIB}",
+    )  # fmt: skip
+    cluster.wait_for_output(job, "listening")
+    refused = cluster.run("login", "slurm-affinode", "suspend", job, user="alice")
+    assert refused.returncode == 1
+    assert "srun" in refused.stderr
+
+
+def test_a_prolog_wakes_what_sleeps_on_its_gpus(cluster: Cluster) -> None:
+    """Where the site wants that: before the job begins, the sleeper is awake."""
+    with inplace_configured(cluster, wake_at_prolog=True):
+        server = serve(cluster, 8001)
+        put_to_sleep(cluster, server.job)
+        job = cluster.submit(
+            "--partition=gpu", f"--nodelist={NODE}", "--gres=shard:1", wrap=f"slurm-affinode status {server.job} --json"
+        )
+        cluster.wait_for_state(job, "COMPLETED")
+        assert json.loads(cluster.output(job))["jobs"][0]["in_place"] is None
