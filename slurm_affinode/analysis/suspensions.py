@@ -21,6 +21,7 @@ SUSPENSIONS: dict[str, pl.DataType] = {
     "user": pl.String(),
     "account": pl.String(),
     "partition": pl.String(),
+    "mode": pl.String(),  # requeue, inplace; null: not known, of an early ledger
     "outcome": pl.String(),  # asleep, restoring, restored, afresh, ended, failed
     "why": pl.String(),
     "gpus": pl.Int64(),
@@ -35,6 +36,8 @@ SUSPENSIONS: dict[str, pl.DataType] = {
     "restore_s": pl.Float64(),  # from the next start to running again
     "gpu_mem_gib": pl.Float64(),
     "image_gib": pl.Float64(),
+    "gpu_mem_gib_hours": pl.Float64(),  # in place: memory of GPUs that was free for others
+    "wake_s": pl.Float64(),  # in place: from the request to running again
     "failure": pl.String(),
 }
 """One row per suspension; most GPU-hours first."""
@@ -66,20 +69,25 @@ def _wanted(entry: LedgerEntry, query: WasteQuery) -> bool:
 
 def _row(entry: LedgerEntry, query: WasteQuery, now: datetime) -> tuple[object, ...]:
     since_ms, until_ms, now_ms = (round(moment.timestamp() * 1000) for moment in (query.since, query.until, now))
-    free_ms = entry.queued_ms
+    in_place = entry.mode == "inplace"
+    free_ms = entry.parked_ms if in_place else entry.queued_ms
     over_ms = entry.restoring_ms if entry.restoring_ms is not None else entry.ended_ms
-    hours = asleep_s = None
+    hours = asleep_s = memory_hours = None
     if free_ms is not None:
         end_ms = now_ms if over_ms is None else over_ms
         asleep_s = max(0, end_ms - free_ms) / 1000
-        if entry.gpus is not None:
-            hours = entry.gpus * max(0, min(end_ms, until_ms) - max(free_ms, since_ms)) / _MS_PER_HOUR
+        within = max(0, min(end_ms, until_ms) - max(free_ms, since_ms)) / _MS_PER_HOUR
+        if in_place and entry.gpu_bytes is not None:
+            memory_hours = entry.gpu_bytes / _GIB * within
+        elif not in_place and entry.gpus is not None:
+            hours = entry.gpus * within
     return (
         entry.cluster,
         entry.job_id,
         entry.user,
         entry.account,
         entry.partition,
+        entry.mode,
         outcome(entry),
         entry.why,
         entry.gpus,
@@ -94,6 +102,8 @@ def _row(entry: LedgerEntry, query: WasteQuery, now: datetime) -> tuple[object, 
         _span_s(entry.restoring_ms, entry.restored_ms),
         None if entry.gpu_bytes is None else entry.gpu_bytes / _GIB,
         None if entry.image_bytes is None else entry.image_bytes / _GIB,
+        memory_hours,
+        _span_s(entry.released_ms, entry.restored_ms) if in_place else None,
         entry.failure or (entry.restore_failure if entry.restored_ms is None else None),
     )
 
@@ -104,7 +114,10 @@ def _span_s(begin_ms: int | None, end_ms: int | None) -> float | None:
 
 def outcome(entry: LedgerEntry) -> str:
     """``failed`` (it ran on), ``restored``, ``ended`` (it never ran again), ``restoring``, ``asleep``, ``afresh``."""
-    if entry.queued_ms is None:
+    in_place = entry.mode == "inplace"
+    if (in_place and (entry.failure is not None or entry.parked_ms is None)) or (
+        not in_place and entry.queued_ms is None
+    ):
         return "failed"
     if entry.restored_ms is not None:
         return "restored"
@@ -118,8 +131,11 @@ def outcome(entry: LedgerEntry) -> str:
 def totals(frame: pl.DataFrame) -> Mapping[str, float | int | None]:
     """Of ``SUSPENSIONS``: how many, of how many jobs, hours given back, memory and typical times.
 
-    Times are medians; ``None`` where nothing is known.
+    Times are medians; ``None`` where nothing is known. Those in place are counted by themselves (``in_place_``): their
+    GPUs stay theirs, and what they leave to others is memory.
     """
+    in_place = frame.filter((pl.col("mode") == "inplace") & (pl.col("outcome") != "failed"))
+    frame = frame.filter((pl.col("mode") != "inplace") | pl.col("mode").is_null() | (pl.col("outcome") == "failed"))
     through = frame.filter(pl.col("outcome") != "failed")
     return {
         "suspensions": through.height,
@@ -134,6 +150,10 @@ def totals(frame: pl.DataFrame) -> Mapping[str, float | int | None]:
         "suspend_s": _median(through, "suspend_s"),
         "restore_s": _median(through, "restore_s"),
         "asleep_s": _median(through, "asleep_s"),
+        "in_place_sleeps": in_place.height,
+        "in_place_jobs": in_place.select("cluster", "job_id").n_unique() if in_place.height else 0,
+        "gpu_mem_gib_hours": float(in_place["gpu_mem_gib_hours"].sum()),
+        "wake_s": _median(in_place, "wake_s"),
     }  # fmt: skip
 
 

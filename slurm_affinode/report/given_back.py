@@ -18,6 +18,7 @@ _WORDS = {
     "ended": "ended asleep",
     "failed": "ran on",
 }
+_IN_PLACE = {"asleep": "asleep in place", "restored": "slept in place, awake", "restoring": "is waking"}
 
 
 def section(result: WasteResult, top: int) -> GivenBack | None:
@@ -31,8 +32,10 @@ def section(result: WasteResult, top: int) -> GivenBack | None:
         f"their GPUs were free for others for {fmt.hours(total['gpu_hours_given_back'], 'GPU-hours')}."
     )
     if total["suspended_jobs"] == 0:
-        lead = "No suspension got through in this interval."
-    cards = (
+        lead = "No suspension got through in this interval." if not total["in_place_sleeps"] else ""
+    if total["in_place_sleeps"]:
+        lead = f"{lead} {_in_place(total)}".strip()
+    cards: tuple[Card, ...] = (
         _hours_card(total),
         _card("Suspensions", "suspensions", fmt.count(total["suspensions"]), sub=_taken_back(total)),
         _card("Asleep", "asleep_now", fmt.count(total["asleep_now"]), sub=_failures(total)),
@@ -40,7 +43,24 @@ def section(result: WasteResult, top: int) -> GivenBack | None:
         _card("Time to restore", "restore_s", _short(total["restore_s"]), sub="median, until the job runs again"),
         _card("Images", "image_gib", fmt.number(total["image_gib"]), "GiB"),
     )
+    if total["in_place_sleeps"]:
+        cards += (
+            _card("Slept in place", "in_place_sleeps", fmt.count(total["in_place_sleeps"]), sub=_in_place_jobs(total)),
+            _card("GPU memory given back", "gpu_mem_gib_hours", fmt.number(total["gpu_mem_gib_hours"]), "GiB-h"),
+            _card("Time to wake", "wake_s", _short(total["wake_s"]), sub="median, from the request"),
+        )
     return GivenBack(lead, cards, _table(result, top))
+
+
+def _in_place(total: Row) -> str:
+    return (
+        f"{fmt.count(total['in_place_jobs'])} jobs slept in place {fmt.count(total['in_place_sleeps'])} times and left "
+        f"{fmt.number(total['gpu_mem_gib_hours'])} GiB-hours of GPU memory to others."
+    )
+
+
+def _in_place_jobs(total: Row) -> str:
+    return f"{fmt.count(total['in_place_jobs'])} jobs"
 
 
 def _hours_card(total: Row) -> Card:
@@ -93,13 +113,18 @@ def _row(row: Row) -> tuple[Cell, ...]:
         name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), 40)),
         _number(row["gpu_hours_given_back"], fmt.number(row["gpu_hours_given_back"])),
         Cell(fmt.moment(row["began"]), "short", sort=str(round(row["began"].timestamp()))),
-        Cell(_WORDS[row["outcome"]], "text", sub=_where(row)),
+        Cell(_became(row), "text", sub=_where(row)),
         _number(row["asleep_s"], fmt.duration(row["asleep_s"])),
         _number(row["suspend_s"], _short(row["suspend_s"])),
         _number(row["restore_s"], _short(row["restore_s"])),
         _number(row["image_gib"], fmt.number(row["image_gib"])),
         Cell(fmt.count(row["gpus"]), "number", sub=fmt.clip(fmt.name(row["gpu_model"]), 40)),
     )
+
+
+def _became(row: Row) -> str:
+    word: str = _WORDS[row["outcome"]]
+    return _IN_PLACE.get(row["outcome"], word) if row["mode"] == "inplace" else word
 
 
 def _where(row: Row) -> str:

@@ -61,6 +61,24 @@ def test_what_did_not_get_through_gave_nothing_back():
     assert (total["suspensions"], total["suspensions_failed"], total["gpu_hours_given_back"]) == (0, 1, 0)
 
 
+def test_those_in_place_are_counted_by_themselves():
+    """Their GPUs stay theirs: what they give back is memory, from moved out to the way back."""
+    slept = entry(
+        1, 1, mode="inplace", gpu_bytes=48 << 30, parked_ms=MS + 2 * HOUR, released_ms=MS + 4 * HOUR,
+        restoring_ms=MS + 4 * HOUR + 500, restored_ms=MS + 4 * HOUR + 2500, node="c1", restored_node="c1",
+    )  # fmt: skip
+    asleep = entry(2, 1, mode="inplace", gpu_bytes=1 << 30, parked_ms=MS + 20 * HOUR)
+    ran_on = entry(3, 1, mode="inplace", gpu_bytes=1 << 30, parked_ms=MS + 2 * HOUR, failure="it did not stop")
+    frame = given_back([slept, asleep, ran_on], query(), now=BEGIN + timedelta(hours=22))
+    rows = {row["job_id"]: row for row in frame.iter_rows(named=True)}
+    assert [rows[job]["outcome"] for job in (1, 2, 3)] == ["restored", "asleep", "failed"]
+    assert (rows[1]["wake_s"], rows[1]["restore_s"], rows[1]["gpu_hours_given_back"]) == (2.5, 2, None)
+    total = totals(frame)
+    assert (total["in_place_sleeps"], total["in_place_jobs"], total["wake_s"]) == (2, 2, 2.5)
+    assert total["gpu_mem_gib_hours"] == pytest.approx(48 * (2 + 0.5 / 3600) + 2)
+    assert (total["suspensions"], total["suspensions_failed"], total["gpu_hours_given_back"]) == (0, 1, 0)
+
+
 def test_filters_choose():
     entries = [entry(1, 1, user="alice"), entry(2, 1, user="bob")]
     assert given_back(entries, query(users=("bob",)), now=BEGIN)["job_id"].to_list() == [2]
