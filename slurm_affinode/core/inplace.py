@@ -145,10 +145,10 @@ def _room(
 ) -> _Room:
     free = {card.uuid: (card.free or 0) - MARGIN for card in cards}
     bound = {card.uuid: card.limit for card in cards}
-    for one in (*awake, *queue):
-        for uuid, held in one.held.items():
+    for held in (*(one.held for one in awake), *(one.held for one in queue)):
+        for uuid, count in held.items():
             if uuid in bound:
-                bound[uuid] -= held
+                bound[uuid] -= count
     for coming in arriving:
         for uuid, need in coming.needs.items():
             if uuid in bound:

@@ -66,11 +66,11 @@ def fault(cluster: Cluster, kind: str) -> Iterator[None]:
 @contextmanager
 def held_helper(cluster: Cluster) -> Iterator[None]:
     """The process that talks to the driver does not answer."""
-    cluster.shell(NODE, "kill -STOP $(pgrep -f checkpoint.cuda_helper)")
+    cluster.shell(NODE, "kill -STOP $(pgrep -f [c]heckpoint.cuda_helper)")
     try:
         yield
     finally:
-        cluster.shell(NODE, "for pid in $(pgrep -f checkpoint.cuda_helper); do kill -CONT $pid || true; done")
+        cluster.shell(NODE, "for pid in $(pgrep -f [c]heckpoint.cuda_helper); do kill -CONT $pid || true; done")
 
 
 @contextmanager
@@ -302,7 +302,7 @@ def test_a_continue_that_nobody_told_of_does_not_leave_it_half_asleep(cluster: C
     """SIGCONT from outside: it is noticed, and the job gets its GPU back."""
     server = serve(cluster, 8001)
     put_to_sleep(cluster, server.job)
-    cluster.shell(NODE, "pkill -CONT -u alice -f model_server.py")
+    cluster.shell(NODE, "pkill -CONT -u alice -f [m]odel_server.py")
     wait_awake(cluster, server.job)
     assert ask(cluster, server.url)[0]["number"] == 2
 
@@ -348,7 +348,7 @@ def test_the_helper_for_the_driver_is_killed_while_it_sleeps(cluster: Cluster) -
     """Another one is started for the wake."""
     server = serve(cluster, 8001)
     put_to_sleep(cluster, server.job)
-    cluster.shell(NODE, "kill -KILL $(pgrep -f checkpoint.cuda_helper)")
+    cluster.shell(NODE, "kill -KILL $(pgrep -f [c]heckpoint.cuda_helper)")
     assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": 2}
 
 
@@ -359,7 +359,7 @@ def test_the_helper_for_the_driver_is_killed_while_it_wakes_one(cluster: Cluster
     with ThreadPoolExecutor(1) as pool, held_helper(cluster):
         asked = pool.submit(ask, cluster, server.url)
         wait_for_phase(cluster, NODE, "waking")
-        cluster.shell(NODE, "kill -KILL $(pgrep -f checkpoint.cuda_helper)")
+        cluster.shell(NODE, "kill -KILL $(pgrep -f [c]heckpoint.cuda_helper)")
         assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
 
 

@@ -253,10 +253,14 @@ def test_the_comment_follows_when_it_has_settled(world, node):
 def test_an_agent_killed_before_each_effect_and_again_while_it_recovers(world, node, first, second):
     """The next one has it running, or asleep and ready to wake; a request then is answered with its memory whole."""
     world.crash_at = first
-    with pytest.raises(Crash):
+
+    def there_and_back() -> None:
         node.sleep()
         node.connection()
         node.round()
+
+    with pytest.raises(Crash):
+        there_and_back()
     world.effects, world.crash_at = 0, second
     for _ in range(2):
         node = Node(world)
@@ -451,7 +455,7 @@ def test_the_deadline_marks_it_or_ends_it(world):
 
 
 def test_a_signal_lets_it_go_whether_there_is_room_or_not(world, node):
-    """Its handlers run at once; its GPU memory comes when there is room. One that came just before the freeze counts."""
+    """Its handlers run at once; its memory comes when there is room. One that came just before the freeze counts."""
     node.sleep()
     node.cards.others = 79 * GIB
     node.director.signalled(7, 15)
