@@ -171,16 +171,15 @@ def _cores(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] |
         return None
     each = row["cpus"] / row["gpus"]
     used = None if row["total_cpu_s"] is None or not row["ran_s"] else row["total_cpu_s"] / row["ran_s"]
-    # Cores that work are not too many.
-    if each <= limit or (row["running"] and used is None) or (used is not None and used > limit * row["gpus"]):
+    # Cores that work are not too many, and whether they do has to be known.
+    if each <= limit or used is None or used > limit * row["gpus"]:
         return None
     text = f"{row['cpus']} cores for {row['gpus']} GPUs: {each:g} per GPU, {limit:g} are there for each"
-    rows = [_met("allocation", each, "cores", f"above {limit:g} per GPU", 0.6, text)]
-    if used is None:
-        rows.append(Evidence("cpu", None, "cores", None, 0.4, "cores used are not known", unknown=True))
-    else:
-        rows.append(_met("cpu", used, "cores", f"at most {limit:g} per GPU", 0.4, f"{used:.1f} cores used on average"))
-    return tuple(rows), f"--cpus-per-gpu={int(limit)} leaves the other GPUs of the node usable."
+    rows = (
+        _met("allocation", each, "cores", f"above {limit:g} per GPU", 0.6, text),
+        _met("cpu", used, "cores", f"at most {limit:g} per GPU", 0.4, f"{used:.1f} cores used on average"),
+    )
+    return rows, f"--cpus-per-gpu={int(limit)} leaves the other GPUs of the node usable."
 
 
 def _memory(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:

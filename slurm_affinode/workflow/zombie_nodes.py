@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from slurm_affinode.zombieconfig import ZombiesConfig
 AT_ONCE = 32
 TIMEOUT_S = 10.0
 LARGEST_ANSWER = 16 << 20
+FREE_MIB = 600.0
+"""What a driver keeps for itself on a GPU that nobody uses."""
 _SHARES = ("engine_active", "sm_active", "tensor_active", "dram_active")
 _NAMES = {
     "DCGM_FI_DEV_GPU_UTIL": ("util_pct", 1.0),
@@ -122,7 +124,7 @@ def asker(config: Config) -> Ask:
 
     def ask(node: str) -> NodeAnswer:
         try:
-            return from_agent(node, _agent(config, node))
+            return _with_xids(from_agent(node, _agent(config, node)), config.zombies)
         except AffinodeError as error:
             told = str(error)
         try:
@@ -131,6 +133,20 @@ def asker(config: Config) -> Ask:
             return NodeAnswer(node, problem=f"{told}; {error}")
 
     return ask
+
+
+def _with_xids(answer: NodeAnswer, config: ZombiesConfig) -> NodeAnswer:
+    """With the last XIDs that the exporter knows, where memory is held and no process holds it.
+
+    XIDs are told to whoever listens when they happen: the exporter always does, an agent since it first had to look.
+    """
+    if not any((gpu.used_mib or 0) > FREE_MIB and gpu.processes == () and not gpu.xid for gpu in answer.gpus):
+        return answer
+    try:
+        known = {gpu.uuid: gpu.xid for gpu in exposed(answer.node, _metrics(config, answer.node)) if gpu.xid}
+    except AffinodeError:
+        return answer
+    return replace(answer, gpus=tuple(replace(gpu, xid=gpu.xid or known.get(gpu.uuid, gpu.xid)) for gpu in answer.gpus))
 
 
 def _agent(config: Config, node: str) -> dict[str, Any]:

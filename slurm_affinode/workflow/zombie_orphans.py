@@ -8,10 +8,8 @@ from datetime import datetime
 from slurm_affinode.core.spans import span
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, JobRef, NodeRef, ProcessRef
-from slurm_affinode.workflow.zombie_nodes import LiveGpu, LiveProcess, NodeAnswer
+from slurm_affinode.workflow.zombie_nodes import FREE_MIB, LiveGpu, LiveProcess, NodeAnswer
 
-FREE_MIB = 600.0
-"""What a driver keeps for itself on a GPU that nobody uses."""
 KILL_FAILED = "kill task failed"
 XIDS = {
     13: "an error of the program", 31: "an access to memory that is not its own", 43: "the GPU stopped processing",

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from slurm_affinode.config import Config, StoreConfig
+from slurm_affinode.errors import UnreachableError
 from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus
 from slurm_affinode.model.finding import NodeRef, ProcessRef
-from slurm_affinode.workflow import zombie_live, zombie_orphans
+from slurm_affinode.workflow import zombie_live, zombie_nodes, zombie_orphans
 from slurm_affinode.workflow.zombie_nodes import LiveGpu, LiveProcess, NodeAnswer, exposed, from_agent
 from slurm_affinode.workflow.zombies import Request
 
@@ -214,3 +215,24 @@ def test_an_agents_answer() -> None:
     row = {"uuid": "GPU-a", "index": 0, "reading": None, "processes": None, "fault": "lost", "total_mib": 8.0}
     answer = from_agent("g1", {"gpus": [row, {**row, "reading": {"util_pct": 0.0, "sm_active": 0.5}}]})
     assert [one.signals_pct for one in answer.gpus] == [{}, {"util_pct": 0.0, "sm_active": 50.0}]
+
+
+def test_an_xid_that_the_agent_has_missed_is_the_exporters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked only where memory is held and no process holds it; that it does not answer changes nothing."""
+    asked: list[str] = []
+    text = 'DCGM_FI_DEV_XID_ERRORS{UUID="GPU-0",gpu="0"} 79\n'
+    gpus = [{"uuid": "GPU-0", "index": 0, "reading": {"fb_used_mib": 9000.0, "xid": 0}, "processes": []}]
+
+    def metrics(_: Any, name: str) -> str:
+        asked.append(name)
+        if name == "g2":
+            raise UnreachableError("no route")
+        return text
+
+    monkeypatch.setattr(zombie_nodes, "_agent", lambda _, name: {"gpus": gpus})
+    monkeypatch.setattr(zombie_nodes, "_metrics", metrics)
+    ask = zombie_nodes.asker(Config())
+    assert [ask(name).gpus[0].xid for name in ("g1", "g2")] == [79, 0]
+    gpus[0]["processes"] = [{"pid": 5, "start_ticks": 1, "uid": 7}]
+    assert ask("g1").gpus[0].xid == 0
+    assert asked == ["g1", "g2"]
