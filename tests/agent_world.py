@@ -34,6 +34,7 @@ from slurm_affinode.checkpoint.interface import (
     LockTimeout,
     RestoreFailed,
 )
+from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.model.cluster import GpuCount, Job, NodeGpus
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import SavedOutput, SuspendOption, Versions
@@ -384,7 +385,7 @@ class Agent:
         self.cuda, self.imager, self.gpus = FakeCuda(world, node), FakeImager(world, node), FakeGpus(node)
         self.parts = Parts(
             node=node, cluster="alpha", slurm=Slurm(world), cuda=self.cuda, imager=self.imager,  # type: ignore[arg-type]
-            local=DirectoryStore(disk / "images", KEY), shared=DirectoryStore(world.root / "shared" / "images", KEY),
+            tiers=Tiers.of(DirectoryStore(disk / "images", KEY), DirectoryStore(world.root / "shared" / "images", KEY)),
             processes=FakeProcesses(world, node), gpus=self.gpus, streams=FakeStreams(),  # type: ignore[arg-type]
             journal=Journal(disk / "journal", clock=world.now), ledger=Ledger(world.root / "shared" / "ledger", node),
             notes=Notes(world.root / "shared"), registry=Registry(), versions=lambda: Versions("1", "6", "4.1.1"),

@@ -12,7 +12,7 @@ from slurm_affinode.agent import mailing, words
 from slurm_affinode.agent.journal import JournalError, Record
 from slurm_affinode.agent.notes import Note
 from slurm_affinode.agent.parts import Parts
-from slurm_affinode.checkpoint.interface import CheckpointError, Image
+from slurm_affinode.checkpoint.interface import Image
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import Phase, SuspendOption
@@ -76,6 +76,7 @@ class Aftermath:
     def stop(self) -> None:
         """No further attempts; the journal has what is left to do."""
         self._stop.set()
+        self._parts.tiers.stop()
         self._parts.mailer.stop()
 
     def settle(self) -> None:
@@ -141,11 +142,10 @@ class Aftermath:
         parts = self._parts
         while not self._stop.is_set():
             try:
-                image = self.local_image(record)
-                if image is None or parts.shared is None:
+                if self.local_image(record) is None or parts.shared is None:
                     break
                 with self._turn:
-                    parts.local.copy(image, parts.shared)
+                    parts.tiers.publish(record.key.name, int(record.facts["seq"]))
                 began_ms = round(float(record.facts["began"]) * 1000)
                 key = record.key
                 parts.ledger.write(
@@ -174,14 +174,10 @@ class Aftermath:
         return not job.ended
 
     def local_image(self, record: Record) -> Image | None:
-        """The image of this suspension in the node's own store, if it is complete."""
+        """The image of this suspension in a store of this node, if it is complete."""
         seq = record.facts.get("seq")
-        if seq is None:
-            return None
-        try:
-            return self._parts.local.get(record.key.name, int(seq))
-        except CheckpointError:
-            return None
+        copy = None if seq is None else self._parts.tiers.on_node(record.key.name, int(seq))
+        return None if copy is None else copy.image
 
     # ---
 

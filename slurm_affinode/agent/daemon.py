@@ -120,7 +120,14 @@ class Daemon:
 
     def run(self) -> None:
         """Sample, decide and act until ``end``."""
-        run(self._tick, self.loop.act, period_of(self.config.agent), stop=self.stopping, poke=self._poke)
+        run(
+            self._tick,
+            self.loop.act,
+            period_of(self.config.agent),
+            stop=self.stopping,
+            poke=self._poke,
+            soon=self.loop.full_s,
+        )
 
     def end(self) -> None:
         """Let ``run`` return. May be called by a signal handler."""

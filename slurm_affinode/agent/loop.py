@@ -32,6 +32,9 @@ REFUSALS_S = 15.0
 ASK_AGAIN_S = 10.0
 """Between two questions to slurmctld about a job of which it has not said anything yet."""
 
+_AFTER_S = 0.01
+_APART_S = 0.25
+
 NOBODY_WAITS = frozenset({"no-pressure", "promised", "queue-unknown", "node-busy"})
 """Reasons against a suspension that are gone, or will be soon, when a sleeper waits for the job's GPUs."""
 
@@ -109,6 +112,14 @@ class Loop:
             self.states.pop(job_id, None)
             self._asking.discard(job_id)
             self.watch.forget(job_id)
+
+    def full_s(self) -> float | None:
+        """When the next window will be full, if its job stays idle, by the clock; ``None``: no window is open."""
+        with self._lock:
+            idle = [state.detector.state for state in self.states.values()]
+        open_ = [one for one in idle if one is not None and one.since_s is not None and one.remaining_s > 0]
+        ends = [one.since_s + one.window_s for one in open_ if one.since_s is not None]
+        return min((end for end in ends if end > self.clock()), default=None)
 
     def restart(self, job_id: int) -> None:
         """Work on a job is over: what its GPUs did before does not count."""
@@ -340,17 +351,23 @@ def run(
     *,
     stop: threading.Event,
     poke: threading.Event,
+    soon: Callable[[], float | None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Call ``tick`` every ``period_s`` seconds until ``stop``, and ``act`` when ``poke`` is set in between.
 
-    A tick that takes longer leaves some out. Whoever sets ``stop`` sets ``poke`` as well.
+    A tick that takes longer leaves some out. ``soon``: when one more tick is worth while before the next one is due: a
+    window that is full a moment after a tick would else be seen a period late. Whoever sets ``stop`` sets ``poke`` too.
     """
-    began, count = clock(), 0
+    began = clock()
     while not stop.is_set():
         _safely(tick)
-        count = max(count + 1, int((clock() - began) / period_s) + 1)
-        while not stop.is_set() and poke.wait(max(0.0, began + count * period_s - clock())):
+        ticked = clock()
+        due, early = began + (int((ticked - began) / period_s + 1e-6) + 1) * period_s, soon()
+        if early is not None:
+            # Counters that tell what was since the last look need some time between two.
+            due = min(due, max(early + _AFTER_S, ticked + min(_APART_S, period_s / 4)))
+        while not stop.is_set() and poke.wait(max(0.0, due - clock())):
             poke.clear()
             if not stop.is_set():
                 _safely(act)

@@ -45,6 +45,8 @@ class Note:
     user: str | None = None
     failure: str | None = None
     """Why its last restore failed."""
+    trouble: str | None = None
+    """What its image had trouble with; it can be restored all the same."""
     released_epoch: float | None = None
 
     @property

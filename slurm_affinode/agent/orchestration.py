@@ -6,7 +6,9 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from slurm_affinode import __version__
@@ -21,25 +23,26 @@ from slurm_affinode.agent.journal import Journal
 from slurm_affinode.agent.ledger import Ledger
 from slurm_affinode.agent.mailing import mailer
 from slurm_affinode.agent.notes import Notes
-from slurm_affinode.agent.parts import Parts, Settings
+from slurm_affinode.agent.parts import LOG, Parts, Settings
+from slurm_affinode.agent.prefetch import Prefetcher, load_demand
 from slurm_affinode.agent.recovery import JobKeeper
 from slurm_affinode.agent.restore import JobRestorer
 from slurm_affinode.agent.streams import ProcessStreams
 from slurm_affinode.agent.suspend import JobSuspender
 from slurm_affinode.agent.tree import LinuxProcesses
 from slurm_affinode.agent.waker import JobWaker, Lease
+from slurm_affinode.agent.words import one
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.facts import collect, memory_facts
-from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.manifest import load_key
+from slurm_affinode.checkpoint.opening import open_tiers
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.model.gpu import Device
-from slurm_affinode.model.suspension import Versions
-from slurm_affinode.sizes import parse_size
+from slurm_affinode.model.suspension import JobKey, Versions
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.timespec import parse_span_s
 
@@ -115,20 +118,22 @@ def build(context: AgentContext) -> Orchestration:
     """Everything that acts on jobs. Raises ``AffinodeError`` where this node cannot keep images."""
     config = context.config
     suspend = config.suspend
-    local, shared = stores(config)
     gpus = NodeGpus(context.gpus)
     cuda = Cuda(driver_version=gpus.version)
     criu = Criu(program=suspend.criu)
     slurm = per_thread(context.slurm)
     root = None if suspend.shared_store is None else suspend.shared_store.parent
+    demand = suspend.journal.parent / "demand.json"
+    tiers = open_tiers(suspend, load_key(suspend.key_file), demand=load_demand(demand))
+    for why in tiers.missing:
+        LOG.warning("an image tier is not used: %s", why)
     parts = Parts(
         node=context.node,
         cluster=cluster_name(config, slurm),
         slurm=slurm,
         cuda=cuda,
         imager=criu,
-        local=local,
-        shared=shared,
+        tiers=tiers,
         processes=LinuxProcesses(),
         gpus=gpus,
         streams=ProcessStreams(),
@@ -142,6 +147,7 @@ def build(context: AgentContext) -> Orchestration:
         settings=Settings.of(suspend),
         mailer=mailer(config),
     )
+    tiers.report = partial(_report, parts)
     aftermath = Aftermath(parts)
     in_place = _director(config, parts, gpus)
     keeper = JobKeeper(parts, aftermath, in_place)
@@ -150,7 +156,13 @@ def build(context: AgentContext) -> Orchestration:
         freeze_s=parse_span_s(config.inplace.freeze_timeout),
     )  # fmt: skip
     lease = Lease(None if root is None else root / "waker.json", context.node)
-    waker = JobWaker(parts, lease, tidy=keeper.sweep, over=keeper.over)
+    prefetcher = Prefetcher(parts, parse_span_s(suspend.tiers.prefetch), demand)
+
+    def tidy(holds_lease: bool) -> None:
+        keeper.sweep(holds_lease)
+        prefetcher.tick()
+
+    waker = JobWaker(parts, lease, tidy=tidy, over=keeper.over)
     suspender = ByMode(JobSuspender(parts, aftermath), sleeping)
     return Orchestration(suspender, JobRestorer(parts), waker, keeper, in_place)
 
@@ -168,16 +180,13 @@ def _director(config: Config, parts: Parts, gpus: NodeGpus) -> Director:
     return Director(parts, LinuxFreezer(), NodeSockets(warn=parts.log.warning), gpus, rules)
 
 
-def stores(config: Config) -> tuple[DirectoryStore, DirectoryStore | None]:
-    """The node's own store and the shared one. Raises ``AffinodeError``."""
-    suspend = config.suspend
-    key = load_key(suspend.key_file)
-    quota = None if suspend.budget is None else parse_size(suspend.budget)
-    user_quota = None if suspend.user_quota is None else parse_size(suspend.user_quota)
-    local = DirectoryStore(suspend.local_store, key, quota=quota, user_quota=user_quota)
-    if suspend.shared_store is None:
-        return local, None
-    return local, DirectoryStore(suspend.shared_store, key, quota=quota, user_quota=user_quota)
+def _report(parts: Parts, key: JobKey, text: str) -> None:
+    """Trouble with a job's image: in the log, and in its note, which ``status`` shows."""
+    parts.log.warning("job %s: %s", key.job_id, text)
+    note = parts.notes.read(key.cluster, key.job_id)
+    if note is not None:
+        with suppress(AffinodeError):
+            parts.notes.write(replace(note, trouble=one(text)))
 
 
 def cluster_name(config: Config, slurm: SlurmClient) -> str:

@@ -18,6 +18,7 @@ from slurm_affinode.agent.tree import Processes
 from slurm_affinode.checkpoint.facts import MemoryFacts, TreeFacts
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CudaDriver, Imager, InheritFd
+from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import SavedOutput, Versions
 from slurm_affinode.nodeconfig import SuspendConfig
@@ -112,8 +113,8 @@ class Parts:
     slurm: SlurmClient
     cuda: CudaDriver
     imager: Imager
-    local: DirectoryStore
-    shared: DirectoryStore | None
+    tiers: Tiers
+    """The image stores, fastest first."""
     processes: Processes
     gpus: Gpus
     streams: Streams
@@ -132,3 +133,13 @@ class Parts:
     """Seconds of the epoch."""
     sleep: Callable[[float], None] = time.sleep
     log: logging.Logger = field(default=LOG)
+
+    @property
+    def local(self) -> DirectoryStore:
+        """The store on the node's own disk."""
+        return next(tier.store for tier in self.tiers.tiers if tier.name == "disk")
+
+    @property
+    def shared(self) -> DirectoryStore | None:
+        """The store that every node sees."""
+        return None if self.tiers.shared is None else self.tiers.shared.store

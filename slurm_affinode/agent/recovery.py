@@ -109,7 +109,7 @@ class JobKeeper:
         parts = self._parts
         if not record.entries:
             return True
-        if parts.local.busy(record.key):
+        if any(store.busy(record.key) for store in parts.tiers.stores):
             return False  # a CRIU that has outlived the agent: it must end by itself, or it would harm the tree
         world = self._world(record)
         todo = recover(record.phase, world)
@@ -233,10 +233,10 @@ class JobKeeper:
         key = JobKey(parts.cluster, job.job_id, round(job.slurm.submit.timestamp()))
         run = LiveRun(key, job.uid, job.restarts)
         counts = [0]
-        for store in (parts.local, parts.shared):
+        for store in parts.tiers.stores:
             try:
-                image = None if store is None else store.find(run)
-            except CheckpointError:
+                image = store.find(run)
+            except (CheckpointError, OSError):
                 continue
             counts.append(0 if image is None else image.manifest.seq)
         return key, max(counts)
@@ -264,10 +264,10 @@ class JobKeeper:
             return
         if not job.ended:
             return
-        for store in (parts.local, parts.shared):
-            for image in [] if store is None else store.images():
+        for store in parts.tiers.stores:
+            for image in store.images():
                 mine = isinstance(image, Image) and image.manifest.key.job_id == job_id
-                if isinstance(image, Image) and mine and image.manifest.uid == job.uid and store is not None:
+                if isinstance(image, Image) and mine and image.manifest.uid == job.uid:
                     try:
                         store.remove(image)
                     except CheckpointError as error:
@@ -281,7 +281,7 @@ class JobKeeper:
         if parts.now() - self._swept < _SWEEP_S:
             return
         self._swept = parts.now()
-        if not parts.local.images() and not holds_lease:
+        if not holds_lease and not any(tier.store.images() for tier in parts.tiers.node):
             return  # nothing of this node's, and another one looks after what is shared
         try:
             live = [
@@ -293,8 +293,8 @@ class JobKeeper:
             if not self._complete(ids):
                 parts.log.warning("sweep: Slurm's list of jobs lacks one that it knows by its id; nothing is removed")
                 return
-            for store in (parts.local, parts.shared):
-                for name in [] if store is None else store.sweep(live, cluster=parts.cluster, young_s=_YOUNG_S):
+            for store in parts.tiers.stores:
+                for name in store.sweep(live, cluster=parts.cluster, young_s=_YOUNG_S):
                     parts.log.info("removed %s: its job is over", name)
             self._forget_journals()
             parts.notes.unclaim((parts.cluster, job_id) for job_id in ids)
@@ -304,7 +304,7 @@ class JobKeeper:
     def _complete(self, ids: set[int]) -> bool:
         """Whether a list of jobs has all whose images would go for want of them."""
         parts = self._parts
-        stores = [store for store in (parts.local, parts.shared) if store is not None]
+        stores = parts.tiers.stores
         found = {image.manifest.key.job_id for store in stores for image in store.images() if isinstance(image, Image)}
         return all(is_over(parts, None, job_id) for job_id in found - ids)
 
@@ -321,9 +321,10 @@ class JobKeeper:
     def over(self, key: JobKey, began_ms: int) -> None:
         """A job that slept is over: its images go, and the ledger is told."""
         parts = self._parts
-        for store in (parts.local, parts.shared):
-            for image in [] if store is None else store.images():
-                if isinstance(image, Image) and image.manifest.key.name == key.name and store is not None:
+        parts.tiers.demand.forget(key.name)
+        for store in parts.tiers.stores:
+            for image in store.images():
+                if isinstance(image, Image) and image.manifest.key.name == key.name:
                     try:
                         store.remove(image)
                     except CheckpointError as error:
@@ -336,7 +337,7 @@ class JobKeeper:
         """Jobs that sleep: those with a note whose image this node sees."""
         parts = self._parts
         shared = _present(parts.shared.images() if parts.shared is not None else [])
-        local = _present(parts.local.images())
+        local = _present([image for tier in parts.tiers.node for image in tier.store.images()])
         found = []
         for note in parts.notes.all():
             where = "shared" if (note.key.name, note.seq) in shared else "node"
@@ -346,20 +347,17 @@ class JobKeeper:
                 SuspendedJob(
                     key=note.key, uid=note.uid, node=note.node, seq=note.seq, since_epoch=note.since_epoch,
                     image_bytes=note.image_bytes, gpu_bytes=note.gpu_bytes, gpus=note.gpus, where=where, wake=note.wake,
-                    why=note.why, failure=note.failure,
+                    why=note.why, failure=note.failure or note.trouble,
                 )
             )  # fmt: skip
         return found
 
     def room(self) -> str | None:
         """Why the stores take nothing more."""
-        for store in (self._parts.local, self._parts.shared):
-            if store is None:
-                continue
-            try:
-                store.check_room(0, 1)
-            except CheckpointError as error:
-                return str(error)
+        try:
+            self._parts.tiers.check_room(0, 1)
+        except CheckpointError as error:
+            return str(error)
         return None
 
 

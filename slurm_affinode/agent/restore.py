@@ -22,8 +22,8 @@ from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.shepherds import Hold, Reply, Restored, Start
 from slurm_affinode.agent.streams import STREAMS, say
 from slurm_affinode.agent.watch import by_index
-from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import CudaState, Image, ImageDamaged, RestoreFailed
+from slurm_affinode.checkpoint.interface import CudaState, ImageDamaged, RestoreFailed
+from slurm_affinode.checkpoint.tiers import Copy
 from slurm_affinode.core.suspension import pair_gpus
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuError
@@ -41,20 +41,20 @@ _ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    image: Image
-    store: DirectoryStore
-
-
-@dataclass(frozen=True, slots=True)
 class _Placing:
     """A restore under way."""
 
     arrival: Arrival
     job: Job
-    found: _Found
+    copies: Sequence[Copy]
+    """Of its image, the fastest first."""
     record: Record
     began: float
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the image."""
+        return self.copies[0].image.manifest
 
 
 class JobRestorer:
@@ -73,9 +73,9 @@ class JobRestorer:
             found = self._find(run)
         except ImageDamaged as error:
             return self._failed(arrival, job, None, str(error))
-        if found is None:
+        if not found:
             return self._without_image(arrival, run)
-        record = parts.journal.record(found.image.manifest.key)
+        record = parts.journal.record(found[0].image.manifest.key)
         placing = _Placing(arrival, job, found, record, began)
         who = f"{parts.node}/{arrival.init_pid}/{arrival.init_started}"
         other = parts.notes.claim(run.key.cluster, run.key.job_id, run.restarts, who)
@@ -87,8 +87,9 @@ class JobRestorer:
             why = str(error) if isinstance(error, AffinodeError) else f"{type(error).__name__}: {error}"
             self._clean(arrival)
             return self._failed(arrival, job, placing, why)
+        note = parts.notes.read(run.key.cluster, run.key.job_id)
         self._told(placing)
-        return Restored(pid)
+        return Restored(pid, None if note is None else note.trouble)
 
     def _run(self, job: Job, arrival: Arrival) -> LiveRun:
         if job.submit is None:
@@ -96,31 +97,17 @@ class JobRestorer:
         key = JobKey(self._parts.cluster, arrival.job_id, round(job.submit.timestamp()))
         return LiveRun(key, arrival.uid, job.restarts)
 
-    def _find(self, run: LiveRun) -> _Found | None:
-        """The newest image of the two stores; of two copies the node's own.
-
-        Raises ``ImageDamaged`` where the newest one is not sound.
-        """
-        found: list[_Found] = []
-        damage: ImageDamaged | None = None
-        for store in (self._parts.local, self._parts.shared):
-            if store is None:
-                continue
-            try:
-                image = store.find(run)
-            except ImageDamaged as error:
-                damage = error
-                continue
-            if image is not None:
-                found.append(_Found(image, store))
+    def _find(self, run: LiveRun) -> list[Copy]:
+        """The copies of the newest image, the fastest first. Raises ``ImageDamaged`` where it is not sound."""
+        copies, damage = self._parts.tiers.copies(run)
+        newest = max((copy.image.manifest.seq for copy in copies), default=0)
         if damage is not None:
-            # A copy that is not sound is no reason where the other store has that image; an older one is not it.
+            # A copy that is not sound is no reason where another store has that image; an older one is not it.
             note = self._parts.notes.read(run.key.cluster, run.key.job_id)
-            newest = max((one.image.manifest.seq for one in found), default=0)
             if note is None or newest < note.seq:
                 raise damage
-        # max() takes the first of equals: the local one.
-        return max(found, key=lambda one: one.image.manifest.seq, default=None)
+        first = copies[0].image.manifest if copies else None
+        return [copy for copy in copies if copy.image.manifest == first]
 
     def _without_image(self, arrival: Arrival, run: LiveRun) -> Reply:
         """Something of the job's name is in a store, and it is not for this run."""
@@ -134,7 +121,7 @@ class JobRestorer:
     # --- the sequence
 
     def _place(self, placing: _Placing) -> int:
-        parts, arrival, manifest = self._parts, placing.arrival, placing.found.image.manifest
+        parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
         before = placing.record.facts
         again = placing.record.phase is Phase.RESTORING and (before["init_pid"], before["init_started"]) == (
             arrival.init_pid,
@@ -146,12 +133,13 @@ class JobRestorer:
             init_started=arrival.init_started, began=manifest.started_epoch, option=str(manifest.option),
         )  # fmt: skip
         self._clean(arrival)
-        placing.found.store.verify(placing.found.image)
+        copy = parts.tiers.sound(placing.copies)
         pairs = self._gpu_pairs(placing, manifest)
         with contextlib.ExitStack() as stack:
-            top = placing.found.store.open(placing.found.image)
+            stack.enter_context(parts.tiers.pinned(copy))
+            top = copy.tier.store.open(copy.image)
             stack.callback(os.close, top)
-            criu = placing.found.store.open_criu(placing.found.image)
+            criu = copy.tier.store.open_criu(copy.image)
             stack.callback(os.close, criu)
             fds = dict(zip(STREAMS, arrival.fds, strict=False))
             inherit = parts.streams.put_back(manifest.outputs, fds, top, self._notice(placing), again=again)
@@ -236,7 +224,7 @@ class JobRestorer:
     def _notice(self, placing: _Placing) -> str | None:
         if not self._parts.settings.notices:
             return None
-        manifest = placing.found.image.manifest
+        manifest = placing.manifest
         note = self._note(manifest)
         why = f": {note.why}" if note is not None and note.why else ""
         slept = words.span(placing.began - manifest.dumped_epoch)
@@ -250,8 +238,9 @@ class JobRestorer:
     # --- how it went
 
     def _told(self, placing: _Placing) -> None:
-        parts, manifest = self._parts, placing.found.image.manifest
+        parts, manifest = self._parts, placing.manifest
         parts.notes.remove(manifest.key.cluster, manifest.key.job_id)
+        parts.tiers.demand.requested(manifest.key.name, parts.now())
         parts.ledger.write(
             replace(
                 _entry(manifest),
@@ -276,13 +265,13 @@ class JobRestorer:
         if parts.settings.notices:
             say(dict(zip(STREAMS, arrival.fds, strict=False)), f"not restored: {words.one(why)}")
         if placing is not None:
-            entry = _entry(placing.found.image.manifest)
+            entry = _entry(placing.manifest)
             if parts.settings.fresh:
                 entry = replace(entry, restoring_ms=round(placing.began * 1000))
             parts.ledger.write(replace(entry, restore_failure=words.one(why)))
             with contextlib.suppress(JournalError):
                 placing.record.close()
-        self._mail("failed", job, None if placing is None else placing.found.image.manifest, why=why)
+        self._mail("failed", job, None if placing is None else placing.manifest, why=why)
         if parts.settings.fresh:
             parts.notes.remove(parts.cluster, arrival.job_id)
             self._comment(arrival.job_id, words.held(f"{why}; started afresh"))

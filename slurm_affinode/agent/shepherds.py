@@ -76,6 +76,8 @@ class Restored:
     """The tree is back; its root is ``pid`` in the namespace, a child of PID 1."""
 
     pid: int
+    trouble: str | None = None
+    """What its image had trouble with; for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def encode(message: Outgoing) -> bytes:
     match message:
         case Start(restore_failed):
             return b"start\nrestore_failed=1" if restore_failed else b"start"
-        case Restored(pid):
+        case Restored(pid=pid):
             return f"restored\npid={pid}".encode()
         case Wait(fresh):
             return b"wait\nfresh=1" if fresh else b"wait"

@@ -136,12 +136,10 @@ class JobSuspender:
             return None
 
     def _no_room(self, job: WatchedJob, estimate: int) -> str | None:
-        for store in (self._parts.local, self._parts.shared):
-            try:
-                if store is not None:
-                    store.check_room(job.uid, estimate)
-            except CheckpointError as error:
-                return str(error)
+        try:
+            self._parts.tiers.check_room(job.uid, estimate)
+        except CheckpointError as error:
+            return str(error)
         return None
 
     # --- the sequence
@@ -246,7 +244,7 @@ class JobSuspender:
         # The GPU memory is among that of the processes by now.
         estimate = preflight.estimate(parts.look(job.init_pid, attempt.root.pid), 0, _OUTPUT_BYTES)
         tree = Tree(job.init_pid, attempt.root.pid, attempt.root.pid_ns)
-        with parts.local.begin(attempt.key, uid=job.uid, estimate=estimate, at_least=self._next_seq(attempt)) as writer:
+        with parts.tiers.begin(attempt.key, uid=job.uid, estimate=estimate, at_least=self._next_seq(attempt)) as writer:
             attempt.seq = writer.seq
             self._mark(attempt, Phase.DUMPING, seq=writer.seq)
             writer.follow()
@@ -256,17 +254,18 @@ class JobSuspender:
             except StreamsError as error:
                 raise TakenBack(str(error)) from None
             image = writer.commit(self._manifest(attempt, result.pids_ns, outputs, writer))
+        parts.tiers.settle(image)
         attempt.image_bytes = image.manifest.size
         self._mark(attempt, Phase.DUMPED, image_bytes=image.manifest.size)
 
     def _next_seq(self, attempt: _Attempt) -> int:
-        """Above that of every image the job has had, in either store."""
+        """Above that of every image the job has had, in any store."""
         job, newest = attempt.job, attempt.job.suspensions
         run = LiveRun(attempt.key, job.uid, job.restarts)
-        for store in (self._parts.local, self._parts.shared):
+        for store in self._parts.tiers.stores:
             try:
-                image = None if store is None else store.find(run)
-            except CheckpointError:
+                image = store.find(run)
+            except (CheckpointError, OSError):
                 continue  # a damaged one: its name is taken, and the store gives the next
             newest = max(newest, 0 if image is None else image.manifest.seq)
         return newest + 1

@@ -62,9 +62,8 @@ class Undo:
         seq = record.facts.get("seq")
         if seq is None:
             return
-        for store in (self._parts.local, self._parts.shared):
-            if store is not None:
-                try:
-                    store.discard(record.key, int(seq))
-                except CheckpointError as error:
-                    self._parts.log.warning("job %s: its image is left: %s", record.key.job_id, error)
+        for store in self._parts.tiers.stores:
+            try:
+                store.discard(record.key, int(seq))
+            except (CheckpointError, OSError) as error:
+                self._parts.log.warning("job %s: its image is left: %s", record.key.job_id, error)

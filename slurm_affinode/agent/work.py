@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from slurm_affinode.agent.interface import Arrival, LookAgain, Orchestration, Refused
 from slurm_affinode.agent.registry import Link, WatchedJob
-from slurm_affinode.agent.shepherds import Hold, Reply, Signal, Start, Wait, one_line
+from slurm_affinode.agent.shepherds import Hold, Reply, Restored, Signal, Start, Wait, one_line
 from slurm_affinode.errors import AffinodeError
 
 log = logging.getLogger(__name__)
@@ -178,6 +178,8 @@ class Work:
         try:
             reply = self._orchestration.restorer.restore(arrival)
             text = {Start: "started afresh", Hold: "held"}.get(type(reply), "restored")
+            if isinstance(reply, Restored) and reply.trouble:
+                text = f"restored; {reply.trouble}"
         except AffinodeError as error:
             reply, text = Hold(str(error)), f"held: {error}"
         except Exception:

@@ -11,6 +11,7 @@ from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.tiers import Tier, Tiers
+from slurm_affinode.core.eviction import Demand
 from slurm_affinode.nodeconfig import SuspendConfig
 from slurm_affinode.sizes import parse_size
 
@@ -34,9 +35,9 @@ def open_tiers(
     key: bytes,
     *,
     create: bool = True,
-    stop: Callable[[], bool] = lambda: False,
     now: Callable[[], float] = time.time,
     host_memory: Callable[[], int | None] = available,
+    demand: Demand | None = None,
 ) -> Tiers:
     """The tiers of a node, fastest first. ``create``: make directories that are not there; else leave such tiers out.
 
@@ -70,7 +71,7 @@ def open_tiers(
             tiers.append(Tier(name, store, shared=name == "shared", direct=config.direct, limiter=limiter))
         else:
             missing.append(f"{path}: is not there")
-    return Tiers(tiers, stop=stop, now=now, missing=missing)
+    return Tiers(tiers, demand=demand, now=now, missing=missing)
 
 
 def _memory_store(path: Path, key: bytes, quota: int, *, create: bool) -> DirectoryStore:

@@ -71,15 +71,15 @@ class Tiers:
         *,
         demand: Demand | None = None,
         now: Callable[[], float] = time.time,
-        stop: Callable[[], bool] = lambda: False,
         report: Callable[[JobKey, str], None] = lambda key, text: LOG.warning("job %s: %s", key.job_id, text),
         missing: Sequence[str] = (),
     ) -> None:
-        """``report``: of a job whose image had trouble. ``stop``: copies end. ``missing``: why a tier is not there."""
+        """``report``: of a job whose image had trouble. ``missing``: why a tier is not there."""
         self.tiers = tuple(tiers)
         self.missing = tuple(missing)
         self.demand = demand or Demand()
-        self._now, self._stop, self.report = now, stop, report
+        self._now, self.report = now, report
+        self.stopping = threading.Event()
         self._speeds = dict(_FIRST_SPEED)
         self._pins: dict[tuple[str, int], int] = {}
         self._lock = threading.RLock()
@@ -89,6 +89,10 @@ class Tiers:
         """The two tiers that every site has."""
         both = [Tier("disk", local), *([] if shared is None else [Tier("shared", shared, shared=True)])]
         return cls(both)
+
+    def stop(self) -> None:
+        """Copies end soon, to be taken up by the next agent."""
+        self.stopping.set()
 
     @property
     def stores(self) -> tuple[DirectoryStore, ...]:
@@ -195,7 +199,8 @@ class Tiers:
         for number, copy in enumerate(copies):
             where = f"its copy in the tier {copy.tier.name}"
             try:
-                if copy.tier.shared and (brought := self.pull(copy, expected_s=0.0)) is not None:
+                # Through host memory it is read once; through a disk that would be slower than from where it is.
+                if copy.tier.shared and (brought := self.pull(copy, expected_s=0.0, durable=False)) is not None:
                     return brought
                 copy.tier.store.verify(copy.image, progress=progress)
             except (CheckpointError, OSError) as error:
@@ -230,7 +235,7 @@ class Tiers:
             to.limiter if limited else _NO_LIMIT,
             read_direct=copy.tier.shared,
             write_direct=to.direct,
-            stop=self._stop,
+            stop=self.stopping.is_set,
         )
         with self.pinned(copy):
             self._make_room(to, self._held(copy, to), facts.key.name)
@@ -263,14 +268,16 @@ class Tiers:
                 break
         return True
 
-    def pull(self, copy: Copy, *, expected_s: float | None) -> Copy | None:
+    def pull(self, copy: Copy, *, expected_s: float | None, durable: bool = True) -> Copy | None:
         """Bring an image to the fastest tier of this node that takes it; ``None``: none does. Raises ``ImageDamaged``.
 
-        ``expected_s``: it is wanted in so many seconds.
+        ``expected_s``: it is wanted in so many seconds. ``durable``: also to a tier that is.
         """
         for tier in self.tiers:
             if tier is copy.tier:
                 return None
+            if tier.durable and not durable:
+                continue
             held = self._held(copy, tier, expected_s=expected_s)
             try:
                 if self._room(tier) + self._droppable(tier) < held.size - held.held:

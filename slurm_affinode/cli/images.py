@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,18 +14,20 @@ import click
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged
 from slurm_affinode.checkpoint.manifest import load_key, summary
+from slurm_affinode.checkpoint.opening import open_tiers
+from slurm_affinode.checkpoint.tiers import Tier, Tiers
 from slurm_affinode.cli.nodeoptions import config_file
 from slurm_affinode.cli.options import json_option, print_json, print_table, printable, progress, warn
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError, InputError
-from slurm_affinode.model.suspension import JobKey, LiveRun
-from slurm_affinode.sizes import parse_size, size
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
+from slurm_affinode.sizes import size
 from slurm_affinode.slurm.backends import open_client
 from slurm_affinode.timespec import parse_span_s
 
 _EPILOG = """\b
 Only root can look into the stores: an image holds the memory of a user's job.
-  slurm-affinode images list                 images on this node's disk and in the shared store
+  slurm-affinode images list                 images in this node's memory, on its disk, and in the shared store
   slurm-affinode images verify               read all of them; exit status 1 where one is damaged
   slurm-affinode images verify 123           those of one job
   slurm-affinode images prune --dry-run      what would go: images whose job is over, broken writes
@@ -48,43 +49,72 @@ def list_images(*, config: Config, jobs: tuple[str, ...], as_json: bool) -> int:
 
     JOBS are job ids. Exit status 1 where an image is damaged.
     """
-    with _stores(config) as stores:
-        rows = [(store, found) for store in stores for found in _chosen(store, jobs)]
-        usage = {str(store.path): store.usage() for store in stores}
-    damaged = [found for _, found in rows if isinstance(found, ImageDamaged)]
-    sound = [(store, found) for store, found in rows if isinstance(found, Image)]
+    with _tiers(config) as tiers:
+        rows = [(tier, found) for tier in tiers.tiers for found in _chosen(tier.store, jobs)]
+        usage = [(tier, tier.store.usage()) for tier in tiers.tiers]
+        begun = [(tier, facts, held) for tier in tiers.tiers for facts, held in tier.store.begun()]
+        aside = [(tier, name) for tier in tiers.tiers for name in tier.store.aside()]
+        missing = tiers.missing
+    wanted = _numbers(jobs)
+    begun = [one for one in begun if not wanted or one[1].key.job_id in wanted]
+    damaged = [f"{found}, in {tier.store.path}" for tier, found in rows if isinstance(found, ImageDamaged)]
+    damaged += [
+        f"{name}: set aside, in {tier.store.path}"
+        for tier, name in aside
+        if not wanted or int(name.partition("/")[0].rpartition(".")[2]) in wanted
+    ]
+    sound = [(tier, found) for tier, found in rows if isinstance(found, Image)]
     if as_json:
         print_json({
-            "images": [{"store": str(store.path), **summary(found.manifest)} for store, found in sound],
-            "damaged": [str(error) for error in damaged],
-            "stores": [
-                {"path": path, "used": one.used, "free": one.free, "quota": one.quota, "images": one.images,
-                 "by_user": one.by_user}
-                for path, one in usage.items()
+            "images": [
+                {"store": str(tier.store.path), "tier": tier.name, **summary(found.manifest)} for tier, found in sound
             ],
+            "partial": [
+                {"store": str(tier.store.path), "tier": tier.name, "held": held, **summary(facts)}
+                for tier, facts, held in begun
+            ],
+            "damaged": damaged,
+            "stores": [
+                {"path": str(tier.store.path), "tier": tier.name, "used": one.used, "free": one.free,
+                 "quota": one.quota, "images": one.images, "by_user": one.by_user}
+                for tier, one in usage
+            ],
+            "missing": list(missing),
         })  # fmt: skip
         return 1 if damaged else 0
     print_table(
-        ("job", "seq", "user", "from", "dumped", "GPUs", "GPU memory", "size", "store"),
-        (_row(store, found) for store, found in sound),
+        ("job", "seq", "user", "from", "dumped", "GPUs", "GPU memory", "size", "tiers"),
+        _rows(sound, begun),
         right=("seq", "GPUs", "GPU memory", "size"),
     )
-    for path, one in usage.items():
+    for tier, one in usage:
         limit = "" if one.quota is None else f" of {size(one.quota)}"
-        click.echo(f"{path}: {one.images} images, {size(one.used)}{limit} used, {size(one.free)} free")
+        what = f"{one.images} images, {size(one.used)}{limit} used, {size(one.free)} free"
+        click.echo(f"{tier.name}: {tier.store.path}: {what}")
     for error in damaged:
         warn(f"damaged: {error}")
+    for why in missing:
+        warn(f"not used: {why}")
     return 1 if damaged else 0
 
 
-def _row(store: DirectoryStore, found: Image) -> tuple[object, ...]:
-    facts = found.manifest
-    dumped = datetime.fromtimestamp(facts.dumped_epoch, UTC)
-    held = sum(gpu.allocated for gpu in facts.gpus)
-    return (
-        facts.key.name, facts.seq, _user(facts.uid), facts.node, f"{dumped:%Y-%m-%dT%H:%M:%SZ}", held,
-        size(facts.gpu_bytes), size(facts.size), store.path,
-    )  # fmt: skip
+def _rows(
+    sound: Sequence[tuple[Tier, Image]], begun: Sequence[tuple[Tier, Manifest, int]]
+) -> Iterator[tuple[object, ...]]:
+    """One for each image, with the tiers that have it."""
+    images: dict[tuple[str, int], tuple[Manifest, list[str]]] = {}
+    for tier, found in sound:
+        facts = found.manifest
+        images.setdefault((facts.key.name, facts.seq), (facts, []))[1].append(tier.name)
+    for tier, facts, held in begun:
+        where = f"{tier.name} {100 * held // max(1, facts.size)}%"
+        images.setdefault((facts.key.name, facts.seq), (facts, []))[1].append(where)
+    for _, (facts, tiers) in sorted(images.items()):
+        dumped = datetime.fromtimestamp(facts.dumped_epoch, UTC)
+        yield (
+            facts.key.name, facts.seq, _user(facts.uid), facts.node, f"{dumped:%Y-%m-%dT%H:%M:%SZ}",
+            sum(gpu.allocated for gpu in facts.gpus), size(facts.gpu_bytes), size(facts.size), ", ".join(tiers),
+        )  # fmt: skip
 
 
 def _user(uid: int) -> str:
@@ -107,8 +137,8 @@ def verify(*, config: Config, jobs: tuple[str, ...], quiet: bool, as_json: bool)
     JOBS are job ids; all images without. Exit status 1 where one is damaged, or none of a job is there.
     """
     results: list[dict[str, Any]] = []
-    with _stores(config) as stores:
-        chosen = [(store, found) for store in stores for found in _chosen(store, jobs)]
+    with _tiers(config) as tiers:
+        chosen = [(store, found) for store in tiers.stores for found in _chosen(store, jobs)]
         total = sum(found.manifest.size for _, found in chosen if isinstance(found, Image))
         with progress("verify", total, quiet=quiet or as_json, of_bytes=True) as advance:
             for store, found in chosen:
@@ -153,7 +183,7 @@ def prune(*, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, yo
     young_s = parse_span_s(young)
     if jobs:
         return _give_up(config, jobs, dry_run=dry_run, yes=yes, as_json=as_json)
-    with open_client(config.slurm.backend) as slurm, _stores(config) as stores:  # type: ignore[arg-type]
+    with open_client(config.slurm.backend) as slurm, _tiers(config) as tiers:  # type: ignore[arg-type]
         cluster = slurm.config().get("ClusterName") or config.cluster.name
         if not cluster:
             raise AffinodeError("the name of the cluster is not known", hint="set cluster.name in the configuration")
@@ -164,7 +194,7 @@ def prune(*, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, yo
         ]
         removed = [
             {"store": str(store.path), "image": name}
-            for store in stores
+            for store in tiers.stores
             for name in store.sweep(live, cluster=cluster, young_s=young_s, dry_run=dry_run)
         ]
     return _tell(removed, dry_run=dry_run, as_json=as_json)
@@ -176,8 +206,8 @@ def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, a
             "the images of these jobs are all that is left of them", hint="say --yes, or --dry-run to look"
         )
     removed = []
-    with _stores(config) as stores:
-        for store in stores:
+    with _tiers(config) as tiers:
+        for store in tiers.stores:
             for found in _chosen(store, jobs):
                 if isinstance(found, ImageDamaged):
                     warn(f"left, because it is damaged and its job may want to know: {found}")
@@ -201,33 +231,33 @@ def _tell(removed: Sequence[dict[str, str]], *, dry_run: bool, as_json: bool) ->
 
 
 @contextmanager
-def _stores(config: Config) -> Iterator[list[DirectoryStore]]:
-    """The stores of this node that are there."""
+def _tiers(config: Config) -> Iterator[Tiers]:
+    """The stores of this node that are there, fastest first."""
     if os.geteuid() != 0 and not os.access(config.suspend.key_file, os.R_OK):
         raise AffinodeError("only root can look into the image stores", hint="sudo slurm-affinode images ...")
     key = load_key(config.suspend.key_file, owner=os.geteuid())
-    budget = config.suspend.budget
-    quota = None if budget is None else parse_size(budget)
-    paths: list[Path] = [config.suspend.local_store]
-    if config.suspend.shared_store is not None:
-        paths.append(config.suspend.shared_store)
-    stores = [DirectoryStore(path, key, quota=quota, create=False) for path in paths if path.exists()]
+    tiers = open_tiers(config.suspend, key, create=False)
     try:
-        yield stores
+        yield tiers
     finally:
-        for store in stores:
+        for store in tiers.stores:
             store.close()
 
 
 def _chosen(store: DirectoryStore, jobs: Sequence[str]) -> list[Image | ImageDamaged]:
     """Images of these jobs, all without; in order of job and sequence."""
+    wanted = _numbers(jobs)
+    return [found for found in store.images() if not wanted or _job_of(found) in wanted]
+
+
+def _numbers(jobs: Sequence[str]) -> set[int]:
     wanted = set()
     for job in jobs:
         match = _NAME.fullmatch(job)
         if match is None:
             raise InputError(f"{job!r} is not a job id", hint="give the number that squeue %A shows, for example 123")
         wanted.add(int(match[1]))
-    return [found for found in store.images() if not wanted or _job_of(found) in wanted]
+    return wanted
 
 
 def _job_of(found: Image | ImageDamaged) -> int | None:

@@ -145,6 +145,8 @@ class Job:
     """Nodes that have to be among its nodes (``--nodelist``)."""
     nodes_excluded: tuple[str, ...] = ()
     """Nodes that it does not take (``--exclude``)."""
+    nodes_expected: tuple[str, ...] = ()
+    """Of a pending job: the nodes that the scheduler plans for it, as far as it has."""
 
     @property
     def id(self) -> str:

@@ -130,6 +130,7 @@ def _job(job: Mapping[str, Any]) -> Job:
         exit_code=(_number(code.get("return_code")) or 0) if ended and code else None,
         exit_signal=_number(signal.get("id")) or None if ended and isinstance(signal, Mapping) else None,
         nodes_required=live.nodes(job.get("required_nodes") or None),
+        nodes_expected=live.nodes(job.get("scheduled_nodes") or None) if pending else (),
         nodes_excluded=live.nodes(job.get("excluded_nodes") or None),
     )
 

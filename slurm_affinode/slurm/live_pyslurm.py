@@ -61,6 +61,7 @@ def _job(job: Mapping[str, Any]) -> Job:
         nodes=live.nodes(_joined(job["allocated_nodes"])),
         nodes_required=live.nodes(_joined(job.get("required_nodes"))),
         nodes_excluded=live.nodes(_joined(job.get("excluded_nodes"))),
+        nodes_expected=live.nodes(_joined(job.get("scheduled_nodes"))) if pending else (),
         batch_host=live.word(job["batch_host"]),
         node_count=job["num_nodes"],
         cpus=job["cpus"],

@@ -30,7 +30,7 @@ JOB = (
     "system_comment", "dependencies", "working_directory", "command", "standard_input", "standard_output",
     "standard_error", "is_batch_job", "exit_code_signal",
 )  # fmt: skip
-JOB_NODES = ("required_nodes", "excluded_nodes")
+JOB_NODES = ("required_nodes", "excluded_nodes", "scheduled_nodes")
 STEP = ("job_id", "id", "name", "state", "allocated_nodes", "start_time", "ntasks")
 NODE = (
     "name", "state", "reason", "reason_user", "reason_time", "configured_gres", "allocated_gres", "partitions",

@@ -265,19 +265,22 @@ def test_a_tier_that_went_away_is_passed_over(make_node: Callable[..., Node]) ->
     assert node.tiers.sound([copy])
 
 
-def test_what_is_written_when_the_agent_ends_is_taken_up(make_node: Callable[..., Node]) -> None:
+def test_what_is_written_when_the_agent_ends_is_taken_up(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A copy that was told to stop is there in part, and is completed by the next agent."""
     node = make_node()
     image = node.dump(publish=False)
     looks = iter([False] * 40)
-    node.tiers._stop = lambda: next(looks, True)
+    monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: next(looks, True))
     with pytest.raises(Exception, match="taken up later"):
         node.tiers.publish(JOB.name, 1)
     ((facts, held),) = node.shared.begun()
     assert facts == image.manifest
     assert 0 < held < 4 * MIB
     assert node.shared.sweep([LATER], cluster="cluster", young_s=-1) == []
-    node.tiers._stop = lambda: False
+    monkeypatch.undo()
+    monkeypatch.setattr(digest, "BLOCK", SMALL)
     assert node.tiers.publish(JOB.name, 1)
     node.shared.verify(image)
 

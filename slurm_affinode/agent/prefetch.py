@@ -1,0 +1,126 @@
+"""Keeps the tiers in order: images come before their jobs do, and leave where host memory is short.
+
+Which jobs are about to start here is Slurm's own plan: the expected start of a released job, and the nodes planned for
+it. What is read of images here goes past the page cache and within ``pull_rate``.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from slurm_affinode.agent.notes import Note
+from slurm_affinode.agent.parts import Parts
+from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.tiers import Copy
+from slurm_affinode.core.eviction import Demand
+from slurm_affinode.errors import AffinodeError
+from slurm_affinode.files import write_text
+from slurm_affinode.model.suspension import LiveRun
+
+_MEND_S = 60.0
+_SAVE_S = 60.0
+
+
+class Prefetcher:
+    """One for the agent. One image at a time."""
+
+    def __init__(self, parts: Parts, ahead_s: float, state: Path | None) -> None:
+        """``ahead_s``: so long before the expected start; 0: never. ``state``: the file for what is learned."""
+        self._parts = parts
+        self._ahead_s = ahead_s
+        self._state = state
+        self._saved = 0.0
+        self._thread: threading.Thread | None = None
+
+    def tick(self) -> None:
+        """Look at what is to be done; long work goes on in a thread. Must not raise."""
+        parts = self._parts
+        try:
+            parts.tiers.relieve()
+            self._save()
+            if self._thread is not None and self._thread.is_alive():
+                return
+            notes = [note for note in parts.notes.all() if note.cluster == parts.cluster]
+            work = self._to_mend(notes) or self._to_bring(notes)
+            if work is not None:
+                self._thread = threading.Thread(target=self._run, args=(work,), name="prefetch", daemon=True)
+                self._thread.start()
+        except (AffinodeError, OSError) as error:
+            parts.log.warning("images ahead of their jobs: %s", error)
+
+    def settle(self) -> None:
+        """Wait for what is under way."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except (AffinodeError, OSError) as error:
+            self._parts.log.warning("images ahead of their jobs: %s", error)
+        except Exception:
+            self._parts.log.exception("images ahead of their jobs, by a fault of the agent")
+
+    def _to_mend(self, notes: Sequence[Note]) -> Callable[[], object] | None:
+        """An image of this node that the shared tier has lost, or never had."""
+        parts = self._parts
+        shared = parts.tiers.shared
+        for note in notes if shared is not None else ():
+            late = parts.now() - note.since_epoch > _MEND_S
+            if note.node != parts.node or not late or parts.tiers.on_node(note.key.name, note.seq) is None:
+                continue
+            assert shared is not None  # noqa: S101 - looked at above
+            try:
+                shared.store.get(note.key.name, note.seq)
+            except CheckpointError:
+                return lambda note=note: parts.tiers.publish(note.key.name, note.seq)  # type: ignore[misc]
+        return None
+
+    def _to_bring(self, notes: Sequence[Note]) -> Callable[[], object] | None:
+        """The image of the job that starts here next, as far as Slurm says."""
+        parts = self._parts
+        soon: list[tuple[float, Copy]] = []
+        for note in notes:
+            if self._ahead_s <= 0 or note.released_epoch is None:
+                continue
+            found = self._expected(note)
+            if found is not None:
+                soon.append(found)
+        if not soon:
+            return None
+        expected_s, copy = min(soon, key=lambda one: one[0])
+        return lambda: parts.tiers.pull(copy, expected_s=max(expected_s, 1.0))
+
+    def _expected(self, note: Note) -> tuple[float, Copy] | None:
+        """When a job is expected here, and its image where that is not in the fastest tier yet."""
+        parts = self._parts
+        job = parts.slurm.job(note.job_id)
+        if not job.pending or job.held or job.expected_start is None or parts.node not in job.nodes_expected:
+            return None
+        expected_s = job.expected_start.timestamp() - parts.now()
+        if expected_s > self._ahead_s or job.submit is None:
+            return None
+        run = LiveRun(note.key, job.uid or note.uid, job.restarts)
+        copies, _ = parts.tiers.copies(run)
+        if not copies or copies[0].tier is parts.tiers.tiers[0]:
+            return None
+        return expected_s, copies[0]
+
+    # --- what was learned
+
+    def _save(self) -> None:
+        now = self._parts.now()
+        if self._state is not None and now - self._saved >= _SAVE_S:
+            self._saved = now
+            write_text(self._state, json.dumps(self._parts.tiers.demand.state()) + "\n", mode=0o600)
+
+
+def load_demand(path: Path) -> Demand:
+    """What was learned before; a new one where there is none that can be read."""
+    with suppress(OSError, ValueError):
+        return Demand.restored(json.loads(path.read_text(encoding="utf-8")))
+    return Demand()
