@@ -63,6 +63,18 @@ def test_idle_job_is_suspended(node: Node1) -> None:
     assert node.acts.looks[0] is None
 
 
+def test_when_a_window_will_be_full_is_known(node: Node1) -> None:
+    """So that it is looked at then; a job that is busy has no window."""
+    assert node.daemon.loop.full_s() is None
+    watched(node, option="window=3600,when=always")
+    state = wait_until(
+        "it is idle", lambda: node.daemon.loop.states[7].detector.state, lambda one: one is not None and one.since_s
+    )
+    assert node.daemon.loop.full_s() == state.since_s + 3600
+    node.gpus.util_pct[0] = 12.0
+    wait_until("it is busy", lambda: node.daemon.loop.full_s() is None)
+
+
 def test_busy_job_is_left_alone(node: Node1) -> None:
     """As long as one signal of one GPU is above its limit."""
     node.gpus.util_pct[0] = 12.0

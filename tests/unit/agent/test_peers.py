@@ -256,6 +256,28 @@ def test_loop_survives_its_own_faults() -> None:
     assert not thread.is_alive()
 
 
+def test_a_window_that_is_full_between_two_looks_is_seen_at_once() -> None:
+    """One more look is made then, and the others stay where they were; but not so soon that counters say nothing."""
+    now, looks = [100.0], list[float]()
+
+    class Poke(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            now[0] += timeout or 0.0
+            return False
+
+    ends = [107.3, 110.001]
+
+    def tick() -> None:
+        looks.append(now[0] - 100)
+        if len(looks) == 6:
+            stop.set()
+
+    stop = threading.Event()
+    soon = lambda: next((end for end in ends if end > now[0]), None)  # noqa: E731
+    run(tick, lambda: None, 5.0, stop=stop, poke=Poke(), soon=soon, clock=lambda: now[0])
+    assert looks == pytest.approx([0, 5, 7.31, 10, 10.25, 15])
+
+
 def test_seats_and_words_are_limited() -> None:
     """For each holder, in all, and root is not kept out."""
     seats = Seats(total=3, each=2)
