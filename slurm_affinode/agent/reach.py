@@ -91,8 +91,8 @@ class Reach:
     def _of(self, job: str, found: Job, request: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
         if found.ended:
             raise AnswerError("ended", f"job {found.id} has ended: {found.state}", hint=None, exit_code=1)
-        if not found.batch and found.het_job_id is None:
-            raise _cannot(found)  # also while it is pending; no agent knows more of it
+        if found.het_offset or (found.het_job_id is None and not found.batch):
+            raise _cannot(found)  # also while it is pending: it has no script, and so no agent that knows more
         running = found.allocated and found.batch_host is not None
         answered = False
         for node in self._candidates(found):

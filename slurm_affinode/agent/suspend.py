@@ -92,7 +92,8 @@ class JobSuspender:
             users = parts.cuda.users(one.pid for one in tree.processes)
             used = parts.gpus.used_bytes(frozenset(users)) if users else 0
         except (CheckpointError, GpuError) as error:
-            return [*before, Refusal("driver", str(error))]
+            # Of a driver that is too old the lack of a function says less than its version.
+            return [*before, Refusal("driver", parts.cuda.capabilities().why_not or str(error))]
         mig = any(device.mig is not None for device in job.devices or ())
         return [
             *before,

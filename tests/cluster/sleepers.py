@@ -87,9 +87,9 @@ def wait_for_no_images(cluster: Cluster, job: str) -> None:
 
 
 def status(cluster: Cluster, job: str, user: str = "alice") -> dict[str, Any]:
-    """What ``slurm-affinode status`` says of one job."""
+    """What ``slurm-affinode status`` says of one job; empty where it has nothing to show."""
     text = cluster.run("login", "slurm-affinode", "status", job, "--json", user=user).stdout
-    value: dict[str, Any] = json.loads(text)
+    value: dict[str, Any] = json.loads(text or "{}")
     return value
 
 

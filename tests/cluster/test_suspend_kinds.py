@@ -188,7 +188,7 @@ def test_steps_of_srun(cluster: Cluster) -> None:
     """As long as they run; afterwards there is no such reason."""
     script = f"#!/bin/bash\nsrun --overlap sleep 8\necho steps are over\n{IDLE}\n"
     job = cluster.submit(BY_HAND, *ON_C1, script=script)
-    assert ".0" in wait_for_reason(cluster, job, "srun-steps")
+    assert "srun" in wait_for_reason(cluster, job, "srun-steps")
     cluster.wait_for_output(job, "steps are over")
     wait_until("status does not name it", lambda: reasons(cluster, job), lambda found: "srun-steps" not in found)
     assert cluster.job(job)["Restarts"] == "0"

@@ -1,0 +1,110 @@
+"""How many jobs give way to one that waits: one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster.driver import WORKLOADS, Cluster, wait_until
+from cluster.sleepers import (
+    SHARED,
+    finish,
+    hold_criu,
+    idle_job,
+    let_criu_go,
+    pausing_criu,
+    status,
+    steps,
+    wait_asleep,
+    wait_for_agents,
+    wake,
+)
+
+pytestmark = pytest.mark.cluster
+
+OPTION = "--gpu-suspend-idle=3s,wake=hold"
+HELD = "/run/criu-held-before-dump"
+
+
+@pytest.fixture(scope="module")
+def paused(cluster: Cluster) -> Iterator[None]:
+    """Agents whose criu can be held before its work."""
+    wait_for_agents(cluster)
+    with pausing_criu(cluster):
+        yield
+
+
+def next_code(cluster: Cluster, job: str) -> str:
+    """What comes next for a job, or the first reason why nothing does."""
+    rows = status(cluster, job).get("jobs", ())
+    return str(rows[0]["next"]["code"]) if rows and rows[0]["next"] else ""
+
+
+def dumps(cluster: Cluster) -> list[str]:
+    """The nodes on which a dump has begun."""
+    return [node for node in ("c1", "c2") if cluster.run(node, "test", "-e", HELD).returncode == 0]
+
+
+def test_two_idle_jobs_and_one_that_waits(cluster: Cluster, paused: None) -> None:
+    """On two nodes, each with an agent of its own: exactly one sleeps; the other's status says why it does not."""
+    jobs = {}
+    for node in ("c1", "c2"):
+        cluster.submit(
+            "--partition=gpu",
+            "--gres=gpu:1",
+            f"--nodelist={node}",
+            wrap=f"{WORKLOADS}/busy.py --seconds 200",
+            user="bob",
+        )
+        jobs[node] = cluster.submit(OPTION, f"--nodelist={node}", script=idle_job(idle=60))
+        hold_criu(cluster, node, "before", "dump")
+    for job in jobs.values():
+        wait_until("its window is full", lambda job=job: next_code(cluster, job), lambda code: code == "no-pressure")  # type: ignore[misc]
+    waiting = cluster.submit("--partition=gpu", "--gres=gpu:1", wrap="sleep 5", user="carol")
+    (first,) = wait_until("a dump has begun", lambda: dumps(cluster))
+    other = "c2" if first == "c1" else "c1"
+    wait_until("the other has no promise", lambda: next_code(cluster, jobs[other]), lambda code: code == "promised")
+    text = cluster.exec("login", "slurm-affinode", "status", jobs[other], user="alice")
+    assert f"({waiting}) get others, of {first}" in text
+    let_criu_go(cluster, first)
+    cluster.wait_for_state(waiting, "COMPLETED")
+    assert cluster.runs(waiting)[0].nodes == first
+    assert dumps(cluster) == [first]
+    wait_asleep(cluster, jobs[first])
+    let_criu_go(cluster, other)
+    assert cluster.job(jobs[other])["Restarts"] == "0"
+    wake(cluster, jobs[first])
+    assert steps(finish(cluster, jobs[first], timeout_s=150)) == list(range(1, 61))
+    assert "suspended" not in finish(cluster, jobs[other])
+
+
+def test_promise_of_a_suspension_that_is_taken_back(cluster: Cluster, paused: None) -> None:
+    """The first node's job cannot be suspended after all: the other's is, for the same waiting job."""
+    jobs = {}
+    for node in ("c1", "c2"):
+        cluster.submit(
+            "--partition=gpu",
+            "--gres=gpu:1",
+            f"--nodelist={node}",
+            wrap=f"{WORKLOADS}/busy.py --seconds 200",
+            user="bob",
+        )
+        jobs[node] = cluster.submit(OPTION, f"--nodelist={node}", script=idle_job(idle=40))
+    for job in jobs.values():
+        wait_until("its window is full", lambda job=job: next_code(cluster, job), lambda code: code == "no-pressure")  # type: ignore[misc]
+    cluster.exec("c1", "gpu-emulatorctl", "fault", "checkpoint-fails")
+    try:
+        waiting = cluster.submit("--partition=gpu", "--gres=gpu:1", wrap="sleep 5", user="carol")
+        cluster.wait_for_state(waiting, "COMPLETED")
+    finally:
+        cluster.exec("c1", "gpu-emulatorctl", "fault", "clear")
+    assert cluster.runs(waiting)[0].nodes == "c2"
+    wait_asleep(cluster, jobs["c2"])
+    assert cluster.job(jobs["c1"])["Restarts"] == "0"
+    cluster.exec("login", "scancel", *jobs.values())
+    wait_until(
+        "no promise is left",
+        lambda: cluster.run("login", "sh", "-c", f"ls {SHARED}/promises").stdout,
+        lambda names: names == "" or waiting not in names,
+        timeout_s=90,
+    )
