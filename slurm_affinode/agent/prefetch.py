@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from slurm_affinode.agent.notes import Note
@@ -19,7 +20,7 @@ from slurm_affinode.checkpoint.tiers import Copy
 from slurm_affinode.core.eviction import Demand
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.files import write_text
-from slurm_affinode.model.suspension import LiveRun
+from slurm_affinode.model.suspension import JobKey, LiveRun
 
 _MEND_S = 60.0
 _SAVE_S = 60.0
@@ -34,6 +35,7 @@ class Prefetcher:
         self._ahead_s = ahead_s
         self._state = state
         self._saved = 0.0
+        self._looked: set[tuple[JobKey, str | None]] = set()
         self._thread: threading.Thread | None = None
 
     def tick(self) -> None:
@@ -66,7 +68,7 @@ class Prefetcher:
             self._parts.log.exception("images ahead of their jobs, by a fault of the agent")
 
     def _to_mend(self, notes: Sequence[Note]) -> Callable[[], object] | None:
-        """An image of this node that the shared tier has lost, or never had."""
+        """An image of this node that the shared tier has lost, or never had, or that could not be restored from it."""
         parts = self._parts
         shared = parts.tiers.shared
         for note in notes if shared is not None else ():
@@ -74,10 +76,15 @@ class Prefetcher:
             if note.node != parts.node or not late or parts.tiers.on_node(note.key.name, note.seq) is None:
                 continue
             assert shared is not None  # noqa: S101 - looked at above
+            doubt = note.failure is not None and (note.key, note.failure) not in self._looked
+            if doubt:
+                self._looked.add((note.key, note.failure))
             try:
                 shared.store.get(note.key.name, note.seq)
             except CheckpointError:
-                return lambda note=note: parts.tiers.publish(note.key.name, note.seq)  # type: ignore[misc]
+                doubt = True
+            if doubt:
+                return partial(parts.tiers.mend, note.key.name, note.seq)
         return None
 
     def _to_bring(self, notes: Sequence[Note]) -> Callable[[], object] | None:

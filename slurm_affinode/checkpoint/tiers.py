@@ -268,6 +268,19 @@ class Tiers:
                 break
         return True
 
+    def mend(self, name: str, seq: int) -> None:
+        """Have a sound copy in the shared tier, from one of this node. Raises ``CheckpointError``."""
+        shared = [copy for copy in self._all(name, seq) if copy.tier.shared]
+        for copy in shared:
+            try:
+                copy.tier.store.verify(copy.image)
+            except ImageDamaged as error:
+                self._aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=True)
+            else:
+                return
+        if self.publish(name, seq) and shared:
+            self.report(shared[0].image.manifest.key, "its shared image was damaged and is mended: it can be woken")
+
     def pull(self, copy: Copy, *, expected_s: float | None, durable: bool = True) -> Copy | None:
         """Bring an image to the fastest tier of this node that takes it; ``None``: none does. Raises ``ImageDamaged``.
 

@@ -45,7 +45,7 @@ def recovered(world, node="c1"):
     agent = Agent(world, node)
     agent.keeper.recover()
     for _ in range(3):
-        agent.keeper.stop()
+        agent.keeper._stop.set()
         with agent.keeper._lock:
             waiting = list(agent.keeper._waiting.values())
         for record in waiting:

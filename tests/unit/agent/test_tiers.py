@@ -1,0 +1,191 @@
+"""Suspending and restoring with three tiers: bad copies, bad tiers, and images that come before their jobs."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from agent_world import KEY, Agent, World, make_job
+
+from slurm_affinode.agent.orchestration import _report
+from slurm_affinode.agent.prefetch import Prefetcher, load_demand
+from slurm_affinode.agent.shepherds import Hold, Restored
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.tiers import Tier, Tiers
+from slurm_affinode.model.suspension import Phase
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A job runs on c1."""
+    made = World(tmp_path)
+    made.start_run("c1")
+    made.start_script("c1", STEPS)
+    return made
+
+
+STEPS = 23
+
+
+class Tiered(Agent):
+    """An agent with a tier in host memory, too."""
+
+    def __init__(self, world: World, node: str, memory: int = 1 << 30) -> None:
+        super().__init__(world, node)
+        store = DirectoryStore(world.root / node / "memory", KEY, quota=memory)
+        tiers = Tiers(
+            [Tier("memory", store, durable=False), *self.parts.tiers.tiers], now=world.now,
+            report=lambda key, text: _report(self.parts, key, text),
+        )  # fmt: skip
+        object.__setattr__(self.parts, "tiers", tiers)
+
+    def where(self) -> list[str]:
+        """Tiers with the image."""
+        return [copy.tier.name for copy in self.parts.tiers._all("alpha.7", 1)]
+
+    def asleep(self) -> str | None:
+        """What ``status`` says of trouble."""
+        (one,) = self.keeper.suspended()
+        return one.failure
+
+    def damage(self, tier: str) -> None:
+        """Another byte in a file of the image."""
+        store = next(one.store for one in self.parts.tiers.tiers if one.name == tier)
+        path = next(
+            path for path in sorted((store.path / "alpha.7" / "0001" / "criu").iterdir()) if path.stat().st_size
+        )
+        data = bytearray(path.read_bytes())
+        data[0] ^= 1
+        path.write_bytes(data)
+
+
+def asleep(world: World) -> Tiered:
+    """The job was suspended on c1, and its image is everywhere."""
+    agent = Tiered(world, "c1")
+    assert agent.suspend().phase is Phase.QUEUED
+    agent.settle()
+    assert agent.where() == ["memory", "disk", "shared"]
+    return agent
+
+
+def again_at(world: World, node: str) -> Tiered:
+    """Slurm starts the job again."""
+    world.start_run(node)
+    if node != "c1":
+        world.nodes["c1"].init = None
+    return Tiered(world, node)
+
+
+@pytest.mark.parametrize("tier", ["memory", "disk", "shared"])
+def test_a_flipped_bit_does_not_keep_a_job_from_waking(world: World, tier: str) -> None:
+    """It goes on from a sound copy; the bad one is out of the way, and it is told of it."""
+    asleep(world).damage(tier)
+    agent = again_at(world, "c1")
+    if tier == "disk":  # else the sound one in memory is taken
+        store = agent.parts.tiers.tiers[0].store
+        store.remove(store.get("alpha.7", 1))
+    reply = agent.restore()
+    assert isinstance(reply, Restored)
+    assert world.steps() == [STEPS]
+    if tier != "shared":
+        assert reply.trouble is not None
+        assert f"copy in the tier {tier} is damaged" in reply.trouble
+        assert tier not in agent.where()
+
+
+def test_on_another_node_the_image_comes_to_memory(world: World) -> None:
+    """And the job goes on from there."""
+    asleep(world)
+    agent = again_at(world, "c2")
+    assert agent.restore() == Restored(2)
+    assert agent.where() == ["memory", "shared"]
+
+
+def test_a_damaged_shared_copy_is_mended_from_the_node_that_has_another(world: World) -> None:
+    """The other node holds the job and says why; the first one copies again; then it wakes there."""
+    first = asleep(world)
+    first.damage("shared")
+    other = again_at(world, "c2")
+    held = other.restore()
+    assert isinstance(held, Hold)
+    assert "contents have changed" in held.reason
+    world.sleep(100)
+    mender = Prefetcher(first.parts, 0, None)
+    mender.tick()
+    mender.settle()
+    assert first.where() == ["memory", "disk", "shared"]
+    assert first.parts.shared is not None
+    first.parts.shared.verify(first.parts.shared.get("alpha.7", 1))
+    mender.tick()
+    assert first.asleep() is not None
+    world.state = "PENDING"
+    assert isinstance(again_at(world, "c2").restore(), Restored)
+
+
+def test_where_no_tier_takes_the_image_the_job_runs_on(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Memory takes it, but nothing durable does: it is taken back, and nothing is left."""
+    agent = Tiered(world, "c1")
+    for tier in agent.parts.tiers.tiers[1:]:
+        tier.store._reserve = 1 << 60
+    begin = agent.parts.tiers.check_room
+    agent.parts.tiers.check_room = lambda uid, estimate: None  # type: ignore[method-assign]
+    done = agent.suspend()
+    assert done.phase is Phase.RUNNING
+    assert "free" in (done.failure or "")
+    assert world.running()
+    assert agent.where() == []
+    agent.parts.tiers.check_room = begin  # type: ignore[method-assign]
+    assert [one.code for one in agent.suspender.refusals(agent.watched())] == ["no-room"]
+
+
+def test_a_full_memory_tier_is_passed_over(world: World) -> None:
+    """The dump goes to the disk."""
+    agent = Tiered(world, "c1", memory=10)
+    assert agent.suspend().phase is Phase.QUEUED
+    agent.settle()
+    assert agent.where() == ["disk", "shared"]
+    assert agent.asleep() is None
+
+
+def test_trouble_is_in_the_status(world: World) -> None:
+    """What happened to an image is said while its job sleeps."""
+    agent = asleep(world)
+    agent.damage("memory")
+    agent.parts.tiers.report = lambda key, text: _report(agent.parts, key, text)
+    copies = list(agent.parts.tiers._all("alpha.7", 1))
+    assert agent.parts.tiers.sound(copies).tier.name == "disk"
+    assert "copy in the tier memory is damaged" in (agent.asleep() or "")
+
+
+def test_an_image_comes_before_its_job(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """When Slurm expects to start a released job on this node within the time, and on no other node."""
+    asleep(world)
+    agent = Tiered(world, "c2")
+    (note,) = agent.parts.notes.all()
+    prefetcher = Prefetcher(agent.parts, 600, world.root / "demand.json")
+
+    def plan(in_s: float, nodes: tuple[str, ...], **more: object) -> list[str]:
+        start = datetime.fromtimestamp(world.now() + in_s, UTC)
+        job = replace(
+            make_job(world), state="PENDING", nodes_expected=nodes, expected_start=start, held=False, **more,
+        )  # fmt: skip
+        agent.parts.slurm.job = lambda job_id: job  # type: ignore[method-assign,assignment]
+        prefetcher.tick()
+        prefetcher.settle()
+        return agent.where()
+
+    assert plan(60, ("c2",)) == ["shared"]  # not released
+    agent.parts.notes.write(replace(note, released_epoch=world.now()))
+    assert plan(6000, ("c2",)) == ["shared"]
+    assert plan(60, ("c1",)) == ["shared"]
+    assert plan(60, ()) == ["shared"]
+    assert plan(60, ("c2",)) == ["memory", "shared"]
+    with caplog.at_level(logging.WARNING):
+        assert plan(60, ("c2",)) == ["memory", "shared"]
+    assert not caplog.records
+    assert load_demand(world.root / "demand.json").state()["events"] > 0
+    (world.root / "demand.json").write_text("{}")
+    assert load_demand(world.root / "demand.json").state()["marks"] == {}
