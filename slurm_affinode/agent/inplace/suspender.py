@@ -91,6 +91,7 @@ class InPlaceSuspender:
     def refusals(self, job: WatchedJob) -> Sequence[Refusal]:
         """Why this job cannot sleep in place; empty: it can. Nothing is touched."""
         parts = self._parts
+        job = job if job.slurm is not None else self._asked_for(job)
         found = list(self._before(job))
         if job.slurm is None or any(refusal.code == "not-started" for refusal in found):
             return found
@@ -116,6 +117,13 @@ class InPlaceSuspender:
         except (CheckpointError, GpuError) as error:
             found.append(Refusal("driver", str(error)))
         return found
+
+    def _asked_for(self, job: WatchedJob) -> WatchedJob:
+        """With Slurm's word, where it says one."""
+        try:
+            return self._fresh(job)
+        except AffinodeError:
+            return job
 
     def _before(self, job: WatchedJob) -> Iterator[Refusal]:
         """What the agent itself knows, and what is not below the script."""
