@@ -60,6 +60,8 @@ _COMMANDS = {
     "clean": ("slurm_affinode.cli.zombie_act:clean", "Cancel, suspend, end, drain, resume. A dry run unless --yes."),
     "policy": ("slurm_affinode.cli.zombie_admin:policy", "Check the policy; what it would have done last week."),
     "history": ("slurm_affinode.cli.zombie_admin:history", "The audit: who did what, when, on what evidence."),
+    "users": ("slurm_affinode.cli.zombie_usage:users", "Who uses how much, with and without GPUs."),
+    "queue": ("slurm_affinode.cli.zombie_usage:queue", "Who waits, the longest wait first."),
     "install": ("slurm_affinode.cli.zombie_install:install", "Install the timer, or the crontab."),
     "signatures": ("slurm_affinode.cli.zombies:signatures", "Check and test the file of signatures."),
 }

@@ -78,6 +78,17 @@ def frame(snapshot: Snapshot, uses: Mapping[int, JobUse | None]) -> pl.DataFrame
     return conform(pl.DataFrame(rows, schema=types, orient="row") if rows else pl.DataFrame(schema=JOBS), JOBS)
 
 
+def pending(snapshot: Snapshot) -> pl.DataFrame:
+    """The jobs of slurmctld that wait, as ``JOBS``."""
+    rows = [
+        {**_row(snapshot.cluster, job, None), "partition": ",".join(job.partitions), "reason": job.reason,
+         "req_gpus": None if job.gpus_requested is None else job.gpus_requested.count}
+        for job in snapshot.jobs if job.pending
+    ]  # fmt: skip
+    types = {name: dtype for name, dtype in JOBS.items() if any(name in row for row in rows[:1])}
+    return conform(pl.DataFrame(rows, schema=types, orient="row") if rows else pl.DataFrame(schema=JOBS), JOBS)
+
+
 def _row(cluster: str, job: Job, use: JobUse | None) -> dict[str, Any]:
     memory = _bytes(job.tres_allocated.get("mem"))
     gpus = job.gpus_allocated

@@ -1,0 +1,122 @@
+"""Who uses how much, GPU jobs and others alike, and who waits for how long: from accounting alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import polars as pl
+
+from slurm_affinode.analysis import runs
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.model.cluster import Job
+
+STATES = {"completed": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED", "timeout": "TIMEOUT",
+          "oom": "OUT_OF_MEMORY"}  # fmt: skip
+ORDERS = {"gpu-hours": "gpu_hours", "core-hours": "core_hours", "jobs": "jobs", "gpus": "gpus_now",
+          "cores": "cores_now", "waiting": "waiting"}  # fmt: skip
+"""``--by`` -> column."""
+GROUPS = ("user", "account", "partition", "qos", "cluster")
+
+
+def usage(jobs: pl.DataFrame, pending: pl.DataFrame, query: WasteQuery, now: datetime, *, group: str) -> pl.DataFrame:
+    """One row per ``group`` (of ``GROUPS``) from ``JOBS``, hours cut to the interval; unknown amounts count 0.
+
+    ``jobs``, ``gpu_jobs`` (with a GPU), ``gpu_hours``, ``core_hours`` (of all jobs), ``cpu_job_core_hours`` (of those
+    without a GPU), ``gpus_now``, ``cores_now``, ``running`` (at the end of the interval), ``waiting``, the ends by
+    state, ``partitions``.
+    """
+    mine = runs.prepare(jobs, query, now).filter(pl.col("wanted"))
+    gpus, cores = pl.col("gpus").fill_null(0), pl.col("cpus").fill_null(0)
+    hours = (pl.col("end_ms") - pl.col("start_ms")) / 3.6e6
+    ends = pl.col("end").is_not_null() & (pl.col("end") <= query.until)
+    rows = mine.group_by(group).agg(
+        pl.len().cast(pl.Int64).alias("jobs"),
+        (gpus > 0).sum().cast(pl.Int64).alias("gpu_jobs"),
+        (gpus * hours).sum().alias("gpu_hours"),
+        (cores * hours).sum().alias("core_hours"),
+        (cores * hours * (gpus == 0)).sum().alias("cpu_job_core_hours"),
+        (~ends).sum().cast(pl.Int64).alias("running"),
+        (gpus * ~ends).sum().alias("gpus_now"),
+        (cores * ~ends).sum().alias("cores_now"),
+        *((ends & (pl.col("state") == word)).sum().cast(pl.Int64).alias(name) for name, word in STATES.items()),
+        pl.col("partition").drop_nulls().unique().sort().str.join(",").alias("partitions"),
+    )
+    waits = _wanted(pending, query).group_by(group).agg(pl.len().cast(pl.Int64).alias("waiting"))
+    joined = rows.join(waits, on=group, how="full", coalesce=True, nulls_equal=True)
+    return joined.with_columns(pl.col(pl.Int64, pl.Float64).fill_null(0), pl.col("partitions").fill_null(""))
+
+
+def _wanted(pending: pl.DataFrame, query: WasteQuery) -> pl.DataFrame:
+    asked = {"cluster": query.clusters, "account": query.accounts, "user": query.users}
+    for name, values in asked.items():
+        if values:
+            pending = pending.filter(pl.col(name).is_in(list(values)))
+    if query.partitions:
+        # A job that waits may name several.
+        named = pl.col("partition").fill_null("").str.split(",").list.set_intersection(list(query.partitions))
+        pending = pending.filter(named.list.len() > 0)
+    return pending
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """A job in the queue."""
+
+    id: str
+    user: str | None
+    account: str | None
+    partition: str
+    qos: str | None
+    gpus: int
+    cores: int | None
+    nodes: int | None
+    submitted: datetime | None
+    eligible: datetime | None
+    reason: str | None
+    waited_s: float
+    """Since it could have started; what was submitted and may not start yet has not waited."""
+
+
+def waits_of(pending: pl.DataFrame, query: WasteQuery, now: datetime) -> list[Waits]:
+    """The queue of accounting (``JOBS``), the longest wait first."""
+    return _sorted(_stored(row, now) for row in _wanted(pending, query).iter_rows(named=True))
+
+
+def _stored(row: dict[str, Any], now: datetime) -> Waits:
+    task = row["array_task_id"]
+    shown = str(row["job_id"]) if task is None else f"{row['array_job_id']}_{task}"
+    if task is None and row["array_spec"]:
+        shown = f"{row['array_job_id'] or row['job_id']}_[{row['array_spec']}]"
+    return Waits(shown, row["user"], row["account"], row["partition"] or "", row["qos"], row["req_gpus"] or 0,
+                 row["cpus"], row["nodes"], row["submit"], row["eligible"], row["reason"],
+                 _waited(row["eligible"], now))  # fmt: skip
+
+
+def waits_now(jobs: Iterable[Job], query: WasteQuery, now: datetime) -> list[Waits]:
+    """The queue of slurmctld, the longest wait first."""
+    return _sorted(
+        Waits(job.id, job.user, job.account, ",".join(job.partitions), job.qos,
+              0 if job.gpus_requested is None else job.gpus_requested.count, job.cpus, job.node_count, job.submit,
+              job.eligible, job.reason, _waited(job.eligible or job.submit, now))
+        for job in jobs
+        if job.pending and _fits(job, query)
+    )  # fmt: skip
+
+
+def _fits(job: Job, query: WasteQuery) -> bool:
+    return (
+        (not query.users or job.user in query.users)
+        and (not query.accounts or job.account in query.accounts)
+        and (not query.partitions or bool(set(job.partitions) & set(query.partitions)))
+    )
+
+
+def _waited(since: datetime | None, now: datetime) -> float:
+    return 0.0 if since is None else max(0.0, (now - since).total_seconds())
+
+
+def _sorted(rows: Iterable[Waits]) -> list[Waits]:
+    return sorted(rows, key=lambda one: (-one.waited_s, one.id))

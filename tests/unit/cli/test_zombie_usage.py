@@ -1,0 +1,129 @@
+"""``zombies users`` and ``queue``: from accounting, and as it is now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from agent_stand_ins import job as slurm_job
+from click.testing import CliRunner, Result
+
+from slurm_affinode.cli import zombie_usage
+from slurm_affinode.cli.main import cli
+from slurm_affinode.model.cluster import GpuCount, Job
+from slurm_affinode.slurm.schema import JOBS, conform
+from slurm_affinode.store.repository import Repository
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+def row(number: int, user: str, hours: float, **more: Any) -> dict[str, Any]:
+    """A job that ended an hour ago, or (0 hours) waits."""
+    begun = NOW - timedelta(hours=1 + hours)
+    done = {"start": begun, "end": NOW - timedelta(hours=1), "state": "COMPLETED"} if hours else {"state": "PENDING"}
+    return {"cluster": "c", "job_id": number, "submit": begun, "eligible": begun, "user": user, "account": "lab",
+            "partition": "gpu", "cpus": 8, "gpus": 0, **done, **more}  # fmt: skip
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """Users with GPU jobs and others, and a queue."""
+    rows = [
+        row(1, "ann", 10, gpus=2), row(2, "ann", 2, gpus=1, state="FAILED"),
+        row(3, "bob", 20, partition="cpu", cpus=64), row(4, "eve\x1b[31m", 1, state="CANCELLED"),
+        row(5, "bob", 0, req_gpus=4, partition="gpu,long", reason="Priority"),
+        row(6, "ann", 0, eligible=NOW - timedelta(hours=9), reason="Resources", partition="cpu"),
+        row(7, "ann", 0, eligible=None, array_job_id=7, array_spec="2-9", reason="Dependency"),
+        row(8, "ann", 5, gpus=1, end=None, state="RUNNING"),
+    ]  # fmt: skip
+    types = {name: dtype for name, dtype in JOBS.items() if any(name in one for one in rows)}
+    with Repository.open(f"sqlite:///{tmp_path / 'affinode.sqlite'}") as store:
+        store.upsert(conform(pl.DataFrame(rows, schema_overrides=types, infer_schema_length=None), JOBS))
+    return tmp_path
+
+
+def run(state: Path, *words: str) -> Result:
+    return CliRunner().invoke(cli, ["zombies", *words, "--state", str(state)], catch_exceptions=False)
+
+
+def rows(state: Path, *words: str) -> dict[str, dict[str, Any]]:
+    found = json.loads(run(state, "users", "--json", *words).stdout)
+    return {one[found["group"]]: one for one in found["rows"]}
+
+
+def test_who_uses_how_much(state: Path) -> None:
+    """Hours of GPUs and cores, jobs of both kinds, what runs and waits, and how jobs ended."""
+    found = rows(state)
+    assert list(found) == ["ann", "bob", "eve\x1b[31m"]
+    ann = found["ann"]
+    assert (ann["jobs"], ann["gpu_jobs"], ann["running"], ann["waiting"], ann["failed"]) == (3, 3, 1, 2, 1)
+    assert ann["gpu_hours"] == pytest.approx(10 * 2 + 2 + 6, abs=0.01)
+    assert (ann["gpus_now"], ann["cores_now"]) == (1, 8)
+    assert found["bob"]["cpu_job_core_hours"] == pytest.approx(20 * 64)
+    assert list(rows(state, "--by", "core-hours")) == ["bob", "ann", "eve\x1b[31m"]
+    assert list(rows(state, "--group", "partition", "--by", "jobs")) == ["gpu", "cpu", "gpu,long"]
+    assert list(rows(state, "--partition", "cpu")) == ["bob", "ann"]
+    text = run(state, "users", "--top", "2").stdout
+    assert "1 more: --top 3" in text
+    assert "\x1b" not in run(state, "users").stdout
+
+
+def test_who_waits(state: Path) -> None:
+    """The longest wait first; what may not start yet has not waited."""
+    found = json.loads(run(state, "queue", "--json").stdout)["jobs"]
+    assert [(one["id"], one["user"], one["gpus"], one["reason"]) for one in found] == [
+        ("6", "ann", 0, "Resources"), ("5", "bob", 4, "Priority"), ("7_[2-9]", "ann", 0, "Dependency"),
+    ]  # fmt: skip
+    assert found[0]["waited_s"] == pytest.approx(9 * 3600, abs=60)
+    assert found[2]["waited_s"] == 0
+    only = json.loads(run(state, "queue", "--json", "--gpus", "--partition", "long").stdout)
+    assert [one["id"] for one in only["jobs"]] == ["5"]
+    assert "9h" in run(state, "queue").stdout
+    assert "Nobody waits" in run(state, "queue", "--user", "nobody").stdout
+
+
+class Slurm:
+    """Some jobs of a slurmctld."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = tuple(jobs)
+
+    def __enter__(self) -> Slurm:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def overview(self) -> tuple[Job, ...]:
+        """All."""
+        return self._jobs
+
+    def config(self) -> dict[str, str]:
+        """Its name."""
+        return {"ClusterName": "c"}
+
+
+def test_as_it_is_now(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any store; jobs that have ended count for nothing."""
+    hours = timedelta(hours=1)
+    runs = {"submit": NOW - 3 * hours, "start": NOW - 2 * hours, "cpus": 16, "tres_allocated": {"cpu": "16"}}
+    jobs = [
+        slurm_job(1, user="ann", **runs), slurm_job(2, user="ann", **runs),
+        slurm_job(3, user="bob", state="COMPLETED", **{**runs, "end": NOW - hours}),
+        slurm_job(4, user="bob", state="PENDING", start=None, submit=NOW - 2 * hours, eligible=NOW - hours,
+                  gpus_requested=GpuCount(8), partitions=("a", "b"), reason="Priority"),
+    ]  # fmt: skip
+    monkeypatch.setattr(zombie_usage, "open_client", lambda backend: Slurm(jobs))
+    empty = state / "none"
+    found = rows(empty, "--live", "--by", "cores")
+    assert (found["ann"]["cores_now"], found["ann"]["running"]) == (32, 2)
+    assert (found["bob"]["waiting"], found["bob"]["cores_now"]) == (1, 0)
+    (one,) = json.loads(run(empty, "queue", "--live", "--json").stdout)["jobs"]
+    assert (one["id"], one["gpus"], one["partition"], round(one["waited_s"], -2)) == ("4", 8, "a,b", 3600)
+    monkeypatch.setattr(zombie_usage, "open_client", lambda backend: Slurm([]))
+    assert rows(empty, "--live") == {}
+    assert "Nobody waits" in run(empty, "queue", "--live").stdout
