@@ -272,7 +272,11 @@ class JobKeeper:
                         store.remove(image)
                     except CheckpointError as error:
                         parts.log.warning("job %s: %s", job_id, error)
-        if note is not None:
+        if note is not None:  # it was cancelled while it slept: its GPUs are not given back by it any more
+            now_ms = round(parts.now() * 1000)
+            parts.ledger.write(
+                LedgerEntry(note.key.cluster, job_id, note.key.submit_epoch, note.began_ms, ended_ms=now_ms)
+            )
             parts.notes.remove(parts.cluster, job_id)
 
     def sweep(self, holds_lease: bool) -> None:

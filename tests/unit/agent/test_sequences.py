@@ -114,6 +114,21 @@ def test_a_job_sleeps_and_goes_on_at_another_node(world):
     assert Agent(world, "c2").keeper.suspended() == []
 
 
+def test_a_sleeper_that_is_cancelled_gives_nothing_back_any_more(world):
+    """Its first run's epilog may be what tells of it: the images go, and the ledger knows that it is over."""
+    agent = Agent(world, "c1")
+    agent.suspend()
+    agent.settle()
+    world.state = "CANCELLED"
+    agent.keeper.ended(7, requeued=True)
+    assert agent.images(shared=True) == [1]
+    agent.keeper.ended(7, requeued=False)
+    assert agent.images(shared=True) == agent.keeper.suspended() == []
+    entry = ledger(world)
+    assert entry.ended_ms is not None
+    assert entry.ended_ms >= entry.queued_ms
+
+
 @pytest.mark.parametrize("at", range(1, len(SUSPEND_EFFECTS) + 1))
 def test_an_agent_killed_while_it_suspends_loses_and_doubles_nothing(world, at):
     """Killed before each effect; a new agent makes it whole, and the job goes on with its memory."""
