@@ -131,6 +131,8 @@ class InplaceConfig:
     """For all processes of a job to stop; then it is woken again."""
     awake_limit_pct: float = 100.0
     """Share of a GPU's memory that these jobs may hold there at once, awake."""
+    start_free_pct: float = 0.0
+    """So much of the memory of each of its GPUs has to be free for a job to start; 0: it starts at once."""
     wake_deadline: str = "10m"
     """For a job that is wanted to get its GPU memory back."""
     on_deadline: str = "wait"
@@ -161,6 +163,10 @@ def check_inplace(inplace: InplaceConfig, where: str) -> None:
         raise ConfigError(f"{where}: inplace.poll_ms: {inplace.poll_ms} is not from 10 to 60000")
     if not 0 < inplace.awake_limit_pct <= 100:
         raise ConfigError(f"{where}: inplace.awake_limit_pct: {inplace.awake_limit_pct:g} is not above 0 and up to 100")
+    if not 0 <= inplace.start_free_pct <= inplace.awake_limit_pct:
+        raise ConfigError(
+            f"{where}: inplace.start_free_pct: {inplace.start_free_pct:g} is not from 0 to inplace.awake_limit_pct"
+        )
     if inplace.on_deadline not in ("wait", "end"):
         raise ConfigError(f"{where}: inplace.on_deadline: {inplace.on_deadline!r} is not wait or end")
 

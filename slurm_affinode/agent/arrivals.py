@@ -14,7 +14,7 @@ from slurm_affinode.agent.peers import Identity, Inspector
 from slurm_affinode.agent.registry import Link, Registry, WatchedJob
 from slurm_affinode.agent.shepherds import Hello, Hold, Outgoing, Reply, Restored, Start, Wait
 from slurm_affinode.agent.work import Work
-from slurm_affinode.model.suspension import Phase
+from slurm_affinode.model.suspension import Mode, Phase
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,9 @@ class Arrivals:
         self._registry.put(job)
         if hello.root == 0:
             log.info("job %d: starts (uid %d, process %d, %s)", who.job_id, who.uid, who.pid, hello.option)
-            link.send(Start())
+            in_place = self._orchestration.in_place
+            if in_place is None or hello.option.mode is not Mode.INPLACE or in_place.admit(job):
+                link.send(Start())
         else:
             log.info(
                 "job %d: runs already (uid %d, process %d, restarts %d, %s)",

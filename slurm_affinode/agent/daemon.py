@@ -31,7 +31,7 @@ from slurm_affinode.agent.registry import Registry
 from slurm_affinode.agent.service import Caller, Service
 from slurm_affinode.agent.shepherd_server import ShepherdServer
 from slurm_affinode.agent.sockets import prepare_directory
-from slurm_affinode.agent.watch import Watch
+from slurm_affinode.agent.watch import Watch, by_index
 from slurm_affinode.agent.work import Work
 from slurm_affinode.config import Config, policy_path
 from slurm_affinode.gpu.interface import GpuDriver
@@ -105,6 +105,7 @@ class Daemon:
             self.orchestration.in_place.idle_s = self.loop.movable_s
             self.orchestration.in_place.woken = self._changed
             self.orchestration.in_place.pressed = self._poke.set
+            self.orchestration.in_place.gpus_of = self._gpus_of
         self._waker = threading.Thread(target=self._wake, name="waker", daemon=True)
 
     def start(self) -> None:
@@ -165,6 +166,12 @@ class Daemon:
         except (RuntimeError, FutureTimeoutError):
             return
 
+    def _gpus_of(self, job_id: int) -> list[str] | None:
+        """By the prolog's word."""
+        indices = self.service.gpu_indices.get(job_id)
+        found = None if indices is None else by_index(self.watch.devices(), indices)
+        return None if found is None else [device.uuid for device in found]
+
     def _orphans(self) -> OrphanVerbs:
         def fresh() -> Queue | None:
             answer: list[Queue | None] = []
@@ -189,6 +196,7 @@ class Daemon:
         every_s = parse_span_s(self.config.suspend.wake_every)
         while not self.stopping.wait(every_s):
             _safely(self.orchestration.waker.tick)
+            _safely(self.loop.promises.look)  # those whose time is over go, also where nobody waits any more
 
 
 def _promises(config: Config, node: str) -> Promises:

@@ -155,6 +155,13 @@ class InPlace(Protocol):
         """No more wakes. What sleeps goes on sleeping, and the next agent takes it up."""
         ...
 
+    gpus_of: Callable[[int], Sequence[str] | None]
+    """Set by the daemon: UUIDs of the GPUs of a job that has not started."""
+
+    def admit(self, job: WatchedJob) -> bool:
+        """Whether a job may start now; else its shepherd waits, and is told when it is its turn. Must not wait."""
+        ...
+
     def holds(self, job_id: int) -> Phase | None:
         """The phase of a job that sleeps or wakes; ``None``: it does neither."""
         ...

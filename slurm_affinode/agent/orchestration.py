@@ -174,6 +174,7 @@ def _director(config: Config, parts: Parts, gpus: NodeGpus) -> Director:
         poll_s=inplace.poll_ms / 1000,
         freeze_s=parse_span_s(inplace.freeze_timeout),
         awake_limit_pct=inplace.awake_limit_pct,
+        start_free_pct=inplace.start_free_pct,
         deadline_s=parse_span_s(inplace.wake_deadline),
         end_on_deadline=inplace.on_deadline == "end",
     )

@@ -33,7 +33,7 @@ def watched(
     """
     idle = None if state is None else state.detector.state
     if asleep is not None:
-        under_way, idle, decision = "asleep" if asleep["asked"] is None else "waking", None, None
+        under_way, idle, decision = _in_place(asleep), None, None
     return {
         "job_id": job.job_id,
         "shown_id": str(job.job_id) if job.slurm is None else job.slurm.id,
@@ -50,6 +50,12 @@ def watched(
         "next": None if decision is None else _next(decision),
         "last": None if outcome is None else {"at": outcome.at_epoch, "done": outcome.done, "text": outcome.text},
     }
+
+
+def _in_place(asleep: dict[str, Any]) -> str:
+    if asleep["starting"]:
+        return "starting"
+    return "asleep" if asleep["asked"] is None else "waking"
 
 
 def suspended(job: SuspendedJob, *, user: str, now_epoch: float) -> dict[str, Any]:

@@ -6,9 +6,10 @@ SUSPENDED = "suspended: "
 RUNS_ON = "runs on: "
 HELD = "not restored: "
 ASLEEP = "asleep in place: "
-WAITS = "waits to wake: "
+WAITS_TO_WAKE = "waits to wake: "
+WAITS_TO_START = "waits to start: "
 NOT_WOKEN = "not woken: "
-_OWN = (SUSPENDED, RUNS_ON, HELD, ASLEEP, WAITS, NOT_WOKEN)
+_OWN = (SUSPENDED, RUNS_ON, HELD, ASLEEP, WAITS_TO_WAKE, WAITS_TO_START, NOT_WOKEN)
 _BEHIND = " // "
 _MAX_BYTES = 900
 """Of a comment; Slurm takes 1024 bytes."""
@@ -75,9 +76,9 @@ def asleep(why: str, held_bytes: int, job: str) -> str:
     return f"{ASLEEP}{one(why)}, {held}, wakes on a request, or with: slurm-affinode wake {job}"
 
 
-def waits_to_wake(why: str) -> str:
-    """Why a job that is wanted sleeps still."""
-    return f"{WAITS}{one(why)}"
+def waits(verb: str, why: str) -> str:
+    """Why a job waits to ``wake``, or to ``start``."""
+    return f"{WAITS_TO_WAKE if verb == 'wake' else WAITS_TO_START}{one(why)}"
 
 
 def not_woken(why: str) -> str:

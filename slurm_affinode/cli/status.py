@@ -86,7 +86,9 @@ def _line(row: Mapping[str, Any]) -> tuple[object, ...]:
     if row["state"] == "suspended":
         idle, after = f"asleep {span(row['suspended_s'])}", row["failure"] or _wakes(row["wake"])
         held = f"{size(row['gpu_bytes'])} in its image"
-    elif (one := row.get("in_place")) is not None:
+    elif (one := row.get("in_place")) is not None and one["starting"]:
+        idle, held, after = "", "", one["waits"] or ""
+    elif one is not None:
         idle, held = f"asleep {span(one['asleep_s'])}", f"{size(one['gpu_bytes'])} in host memory"
         after = one["failure"] or one["waits"] or ("wakes on a request" if one["wakes_on_request"] else "")
     else:
@@ -167,6 +169,8 @@ def _asleep(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     one = row["in_place"]
+    if one["starting"]:
+        return [("waits", f"to start, since {_time(one['asked'])}: {one['waits'] or 'its GPUs are looked at'}")]
     pairs = [
         ("asleep", f"in place: {_sleeps(one)}"),
         ("since", f"{_time(one['since'])}, {span(one['asleep_s'])} ago"),

@@ -61,7 +61,7 @@ def suspend(*, config: Config, job: str, no_wait: bool, timeout: str, as_json: b
         print_json(answer)
     elif no_wait:
         click.echo(f"Job {job} is being suspended; see: slurm-affinode status {job}")
-    elif answer["job"].get("in_place") is not None:
+    elif answer["job"]["state"] != "suspended":
         click.echo(f"Job {job} sleeps in place; it wakes on a request, or with: slurm-affinode wake {job}")
     else:
         click.echo(f"Job {job} is suspended; wake it with: slurm-affinode wake {job}")
@@ -79,7 +79,7 @@ def _wait(reach: Reach, job: str, began: float, timeout_s: float) -> dict[str, A
                 raise
         else:
             seen = time.monotonic()
-            if row["state"] == "suspended" or row.get("in_place") is not None:
+            if row["state"] in ("suspended", "asleep", "waking"):
                 return row
             last = row["last"]
             if row["state"] == "watched" and last is not None and last["at"] >= began - 1 and not last["done"]:

@@ -37,6 +37,8 @@ class Card:
     """Bytes, as the driver tells; ``None``: it does not, and nothing is put there."""
     limit: int
     """Bytes that jobs with ``mode=inplace`` may hold there at once."""
+    total: int = 0
+    """Its memory, bytes."""
 
 
 @dataclass(frozen=True, slots=True)

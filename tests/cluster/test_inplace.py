@@ -269,7 +269,7 @@ def test_one_that_is_cancelled_while_it_sleeps_ends_in_order(cluster: Cluster) -
     cluster.exec("login", "scancel", "--full", job, user="alice")
     cluster.wait_for_output(job, "got TERM")
     cluster.wait_for_state(job, "CANCELLED")
-    wait_until("its GPU is free", lambda: sum(used_mib(cluster)), lambda used: used == 0)
+    wait_until("its GPU is free", lambda: sum(len(gpu.pids) for gpu in cluster.gpus(NODE)), lambda left: left == 0)
     wait_until("its journal is closed", lambda: cluster.run(NODE, "ls", JOURNAL).stdout == "")
 
 
@@ -432,3 +432,20 @@ def test_a_prolog_wakes_what_sleeps_on_its_gpus(cluster: Cluster) -> None:
         )
         cluster.wait_for_state(job, "COMPLETED")
         assert json.loads(cluster.output(job))["jobs"][0]["in_place"] is None
+
+
+def test_servers_that_are_submitted_at_once_start_one_after_the_other(cluster: Cluster) -> None:
+    """Where the site wants room for a start: none runs out of GPU memory, each is let in when another one sleeps."""
+    option = "--gpu-suspend-idle=1s,mode=inplace,when=pressure"
+    with inplace_configured(cluster, start_free_pct=62):
+        jobs = [
+            cluster.submit(
+                "--partition=gpu", f"--nodelist={NODE}", "--gres=shard:6", option,
+                wrap=f"exec {WORKLOADS}/model_server.py --port {8001 + number} --memory-mib {SERVER_MIB}",
+            )
+            for number in range(3)
+        ]  # fmt: skip
+        for job in jobs:
+            cluster.wait_for_output(job, "listening", timeout_s=120)
+        for number in range(3):
+            assert ask(cluster, f"http://{NODE}:{8001 + number}")[0]["number"] == 1

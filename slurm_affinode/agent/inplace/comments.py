@@ -5,8 +5,10 @@ hear of each.
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from slurm_affinode.agent import words
 from slurm_affinode.agent.parts import Parts
@@ -14,6 +16,18 @@ from slurm_affinode.errors import AffinodeError
 
 _SETTLED_S = 1.0
 """A comment is set when it has been right for so long."""
+
+
+class Workers(Protocol):
+    """An executor."""
+
+    def submit(self, call: Callable[..., None], /, *arguments: Any) -> Future[None]:
+        """Do it beside."""
+        ...
+
+    def shutdown(self, *, wait: bool, cancel_futures: bool) -> None:
+        """Take no more."""
+        ...
 
 
 @dataclass(slots=True)
@@ -31,7 +45,7 @@ class Comments:
         self._parts = parts
         self._lock = threading.Lock()
         self._wishes: dict[int, _Wish] = {}
-        self._worker = ThreadPoolExecutor(1, "comment")
+        self._worker: Workers = ThreadPoolExecutor(1, "comment")
 
     @property
     def due(self) -> bool:

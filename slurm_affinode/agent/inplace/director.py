@@ -8,25 +8,26 @@ here suspends a job: the policy does, and is told which job a sleeper would need
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import UTC, datetime
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from slurm_affinode.agent import words
-from slurm_affinode.agent.inplace import asking
-from slurm_affinode.agent.inplace.comments import Comments
+from slurm_affinode.agent.inplace.comments import Comments, Workers
 from slurm_affinode.agent.inplace.freezer import FreezeError, Freezer
-from slurm_affinode.agent.inplace.sharing import Rules, Sharing
+from slurm_affinode.agent.inplace.line import InLine, Line
+from slurm_affinode.agent.inplace.looks import Looks
+from slurm_affinode.agent.inplace.sharing import Holder, Rules, Sharing
 from slurm_affinode.agent.inplace.sleeper import Cards, Sleeper
+from slurm_affinode.agent.inplace.starting import Starter, Starters
 from slurm_affinode.agent.inplace.waking import NotWoken, Waking
-from slurm_affinode.agent.inplace.watching import Own, Sockets
+from slurm_affinode.agent.inplace.watching import Sockets
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.journal import Record
 from slurm_affinode.agent.parts import Parts
+from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.tree import TreeGoneError
-from slurm_affinode.core.inplace import Card, Plan
-from slurm_affinode.core.waketime import wake_time
+from slurm_affinode.core.inplace import Card
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import Phase, Refusal
@@ -35,18 +36,6 @@ _WAKES_AT_ONCE = 4
 _SLOWLY_S = 1.0
 """Between two looks at what changes seldom: whether the processes are there, the line when nothing has happened."""
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
-
-
-class Workers(Protocol):
-    """An executor."""
-
-    def submit(self, call: Callable[..., None], /, *arguments: Any) -> Future[None]:
-        """Do it beside."""
-        ...
-
-    def shutdown(self, *, wait: bool, cancel_futures: bool) -> None:
-        """Take no more."""
-        ...
 
 
 class Director:
@@ -65,10 +54,11 @@ class Director:
         self._rules = rules
         self._waking = Waking(parts, freezer, rules.freeze_s)
         self._comments = Comments(parts)
+        self._looks = Looks(freezer, sockets, parts.settings.wake_backoff_s)
+        self._line = Line(parts, self._sharing, self._comments, rules.deadline_s)
+        self._starters = Starters(parts, freezer, rules.start_free_pct)
         self._lock = threading.RLock()
         self._sleepers: dict[int, Sleeper] = {}
-        self._turns = 0
-        self._wanted: dict[int, tuple[int, ...]] = {}
         self._signals: dict[int, tuple[int, float]] = {}
         """Job that is not asleep -> the last signal that Slurm sent to it, and when."""
         self._slowly_s = 0.0
@@ -81,8 +71,8 @@ class Director:
         """For how long a job has been idle, where the policy would let it go for another one; else ``None``."""
         self.woken: Callable[[int], None] = lambda job_id: None
         """Told of a job that runs again."""
-        self.pressed: Callable[[], None] = lambda: None
-        """Told that other jobs are to make room now."""
+        self.gpus_of: Callable[[int], Sequence[str] | None] = lambda job_id: None
+        """UUIDs of the GPUs of a job that has not started."""
 
     # --- the thread
 
@@ -106,7 +96,8 @@ class Director:
             except Exception:
                 # One round with a fault of ours must not leave all sleepers asleep for ever.
                 self._parts.log.exception("a look at the sleeping jobs failed")
-            self._poke.wait(self._rules.poll_s if self._sleepers or self._comments.due else None)
+            busy = self._sleepers or len(self._starters) or self._comments.due
+            self._poke.wait(self._rules.poll_s if busy else None)
             self._poke.clear()
 
     def round(self) -> None:
@@ -116,8 +107,12 @@ class Director:
         if slowly:
             self._slowly_s = now
             self._look_slowly(now)
-        self._look_at_sockets()
-        self._look_at_processes(every=slowly)
+            with self._lock:
+                self._starters.tend(now)
+        for sleeper, why in self._looks.requests(self._asleep()):
+            self._ask(sleeper, why)
+        for sleeper in self._looks.moving(self._asleep(), every=slowly):
+            self._let_go(sleeper, "its processes were let go by a signal")
         self._serve(now)
         self._comments.tick(now)
 
@@ -140,6 +135,7 @@ class Director:
             self._comments.set(sleeper.job_id, words.asleep(sleeper.why, sleeper.gpu_bytes, str(sleeper.job_id)))
         else:
             self._ask(sleeper, ask)
+        self._line.changed()
         self._poke.set()
 
     def take_up(self, record: Record, *, ask: str = "") -> None:
@@ -163,6 +159,22 @@ class Director:
             return
         sleeper.pids = tuple(member.pid for member in members)
         sleeper.own = self._sockets.own(sleeper.pids)
+
+    @property
+    def pressed(self) -> Callable[[], None]:
+        """Told that other jobs are to make room now."""
+        return self._line.pressed
+
+    @pressed.setter
+    def pressed(self, call: Callable[[], None]) -> None:
+        self._line.pressed = call
+
+    def admit(self, job: WatchedJob) -> bool:
+        """Whether a job may start now; ``False``: its shepherd waits, and is told when it is its turn."""
+        with self._lock:
+            admitted = self._starters.admit(job, self._line.turn)
+        self._poke.set()
+        return admitted
 
     def holds(self, job_id: int) -> Phase | None:
         """The phase of a job that is asleep or waking; ``None``: it is neither."""
@@ -210,8 +222,7 @@ class Director:
             if sleeper.asked_epoch is not None or sleeper.job_id not in self._sleepers:
                 self._poke.set()
                 return
-            self._turns += 1
-            sleeper.turn = self._turns
+            sleeper.turn = self._line.turn()
             sleeper.asked_epoch, sleeper.asked_why = self._parts.now(), why
             if lasting:
                 sleeper.record.write(sleeper.record.phase, asked_why=why)
@@ -237,48 +248,22 @@ class Director:
         with self._lock:
             return [one for one in self._sleepers.values() if one.asked_epoch is None]
 
-    def _look_at_sockets(self) -> None:
-        asleep = {one.job_id: one for one in self._asleep()}
-        owners: dict[int, Own] = {job_id: one.own for job_id, one in asleep.items() if one.own}
-        for job_id, look in self._sockets.looks(owners).items():
-            why = asking.meanwhile(asleep[job_id].before, look)
-            if why is not None:
-                self._ask(asleep[job_id], why)
-
-    def _look_at_processes(self, *, every: bool) -> None:
-        """A SIGCONT that nobody told of: what runs on would wait for its GPU, and not be seen."""
-        for sleeper in self._asleep():
-            pids = sleeper.pids if every else sleeper.pids[:1]
-            if self._freezer.moving(pids, sleeper.how, stay=sleeper.stay) is not None:
-                self._let_go(sleeper, "its processes were let go by a signal")
-
     def _look_slowly(self, now: float) -> None:
         with self._lock:
             sleepers = list(self._sleepers.values())
         for sleeper in sleepers:
             if not sleeper.waking and not self._parts.processes.alive(sleeper.init_pid, sleeper.init_started):
                 self._gone(sleeper)
-            elif sleeper.asked_epoch is None and (why := self._due(sleeper, now)) is not None:
+            elif sleeper.asked_epoch is None and (why := self._looks.due(sleeper, now, self._fits)):
                 self._ask(sleeper, why)
 
-    def _due(self, sleeper: Sleeper, now: float) -> str | None:
-        """Why it wakes although nobody asks: its time has come, or nobody ever could and there is room."""
-        option = sleeper.option
-        if option.wake == "hold":
-            return None
-        if option.wake != "auto":
-            try:
-                since = datetime.fromtimestamp(sleeper.since_epoch, UTC).astimezone()
-                return f"wake={option.wake}" if wake_time(option.wake, since).timestamp() <= now else None
-            except ValueError:
-                return None
-        if sleeper.own or now - sleeper.since_epoch < self._parts.settings.wake_backoff_s:
-            return None
+    def _fits(self, sleeper: Sleeper) -> bool:
+        """Whether there is room for it, and nobody waits for that."""
         with self._lock:
-            if any(one.asked_epoch is not None for one in self._sleepers.values()):
-                return None
-        fits = self._plan([sleeper])
-        return "there is room for it, and it has no socket on which it could be asked" if fits.go else None
+            if len(self._starters) or any(one.asked_epoch is not None for one in self._sleepers.values()):
+                return False
+            asleep = frozenset(self._sleepers)
+        return bool(self._sharing.plan([sleeper], [], asleep, self.idle_s).go)
 
     def _gone(self, sleeper: Sleeper) -> None:
         with self._changed:
@@ -298,65 +283,44 @@ class Director:
         """See ``suspender.Bed``."""
         return self._sharing.cards()
 
-    def _plan(self, line: Sequence[Sleeper]) -> Plan:
-        with self._lock:
-            coming = [one for one in self._sleepers.values() if one.waking]
-            asleep = frozenset(self._sleepers)
-        return self._sharing.plan(line, coming, asleep, self.idle_s)
-
     def _serve(self, now: float) -> None:
         with self._lock:
-            line = sorted(
-                (
-                    one
-                    for one in self._sleepers.values()
-                    if one.asked_epoch is not None and not one.waking and one.retry_epoch <= now
-                ),
-                key=lambda one: one.turn,
-            )
-        if not line:
-            self._press({})
-            return
-        try:
-            found = self._plan(line)
-        except GpuError as error:
-            for sleeper in line:
-                sleeper.waits = str(error)
-            return
-        for sleeper in line:
-            if sleeper.job_id in found.go:
-                self._begin(sleeper)
-            else:
-                self._wait(sleeper, found.waits[sleeper.job_id], now)
-        self._press(found.make_room)
+            sleepers = list(self._sleepers.values())
+            asleep = frozenset(self._sleepers) | self._starters.ids()
+            waiting: list[InLine] = [
+                one for one in sleepers if one.asked_epoch is not None and not one.waking and one.retry_epoch <= now
+            ]
+            try:
+                waiting += self._starters.waiting(self.cards, self.gpus_of)
+            except GpuError as error:
+                self._parts.log.warning("who may start is not known: %s", error)
+            coming: list[Holder] = [one for one in sleepers if one.waking]
+            coming += self._starters.coming()
+        self._line.serve(now, waiting, coming, asleep=asleep, idle_s=self.idle_s, go=self._let, late=self._late)
 
-    def _press(self, make_room: Mapping[int, int]) -> None:
-        wanted: dict[int, tuple[int, ...]] = {victim: (waiter,) for victim, waiter in make_room.items()}
+    def _let(self, one: InLine) -> None:
+        """It is its turn."""
+        if isinstance(one, Sleeper):
+            self._begin(one)
+        elif isinstance(one, Starter):
+            self._let_in(one)
+
+    def _let_in(self, one: Starter) -> None:
+        self._parts.log.info("job %s: starts", one.job_id)
+        self._comments.clear(one.job_id)
         with self._lock:
-            changed = wanted != self._wanted
-            self._wanted = wanted
-        if changed and wanted:
-            self.pressed()
+            self._starters.go(one)
+
+    def _late(self, one: InLine, why: str) -> None:
+        """One is overdue: a starter starts all the same, for a sleeper it is as the site has chosen."""
+        if isinstance(one, Starter):
+            self._let_in(one)
+        elif isinstance(one, Sleeper) and self._rules.end_on_deadline:
+            self._workers.submit(self._end, one, why)
 
     def wanted(self, job_id: int) -> tuple[int, ...]:
-        """The sleepers for which a job is to make room."""
-        with self._lock:
-            return self._wanted.get(job_id, ())
-
-    def _wait(self, sleeper: Sleeper, why: str, now: float) -> None:
-        if sleeper.waits != why:
-            self._parts.log.info("job %s: waits to wake: %s", sleeper.job_id, why)
-            sleeper.waits = why
-        asked = sleeper.asked_epoch or now
-        if sleeper.overdue or now - asked < self._rules.deadline_s:
-            if now - asked > _SLOWLY_S:
-                self._comments.set(sleeper.job_id, words.waits_to_wake(why))
-            return
-        sleeper.overdue = True
-        said = f"it has waited for {words.span(now - asked)} to wake: {why}"
-        self._parts.log.error("job %s: %s", sleeper.job_id, said)
-        if self._rules.end_on_deadline:
-            self._workers.submit(self._end, sleeper, said)
+        """The jobs for which another one is to make room."""
+        return self._line.wanted(job_id)
 
     def _end(self, sleeper: Sleeper, why: str) -> None:
         try:
@@ -394,6 +358,7 @@ class Director:
             self.woken(sleeper.job_id)
         finally:
             sleeper.waking = False
+            self._line.changed()
             self._poke.set()
 
     def _not_woken(self, sleeper: Sleeper, why: str) -> None:
@@ -409,10 +374,14 @@ class Director:
     def view(self, job_id: int) -> dict[str, Any] | None:
         """What ``status`` shows of a sleeper; ``None``: the job is none."""
         with self._lock:
+            starter = self._starters.get(job_id)
             one = self._sleepers.get(job_id)
+            if starter is not None:
+                return {"starting": True, "asked": starter.asked_epoch, "waits": starter.waits or None}
             if one is None:
                 return None
             return {
+                "starting": False,
                 "since": one.since_epoch,
                 "asleep_s": max(0.0, self._parts.now() - one.since_epoch),
                 "why": one.why,

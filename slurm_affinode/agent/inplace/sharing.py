@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from slurm_affinode.agent.inplace.freezer import Freezer
-from slurm_affinode.agent.inplace.sleeper import Cards, Sleeper
+from slurm_affinode.agent.inplace.sleeper import Cards
 from slurm_affinode.agent.registry import Registry, WatchedJob
 from slurm_affinode.agent.tree import TreeGoneError
 from slurm_affinode.agent.watch import name_of
@@ -25,9 +26,27 @@ class Rules:
     freeze_s: float = 10.0
     awake_limit_pct: float = 100.0
     """Share of a GPU's memory that they may hold at once, awake."""
+    start_free_pct: float = 0.0
+    """Share of a GPU's memory that has to be free for a job to start; 0: it starts at once."""
     deadline_s: float = 600.0
     """For one that is wanted to get its turn."""
     end_on_deadline: bool = False
+
+
+class Holder(Protocol):
+    """A job that wants memory on GPUs."""
+
+    job_id: int
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """UUID -> bytes that it has to get."""
+        ...
+
+    @property
+    def cuda(self) -> tuple[int, ...]:
+        """Processes that may hold some of that already."""
+        ...
 
 
 class Sharing:
@@ -48,6 +67,7 @@ class Sharing:
                 name_of(device),
                 self._cards.free_bytes(device),
                 round((device.memory_mib or 0) * _MIB * self._limit),
+                round((device.memory_mib or 0) * _MIB),
             )
             for device in self._cards.devices()
             if device.mig is None
@@ -55,8 +75,8 @@ class Sharing:
 
     def plan(
         self,
-        line: Sequence[Sleeper],
-        coming: Sequence[Sleeper],
+        line: Sequence[Holder],
+        coming: Sequence[Holder],
         asleep: frozenset[int],
         idle_s: Callable[[int], float | None],
     ) -> Plan:

@@ -71,6 +71,11 @@ class Sleeper:
     overdue: bool = False
 
     @property
+    def verb(self) -> str:
+        """See ``line.InLine``."""
+        return "wake"
+
+    @property
     def gpu_bytes(self) -> int:
         """Bytes that were moved out."""
         return sum(self.held.values())

@@ -1,0 +1,56 @@
+"""What is to be seen of jobs that sleep: that somebody asks, that they were let go, that their time has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from slurm_affinode.agent.inplace import asking
+from slurm_affinode.agent.inplace.freezer import Freezer
+from slurm_affinode.agent.inplace.sleeper import Sleeper
+from slurm_affinode.agent.inplace.watching import Own, Sockets
+from slurm_affinode.core.waketime import wake_time
+
+
+class Looks:
+    """For one thread."""
+
+    def __init__(self, freezer: Freezer, sockets: Sockets, wake_backoff_s: float) -> None:
+        """``wake_backoff_s``: the shortest sleep of a job that nobody could ask."""
+        self._freezer = freezer
+        self._sockets = sockets
+        self._wake_backoff_s = wake_backoff_s
+
+    def requests(self, asleep: Sequence[Sleeper]) -> Iterator[tuple[Sleeper, str]]:
+        """Those of whom somebody asks something, and what."""
+        by_id = {one.job_id: one for one in asleep}
+        owners: dict[int, Own] = {one.job_id: one.own for one in asleep if one.own}
+        for job_id, look in self._sockets.looks(owners).items():
+            why = asking.meanwhile(by_id[job_id].before, look)
+            if why is not None:
+                yield by_id[job_id], why
+
+    def moving(self, asleep: Sequence[Sleeper], *, every: bool) -> Iterator[Sleeper]:
+        """Those whose processes do not stand still; of each one process is looked at, or ``every`` one.
+
+        A SIGCONT that nobody told of: what runs on would wait for its GPU, and not be seen.
+        """
+        for one in asleep:
+            pids = one.pids if every else one.pids[:1]
+            if self._freezer.moving(pids, one.how, stay=one.stay) is not None:
+                yield one
+
+    def due(self, one: Sleeper, now: float, fits: Callable[[Sleeper], bool]) -> str | None:
+        """Why it wakes although nobody asks: its time has come, or nobody ever could and there is room (``fits``)."""
+        wake = one.option.wake
+        if wake == "hold":
+            return None
+        if wake != "auto":
+            try:
+                since = datetime.fromtimestamp(one.since_epoch, UTC).astimezone()
+                return f"wake={wake}" if wake_time(wake, since).timestamp() <= now else None
+            except ValueError:
+                return None
+        if one.own or now - one.since_epoch < self._wake_backoff_s or not fits(one):
+            return None
+        return "there is room for it, and it has no socket on which it could be asked"
