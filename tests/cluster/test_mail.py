@@ -1,0 +1,82 @@
+"""Mails about suspensions, on the cluster: sent by the agents of the nodes, through the site's own program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from email import message_from_string, policy
+
+import pytest
+from cluster.driver import GPU_NODES, Cluster, wait_until
+from cluster.sleepers import BY_HAND, asleep, configured, finish, idle_job, wait_for_agents, wake
+
+pytestmark = pytest.mark.cluster
+
+BOX = "/root/mails"
+POLICY = "/etc/slurm-affinode/zombies.toml"
+SETUP = f"""
+rm -rf {BOX} && mkdir -p {BOX}
+printf '#!/bin/sh\\nm=$(mktemp {BOX}/XXXXXX) && cat >"$m" && mv "$m" "$m.mail"\\n' >{BOX}/take && chmod 755 {BOX}/take
+cp -n {POLICY} {BOX}/policy 2>/dev/null
+printf '[mail]\\nvia = "command"\\ncommand = ["{BOX}/take"]\\naddress = "{{user}}@example.org"\\n' >{POLICY}
+"""
+RESTORE = f"if [ -e {BOX}/policy ]; then mv {BOX}/policy {POLICY}; else rm -f {POLICY}; fi; rm -rf {BOX}"
+
+
+@pytest.fixture
+def mailed(cluster: Cluster) -> Iterator[None]:
+    """Agents that tell owners of everything."""
+    wait_for_agents(cluster)
+    for node in GPU_NODES:
+        cluster.shell(node, SETUP)
+    try:
+        with configured(cluster, mail=["suspended", "restored", "failed"]):
+            yield
+    finally:
+        for node in GPU_NODES:
+            cluster.shell(node, RESTORE)
+
+
+def subjects(cluster: Cluster) -> dict[str, str]:
+    """Subject and text of what was sent."""
+    found = {}
+    for node in GPU_NODES:
+        for name in cluster.run(node, "sh", "-c", f"ls {BOX}/*.mail 2>/dev/null").stdout.split():
+            mail = message_from_string(cluster.exec(node, "cat", name), policy=policy.default)
+            assert mail["To"] == "alice@example.org"
+            body = mail.get_body(("plain",))
+            assert body is not None
+            assert mail["Subject"] not in found, "an event is mailed once"
+            found[str(mail["Subject"])] = body.get_content()
+    return found
+
+
+def wait_for_mail(cluster: Cluster, subject: str) -> str:
+    """Its text, when it has come."""
+    return wait_until(
+        f"the mail {subject!r} has come", lambda: subjects(cluster), lambda seen: subject in seen, timeout_s=60
+    )[subject]
+
+
+@pytest.mark.usefixtures("mailed")
+def test_an_owner_is_told_that_a_job_sleeps_is_held_and_goes_on(cluster: Cluster) -> None:
+    """Three mails for three events: the driver fails in the first restore, and not in the second."""
+    job = asleep(cluster, idle_job("--job-name=training", idle=8), BY_HAND)
+    text = wait_for_mail(cluster, f"[affinode] Job {job} sleeps")
+    assert f"Job {job} (training): Suspended" in text
+    assert f"slurm-affinode wake {job}" in text
+    for node in GPU_NODES:
+        cluster.exec(node, "gpu-emulatorctl", "fault", "restore-fails")
+    try:
+        wake(cluster, job)
+        text = wait_for_mail(cluster, f"[affinode] Job {job} could not be restored and is held")
+    finally:
+        for node in GPU_NODES:
+            cluster.exec(node, "gpu-emulatorctl", "fault", "clear")
+    assert "Reason: " in text
+    wait_until(
+        "it is held", lambda: cluster.job(job), lambda seen: (seen["JobState"], seen["Priority"]) == ("PENDING", "0")
+    )
+    wake(cluster, job)
+    assert "where it had stopped" in wait_for_mail(cluster, f"[affinode] Job {job} goes on")
+    finish(cluster, job)
+    assert len(subjects(cluster)) == 3
