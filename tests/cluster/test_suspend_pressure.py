@@ -79,7 +79,7 @@ def test_two_idle_jobs_and_one_that_waits(cluster: Cluster, paused: None) -> Non
 
 
 def test_promise_of_a_suspension_that_is_taken_back(cluster: Cluster, paused: None) -> None:
-    """The first node's job cannot be suspended after all: the other's is, for the same waiting job."""
+    """On each node the first attempt fails: the promise is free again, and in the end exactly one job sleeps."""
     jobs = {}
     for node in ("c1", "c2"):
         cluster.submit(
@@ -89,22 +89,19 @@ def test_promise_of_a_suspension_that_is_taken_back(cluster: Cluster, paused: No
             wrap=f"{WORKLOADS}/busy.py --seconds 200",
             user="bob",
         )
-        jobs[node] = cluster.submit(OPTION, f"--nodelist={node}", script=idle_job(idle=40))
-    for job in jobs.values():
-        wait_until("its window is full", lambda job=job: next_code(cluster, job), lambda code: code == "no-pressure")  # type: ignore[misc]
-    cluster.exec("c1", "gpu-emulatorctl", "fault", "checkpoint-fails")
+        jobs[node] = cluster.submit(OPTION, f"--nodelist={node}", script=idle_job(idle=60))
+        cluster.exec(node, "gpu-emulatorctl", "fault", "checkpoint-fails", "--count", "1")
     try:
         waiting = cluster.submit("--partition=gpu", "--gres=gpu:1", wrap="sleep 5", user="carol")
-        cluster.wait_for_state(waiting, "COMPLETED")
+        cluster.wait_for_state(waiting, "COMPLETED", timeout_s=120)
     finally:
-        cluster.exec("c1", "gpu-emulatorctl", "fault", "clear")
-    assert cluster.runs(waiting)[0].nodes == "c2"
-    wait_asleep(cluster, jobs["c2"])
-    assert cluster.job(jobs["c1"])["Restarts"] == "0"
-    cluster.exec("login", "scancel", *jobs.values())
+        for node in jobs:
+            cluster.exec(node, "gpu-emulatorctl", "fault", "clear")
+    states = sorted(cluster.job(job)["JobState"] for job in jobs.values())
+    assert states == ["PENDING", "RUNNING"]
     wait_until(
         "no promise is left",
         lambda: cluster.run("login", "sh", "-c", f"ls {SHARED}/promises").stdout,
-        lambda names: names == "" or waiting not in names,
+        lambda names: waiting not in names,
         timeout_s=90,
     )
