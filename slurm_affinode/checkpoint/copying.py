@@ -38,6 +38,11 @@ class How:
     """Looked at between blocks; the copy is then left as it is, to be taken up."""
 
 
+def _threads() -> int:
+    """Blocks under way at once: a device wants some to be as fast as it can be, also while others are digested."""
+    return max(4, digest.workers())
+
+
 class Stopped(Exception):  # noqa: N818 - not a failure
     """A copy was asked to stop."""
 
@@ -52,7 +57,7 @@ def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int
     with (
         rootdir.directory(source_fd, CRIU, owner=owner) as criu_from,
         rootdir.directory(target_fd, CRIU, owner=owner) as criu_to,
-        digest.pool() as executor,
+        ThreadPoolExecutor(_threads(), thread_name_prefix="copy") as executor,
     ):
         wanted = {fact.path for fact in manifest.files} | {CRIU}
         for at, prefix in ((target_fd, ""), (criu_to, f"{CRIU}/")):
@@ -111,7 +116,7 @@ class _Copy:
             try:
                 begun = os.fstat(target).st_size
                 # Blocks are written by several threads, so that the last ones before the end may have holes.
-                kept = max(0, begun // digest.BLOCK - 2 * digest.workers()) if begun < size else digest.count(size)
+                kept = max(0, begun // digest.BLOCK - 2 * _threads()) if begun < size else digest.count(size)
                 if size >= _DIRECT_FROM and self.how.read_direct:
                     blockio.past_cache(source)
                 if self._copy(source, target, kept, executor) != self.fact.digest:
