@@ -6,6 +6,7 @@ import contextlib
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.cuda_helper import Driver
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import CheckpointError, Tree
+from slurm_affinode.checkpoint.interface import CheckpointError, CudaError, Feature, Tree
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
 
@@ -162,6 +163,37 @@ def thp_disabled(disable: bool) -> Iterator[None]:
     finally:
         if disable:
             libc.prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)
+
+
+def stored(run: Programs, ours: Ours, mib: int, directory: Path, rounds: int) -> dict[str, Any] | str:
+    """Custom storage (driver 615): our own copy to files, and back; or why not."""
+    try:
+        ours.cuda.require(Feature.CUSTOM_STORAGE)
+    except CudaError as error:
+        return str(error)
+    program = run.start()
+    program.ask("setup", mib=mib, seed=1, graph=False)
+    program.restored = True
+    uuid = ours.nvml.devices()[0].uuid
+    taken: dict[str, list[float]] = {"out": [], "in": []}
+    try:
+        with tempfile.TemporaryDirectory(dir=directory) as place:
+            for _ in range(rounds):
+                ours.cuda.lock(program.pid, timeout_ms=LOCK_MS)
+                began = time.monotonic()
+                files = ours.cuda.checkpoint_to(program.pid, Path(place), held={uuid: mib * MIB})
+                taken["out"].append(time.monotonic() - began)
+                taken["in"].append(timed(lambda: ours.cuda.restore_from(program.pid, Path(place), files)))
+                ours.cuda.unlock(program.pid)
+                for one in files:
+                    (Path(place) / one.file).unlink()
+    except CudaError as error:
+        return f"{directory}: {error}"
+    finally:
+        run.close()
+        run.started.clear()
+    medians = {one: statistics.median(values) for one, values in taken.items()}
+    return {"directory": str(directory), "bytes": mib * MIB, "seconds": medians}
 
 
 def parallel(run: Programs, nvml: NvmlDriver, mib: int, counts: tuple[int, ...] = (2, 4)) -> list[dict[str, Any]]:

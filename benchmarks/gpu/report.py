@@ -55,6 +55,14 @@ def show(found: dict[str, Any]) -> None:
         print(f"  not measured: {text}")
     _copies(found["host_memory"], found.get("host_memory_default"))
     _pages(found["huge_pages"])
+    print("\ncustom storage, our own copy to files")
+    for store in found["custom_storage"]:
+        if isinstance(store, str):
+            print(f"  not measured: {store}")
+            continue
+        taken = store["seconds"]
+        out, back = _rate(store["bytes"], taken["out"]), _rate(store["bytes"], taken["in"])
+        print(f"  {store['directory']:30}{out} out, {back} in")
     print("\nseveral processes, seconds          out in turn  out at once   in in turn   in at once")
     for one in found["parallel"]:
         turn, once = one["in_turn"], one["at_once"]
@@ -90,7 +98,7 @@ def _copies(kinds: Iterable[dict[str, Any]], default: dict[str, Any] | None) -> 
         whole = size / (one["make_s"] + one["first_out_s"])
         print(f"  {one['kind']:40}{whole:17.2f}{size / one['out_s']:15.2f}{size / one['in_s']:9.2f}")
     if default is not None:
-        print(f"  fastest out and in together: {default['fastest']}; the default: {default['default']}")
+        print(f"  fastest: {default['fastest']}; used for our own copies: {default['default']}")
 
 
 def _pages(pages: Iterable[dict[str, Any]]) -> None:

@@ -17,6 +17,8 @@ from typing import Any
 
 from slurm_affinode.checkpoint.interface import Ability, Capabilities, Feature
 
+COMPLETE = "cuCheckpointOperationComplete"
+
 ENTRY_POINTS = {
     "cuCheckpointProcessLock": 12080,
     "cuCheckpointProcessCheckpoint": 12080,
@@ -24,7 +26,7 @@ ENTRY_POINTS = {
     "cuCheckpointProcessUnlock": 12080,
     "cuCheckpointProcessGetState": 12080,
     "cuCheckpointProcessGetRestoreThreadId": 12080,
-    "cuCheckpointOperationComplete": 13040,
+    COMPLETE: 13040,
 }
 """Function -> the CUDA version that brought it (1000 * major + 10 * minor)."""
 
@@ -66,7 +68,7 @@ NEEDS = (
         with_what="of processes started with cuda-checkpoint --launch-job",
     ),
     Need(
-        Feature.CUSTOM_STORAGE, 615, 13040, ("cuCheckpointOperationComplete",), "CUcheckpointCustomStorageInfo",
+        Feature.CUSTOM_STORAGE, 615, 13040, (COMPLETE,),
         with_what="the driver maps GPU memory for the one who copies it",
     ),
 )  # fmt: skip
@@ -154,7 +156,9 @@ def _ability(need: Need, version: str | None, facts: DriverFacts) -> Ability:
     if need.by_version and (facts.cuda or 0) < need.cuda:
         has = cuda_text(facts.cuda) or "unknown"
         return no(f"the driver's library is of CUDA {has} ({cuda_text(need.cuda)} can, driver {need.driver})")
-    unbound = [name for name in (*need.functions, *filter(None, [need.structure])) if name not in facts.bound]
+    # COMPLETE is called by its address: see cuda_storage.
+    bound = (*(name for name in need.functions if name != COMPLETE), *filter(None, [need.structure]))
+    unbound = [name for name in bound if name not in facts.bound]
     if unbound:
         return no(f"the installed cuda-bindings have no {unbound[0]} ({cuda_text(need.cuda)} has it)")
     shown = f"driver {version}, CUDA {cuda_text(facts.cuda)}" if need.by_version else ", ".join(need.functions)

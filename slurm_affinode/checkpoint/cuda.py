@@ -14,7 +14,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from slurm_affinode import process
@@ -52,6 +53,18 @@ class Deadlines:
     """Moving memory between GPU and host: 2 GB/s for 1.8 TB."""
     grace: float = 10.0
     """On top of the time-out of a lock, which the driver keeps itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The memory of one GPU in a file."""
+
+    uuid: str
+    """Of the GPU that it was on."""
+    file: str
+    """Name in the directory."""
+    size: int
+    """Bytes."""
 
 
 class Conversation(Protocol):
@@ -162,6 +175,27 @@ class Cuda:
             self.require(Feature.MIGRATION)
         given = dict(pairs) if pairs is not None else None
         self._ask("restore", f"move the GPU memory of process {pid} back", self._deadlines.move, pid=pid, pairs=given)
+
+    def checkpoint_to(self, pid: int, directory: Path, *, held: Mapping[str, int]) -> tuple[Stored, ...]:
+        """LOCKED -> CHECKPOINTED with its GPU memory in files of ``directory``, not in its host memory (driver 615).
+
+        ``held``: UUID -> bytes, at least what it has on each of its GPUs. Raises ``CudaUnavailable``: this driver has
+        no custom storage, or the files cannot be written; the process is LOCKED as before.
+        """
+        self.require(Feature.CUSTOM_STORAGE)
+        what = f"move the GPU memory of process {pid} to {directory}"
+        said = self._ask("store", what, self._deadlines.move, pid=pid, directory=str(directory), held=dict(held))
+        return tuple(Stored(**one) for one in said)
+
+    def restore_from(
+        self, pid: int, directory: Path, stored: Iterable[Stored], *, pairs: Mapping[str, str] | None = None
+    ) -> None:
+        """CHECKPOINTED -> LOCKED, from what ``checkpoint_to`` wrote; the files stay."""
+        self.require(Feature.CUSTOM_STORAGE)
+        what = f"move the GPU memory of process {pid} back from {directory}"
+        files = [asdict(one) for one in stored]
+        given = dict(pairs) if pairs is not None else None
+        self._ask("fetch", what, self._deadlines.move, pid=pid, directory=str(directory), stored=files, pairs=given)
 
     def unlock(self, pid: int) -> None:
         """LOCKED -> RUNNING."""

@@ -74,7 +74,7 @@ def _hello(driver: Driver) -> dict[str, Any]:
     """What the bindings and the driver have. Nothing is initialised."""
     module = driver.load()
     cuda = driver.call("cuDriverGetVersion")
-    structures = ("CUcheckpointLockArgs", "CUcheckpointGpuPair", "CUcheckpointCustomStorageInfo")
+    structures = ("CUcheckpointLockArgs", "CUcheckpointGpuPair")
     return {
         "cuda": cuda,
         "functions": {name: _has(driver, name, since) for name, since in ENTRY_POINTS.items()},
@@ -85,12 +85,16 @@ def _hello(driver: Driver) -> dict[str, Any]:
 
 def _has(driver: Driver, function: str, since: int) -> bool:
     """Whether the driver has a function, in the meaning that it had in that CUDA version."""
+    return bool(address(driver, function, since))
+
+
+def address(driver: Driver, function: str, since: int) -> int:
+    """Where a function of the driver is, in the meaning that it had in that CUDA version; 0: it has none."""
     try:
         found = driver.call("cuGetProcAddress", function.encode(), since, 0)
     except DriverSaysError:  # an older driver does not know that version at all
-        return False
-    pointer = found[0] if isinstance(found, tuple) else found
-    return bool(pointer)
+        return 0
+    return int((found[0] if isinstance(found, tuple) else found) or 0)
 
 
 def _bindings_version() -> str | None:
@@ -100,7 +104,8 @@ def _bindings_version() -> str | None:
         return None
 
 
-def _devices(driver: Driver) -> list[str]:
+def devices(driver: Driver) -> list[str]:
+    """UUIDs of all GPUs, in the driver's order."""
     driver.initialise()
     count = driver.call("cuDeviceGetCount")
     return [_uuid_text(driver.call("cuDeviceGetUuid", driver.call("cuDeviceGet", i))) for i in range(count)]
@@ -132,19 +137,23 @@ def _lock(driver: Driver, pid: int, timeout_ms: int) -> None:
 
 
 def _restore(driver: Driver, pid: int, pairs: Mapping[str, str] | None) -> None:
-    module = driver.load()
     driver.initialise()
-    arguments = None
-    if pairs:
-        made = []
-        for old, new in pairs.items():
-            pair = module.CUcheckpointGpuPair()
-            pair.oldUuid, pair.newUuid = _uuid(module, old), _uuid(module, new)
-            made.append(pair)
-        arguments = module.CUcheckpointRestoreArgs()
+    arguments = restore_arguments(driver.load(), pairs) if pairs else None
+    driver.call("cuCheckpointProcessRestore", pid, arguments)
+
+
+def restore_arguments(module: Any, pairs: Mapping[str, str] | None) -> Any:
+    """``CUcheckpointRestoreArgs`` with pairs of UUIDs, or with none."""
+    arguments = module.CUcheckpointRestoreArgs()
+    made = []
+    for old, new in (pairs or {}).items():
+        pair = module.CUcheckpointGpuPair()
+        pair.oldUuid, pair.newUuid = _uuid(module, old), _uuid(module, new)
+        made.append(pair)
+    if made:
         arguments.gpuPairs = made
         arguments.gpuPairsCount = len(made)
-    driver.call("cuCheckpointProcessRestore", pid, arguments)
+    return arguments
 
 
 def _uuid(module: Any, text: str) -> Any:
@@ -158,14 +167,30 @@ def _uuid_text(value: Any) -> str:
     return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
+def _store(driver: Driver, pid: int, directory: str, held: Mapping[str, int]) -> list[dict[str, Any]]:
+    from slurm_affinode.checkpoint import cuda_storage  # noqa: PLC0415 - only where the driver has it
+
+    return cuda_storage.storage_of(driver).out(pid, directory, held)
+
+
+def _fetch(
+    driver: Driver, pid: int, directory: str, stored: list[dict[str, Any]], pairs: Mapping[str, str] | None
+) -> None:
+    from slurm_affinode.checkpoint import cuda_storage  # noqa: PLC0415 - only where the driver has it
+
+    cuda_storage.storage_of(driver).back(pid, directory, stored, pairs)
+
+
 _CALLS: dict[str, Callable[..., Any]] = {
     "hello": _hello,
-    "devices": _devices,
+    "devices": devices,
     "users": _users,
     "state": _state,
     "lock": _lock,
     "checkpoint": lambda driver, pid: driver.call("cuCheckpointProcessCheckpoint", pid, None),
     "restore": _restore,
+    "store": _store,
+    "fetch": _fetch,
     "unlock": lambda driver, pid: driver.call("cuCheckpointProcessUnlock", pid, None),
 }
 
@@ -193,4 +218,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # Not this copy of the module but the one that others import: its errors are theirs.
+    from slurm_affinode.checkpoint.cuda_helper import main as run
+
+    run()

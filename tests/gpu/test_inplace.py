@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,6 +128,30 @@ def test_it_moves_to_another_gpu(machine: Machine, run: Programs, cuda: Cuda, nv
     cuda.restore(program.pid, pairs=pairs)
     cuda.unlock(program.pid)
     assert used - free_mib(nvml, 1) >= max(8, machine.mib // 8)
+    assert program.ask("digest") == digest
+
+
+def test_custom_storage_writes_files_of_our_own(
+    machine: Machine, run: Programs, cuda: Cuda, tmp_path: Path, note: Any
+) -> None:
+    """Its memory is in a file and not in the process, and comes back from there; refused by name where it is not there."""
+    try:
+        cuda.require(Feature.CUSTOM_STORAGE)
+    except CudaUnavailable as error:
+        assert str(error).startswith("custom storage")
+        pytest.skip(str(error))
+    mib = min(machine.mib, 4096)
+    program = run.start()
+    program.ask("setup", mib=mib, seed=6)
+    digest, before = program.ask("digest"), resident(program.pid)
+    cuda.lock(program.pid, timeout_ms=30_000)
+    stored = cuda.checkpoint_to(program.pid, tmp_path, held={machine.gpus[0].uuid: mib * MIB})
+    assert cuda.state(program.pid) is CudaState.CHECKPOINTED
+    assert resident(program.pid) - before < mib * MIB // 2
+    note("files", [one.size for one in stored])
+    program.restored = True
+    cuda.restore_from(program.pid, tmp_path, stored)
+    cuda.unlock(program.pid)
     assert program.ask("digest") == digest
 
 

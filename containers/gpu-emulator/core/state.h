@@ -75,7 +75,8 @@ struct emu_proc {
     struct emu_proc_gpu gpu[EMU_MAX_GPUS];
 };
 
-enum emu_op { EMU_OP_LOCK = 1, EMU_OP_CHECKPOINT, EMU_OP_RESTORE, EMU_OP_UNLOCK };
+/* OUT and IN: with storage of the caller's own, between them and COMPLETE the caller copies: see cuda/storage.c. */
+enum emu_op { EMU_OP_LOCK = 1, EMU_OP_CHECKPOINT, EMU_OP_RESTORE, EMU_OP_UNLOCK, EMU_OP_OUT, EMU_OP_IN, EMU_OP_COMPLETE };
 enum emu_request_status { EMU_POSTED = 0, EMU_TAKEN = 1, EMU_DONE = 2 };
 
 struct emu_pair {

@@ -7,6 +7,7 @@
 
 #define DRIVER_CHECKPOINT 570
 #define DRIVER_GPU_PAIRS 580
+#define DRIVER_CUSTOM_STORAGE 615
 
 static long driver_major(const struct emu_state *state)
 {
@@ -84,14 +85,37 @@ CUDA_EXPORT(cuCheckpointProcessLock, int pid, CUcheckpointLockArgs *args)
     return ask(pid, &order);
 }
 
+/* To an older driver the field is of reserved bytes, which must be zero. */
+static CUresult with_storage(pid_t pid, struct emu_order *order, enum emu_op op, CUcheckpointCustomStorageInfo **out)
+{
+    struct emu_state *state;
+    CUresult rc = begin(&state);
+
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    order->op = op;
+    rc = driver_major(state) < DRIVER_CUSTOM_STORAGE ? CUDA_ERROR_INVALID_VALUE : storage_possible(state, pid);
+    if (rc == CUDA_SUCCESS)
+        rc = send(state, pid, order);
+    emu_detach();
+    return rc == CUDA_SUCCESS ? storage_begin(pid, out) : rc;
+}
+
+CUresult storage_complete(pid_t pid)
+{
+    struct emu_order order = {.op = EMU_OP_COMPLETE};
+
+    return ask(pid, &order);
+}
+
 CUDA_EXPORT(cuCheckpointProcessCheckpoint, int pid, CUcheckpointCheckpointArgs *args)
 {
     struct emu_order order = {.op = EMU_OP_CHECKPOINT};
 
-    if (args != NULL && args->customStorageInfo_out != NULL)
-        return CUDA_ERROR_NOT_SUPPORTED;
     if (args != NULL && !is_zero(args->reserved, sizeof(args->reserved)))
         return CUDA_ERROR_INVALID_VALUE;
+    if (args != NULL && args->customStorageInfo_out != NULL)
+        return with_storage(pid, &order, EMU_OP_OUT, args->customStorageInfo_out);
     return ask(pid, &order);
 }
 
@@ -108,8 +132,6 @@ static CUresult fill_pairs(const CUcheckpointRestoreArgs *args, const struct emu
 {
     if (args == NULL)
         return CUDA_SUCCESS;
-    if (args->customStorageInfo_out != NULL)
-        return CUDA_ERROR_NOT_SUPPORTED;
     if (args->padding0 != 0 || !is_zero(args->reserved, sizeof(args->reserved)) || args->gpuPairsCount > EMU_MAX_GPUS ||
         (args->gpuPairsCount > 0) != (args->gpuPairs != NULL))
         return CUDA_ERROR_INVALID_VALUE;
@@ -143,7 +165,9 @@ CUDA_EXPORT(cuCheckpointProcessRestore, int pid, CUcheckpointRestoreArgs *args)
     rc = fill_pairs(args, state, &order);
     if (rc == CUDA_SUCCESS && !cuda.initialised && !persistent(state))
         rc = CUDA_ERROR_NOT_INITIALIZED;
-    if (rc == CUDA_SUCCESS)
+    if (rc == CUDA_SUCCESS && args != NULL && args->customStorageInfo_out != NULL)
+        rc = with_storage(pid, &order, EMU_OP_IN, args->customStorageInfo_out);
+    else if (rc == CUDA_SUCCESS)
         rc = send(state, pid, &order);
     emu_detach();
     return rc;
@@ -183,16 +207,4 @@ CUDA_EXPORT(cuCheckpointProcessGetRestoreThreadId, int pid, int *tid)
         return rc;
     emu_detach();
     return thread_of(pid, tid);
-}
-
-/* Nothing waits to be completed: storage of the caller's own is refused where it is asked for. */
-CUDA_EXPORT(cuCheckpointOperationComplete, void *handle)
-{
-    struct emu_state *state;
-    CUresult rc = handle == NULL ? CUDA_ERROR_INVALID_VALUE : begin(&state);
-
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    emu_detach();
-    return CUDA_ERROR_ILLEGAL_STATE;
 }

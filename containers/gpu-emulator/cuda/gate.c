@@ -19,7 +19,7 @@ CUresult enter(void)
     if (!cuda.initialised || cuda.forked)
         return CUDA_ERROR_NOT_INITIALIZED;
     pthread_mutex_lock(&gate_mutex);
-    while (gate_closing || gate_now == CU_PROCESS_STATE_LOCKED || gate_now == CU_PROCESS_STATE_CHECKPOINTED)
+    while (gate_closing || (gate_now != CU_PROCESS_STATE_RUNNING && gate_now != CU_PROCESS_STATE_FAILED))
         pthread_cond_wait(&gate_moved, &gate_mutex);
     if (gate_now == CU_PROCESS_STATE_FAILED)
         rc = CUDA_ERROR_UNKNOWN;

@@ -92,6 +92,8 @@ CUresult wait_until(CUcontext context, uint64_t end_ns);
 CUresult memory_allocate(CUcontext context, size_t size, bool managed, CUdeviceptr *out);
 CUresult memory_free(CUdeviceptr at);
 void memory_drop(CUcontext context);
+CUresult memory_window(CUcontext context, CUdeviceptr at, size_t size);
+void memory_unwindow(CUdeviceptr at);
 struct allocation *allocation_at(CUdeviceptr at);
 bool is_device_range(CUdeviceptr at, size_t size);
 
@@ -104,8 +106,27 @@ CUresult vram_fill(CUdeviceptr at, const void *pattern, size_t width, size_t cou
 void vram_discard(CUdeviceptr at, size_t size);
 CUresult vram_stage(struct allocation *allocation);
 CUresult vram_unstage(struct allocation *allocation);
+/* The file and the layout of device memory, for somebody who copies it: /proc/PID/fd, by these names. */
+int vram_table_open(void);
+void vram_table_close(void);
+#define VRAM_NAME "gpu-emulator-vram"
+#define VRAM_TABLE_NAME "gpu-emulator-table"
+struct vram_entry {
+    CUdeviceptr at;
+    uint64_t size;
+    uint32_t minor, pad;
+};
 #define VRAM_BASE 0x302000000ULL
 #define VRAM_END 0x400000000000ULL
+
+/* storage.c: device memory of another process, mapped here while it goes out or comes back. */
+#define WINDOW_BASE 0x410000000000ULL
+#define WINDOW_STRIDE (1ULL << 38)
+CUresult window_copy(CUdeviceptr at, void *data, size_t size, bool write);
+CUresult storage_begin(pid_t pid, CUcheckpointCustomStorageInfo **out);
+/* checkpoint.c */
+CUresult storage_complete(pid_t pid);
+CUresult storage_possible(struct emu_state *state, pid_t pid);
 
 /* hold.c: what a process that holds GPUs has open. */
 void hold_devices(void);

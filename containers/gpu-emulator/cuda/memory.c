@@ -134,22 +134,29 @@ CUresult memory_allocate(CUcontext context, size_t size, bool managed, CUdevicep
     return rc;
 }
 
+/* Memory of another process: it is accounted for there. Managed memory lies above all of these. */
+static bool is_window(const struct allocation *allocation)
+{
+    return !allocation->managed && allocation->at >= WINDOW_BASE;
+}
+
 static void forget(struct allocation *allocation)
 {
     size_t place = (size_t)(allocation - cuda.allocations);
 
     if (allocation->managed)
         munmap((void *)(uintptr_t)allocation->at, allocation->size);
-    else
+    else if (!is_window(allocation))
         vram_discard(allocation->at, allocation->size);
-    account(&cuda.gpus[allocation->gpu], -(int64_t)allocation->size);
+    if (!is_window(allocation))
+        account(&cuda.gpus[allocation->gpu], -(int64_t)allocation->size);
     cuda.allocation_count--;
     memmove(allocation, allocation + 1, (cuda.allocation_count - place) * sizeof(*allocation));
     cuda.next_address = VRAM_BASE;
     for (size_t at = cuda.allocation_count; at > 0; at--) {
         const struct allocation *last = &cuda.allocations[at - 1];
 
-        if (!last->managed) {
+        if (!last->managed && !is_window(last)) {
             cuda.next_address = last->at + last->size;
             break;
         }
@@ -164,6 +171,21 @@ CUresult memory_free(CUdeviceptr at)
         return CUDA_ERROR_INVALID_VALUE;
     forget(found);
     return CUDA_SUCCESS;
+}
+
+CUresult memory_window(CUcontext context, CUdeviceptr at, size_t size)
+{
+    struct allocation allocation = {.at = at, .size = size, .context = context, .gpu = cuda.ordinals[context->ordinal]};
+
+    return insert(&allocation);
+}
+
+void memory_unwindow(CUdeviceptr at)
+{
+    struct allocation *found = allocation_at(at);
+
+    if (found != NULL && is_window(found))
+        forget(found);
 }
 
 void memory_drop(CUcontext context)
@@ -303,4 +325,21 @@ CUDA_EXPORT(cuMemFreeHost, void *host)
     free(host);
     leave();
     return CUDA_SUCCESS;
+}
+
+/* Nothing is locked: host memory that is there can be copied to and from as it is. */
+CUDA_EXPORT(cuMemHostRegister_v2, void *host, size_t size, unsigned flags)
+{
+    CUcontext context;
+    CUresult rc = host == NULL || size == 0 ? CUDA_ERROR_INVALID_VALUE : enter_context(&context);
+
+    (void)flags;
+    if (rc == CUDA_SUCCESS)
+        leave();
+    return rc;
+}
+
+CUDA_EXPORT(cuMemHostUnregister, void *host)
+{
+    return cuMemHostRegister_v2(host, 1, 0);
 }

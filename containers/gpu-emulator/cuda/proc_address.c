@@ -56,6 +56,8 @@
     X(cuMemHostAlloc, 2020, cuMemHostAlloc) \
     X(cuMemAllocHost, 3020, cuMemAllocHost_v2) \
     X(cuMemFreeHost, 2000, cuMemFreeHost) \
+    X(cuMemHostRegister, 6050, cuMemHostRegister_v2) \
+    X(cuMemHostUnregister, 4000, cuMemHostUnregister) \
     X(cuMemcpy, 4000, cuMemcpy) \
     X(cuMemcpyAsync, 4000, cuMemcpyAsync) \
     X(cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2) \

@@ -13,6 +13,9 @@
 /* As with driver 580: once a restore has run out of GPU memory, no later one succeeds. */
 static bool stuck;
 
+/* Device memory was copied by somebody else while the process went out: there is nothing to put back. */
+static bool outside;
+
 static bool fault(struct emu_state *state, enum emu_fault_kind kind, struct emu_fault *out)
 {
     bool hit;
@@ -82,6 +85,42 @@ static CUresult process_checkpoint(void)
         return rc;
     let_go();
     gate_set(CU_PROCESS_STATE_CHECKPOINTED);
+    return CUDA_SUCCESS;
+}
+
+/* The memory stays where it is until whoever asked has copied it. */
+static CUresult process_out(void)
+{
+    struct emu_fault hit;
+
+    if (!gate_is(CU_PROCESS_STATE_LOCKED))
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (uses_managed_memory())
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (fault(cuda.state, EMU_FAULT_CHECKPOINT, &hit))
+        return (CUresult)hit.error;
+    if (vram_open() < 0 || vram_table_open() < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    gate_set(CU_PROCESS_STATE_CHECKPOINTING);
+    return CUDA_SUCCESS;
+}
+
+static CUresult process_complete(void)
+{
+    if (gate_is(CU_PROCESS_STATE_CHECKPOINTING)) {
+        vram_table_close();
+        let_go();
+        outside = true;
+        gate_set(CU_PROCESS_STATE_CHECKPOINTED);
+        return CUDA_SUCCESS;
+    }
+    if (!gate_is(CU_PROCESS_STATE_RESTORING))
+        return CUDA_ERROR_ILLEGAL_STATE;
+    vram_table_close();
+    outside = false;
+    hold_devices();
+    streams_settle(emu_now_ns());
+    gate_set(CU_PROCESS_STATE_LOCKED);
     return CUDA_SUCCESS;
 }
 
@@ -189,9 +228,13 @@ static CUresult restore_on(struct emu_state *state, const struct emu_order *orde
     if (rc != CUDA_SUCCESS)
         return rc;
     cuda.state = state;
-    if (vram_open() < 0 || put_back() != CUDA_SUCCESS) {
+    if (vram_open() < 0 || (order->op == EMU_OP_IN ? vram_table_open() < 0 : put_back() != CUDA_SUCCESS)) {
         *failed = true;
         return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    if (order->op == EMU_OP_IN) {
+        gate_set(CU_PROCESS_STATE_RESTORING);
+        return CUDA_SUCCESS;
     }
     hold_devices();
     streams_settle(emu_now_ns());
@@ -209,6 +252,8 @@ static CUresult process_restore(const struct emu_order *order)
         return CUDA_ERROR_ILLEGAL_STATE;
     if (stuck)
         return CUDA_ERROR_OPERATING_SYSTEM;
+    if (outside != (order->op == EMU_OP_IN)) /* from where it went, and from nowhere else */
+        return CUDA_ERROR_INVALID_VALUE;
     state = emu_attach();
     if (state == NULL)
         return CUDA_ERROR_NO_DEVICE;
@@ -228,7 +273,12 @@ static CUresult carry_out(const struct emu_order *order)
     case EMU_OP_CHECKPOINT:
         return process_checkpoint();
     case EMU_OP_RESTORE:
+    case EMU_OP_IN:
         return process_restore(order);
+    case EMU_OP_OUT:
+        return process_out();
+    case EMU_OP_COMPLETE:
+        return process_complete();
     case EMU_OP_UNLOCK:
         return gate_unlock();
     }

@@ -14,12 +14,12 @@
 
 #define CHUNK (8UL * 1024UL * 1024UL)
 
-static int vram_fd = -1;
+static int vram_fd = -1, table_fd = -1;
 
 int vram_open(void)
 {
     if (vram_fd < 0)
-        vram_fd = memfd_create("gpu-emulator-vram", MFD_CLOEXEC);
+        vram_fd = memfd_create(VRAM_NAME, MFD_CLOEXEC);
     return vram_fd;
 }
 
@@ -28,6 +28,28 @@ void vram_close(void)
     if (vram_fd >= 0)
         close(vram_fd);
     vram_fd = -1;
+}
+
+/* Where what lies in it, allocation by allocation. */
+int vram_table_open(void)
+{
+    vram_table_close();
+    table_fd = memfd_create(VRAM_TABLE_NAME, MFD_CLOEXEC);
+    for (size_t at = 0; table_fd >= 0 && at < cuda.allocation_count; at++) {
+        const struct allocation *one = &cuda.allocations[at];
+        struct vram_entry entry = {.at = one->at, .size = one->size, .minor = cuda.gpus[one->gpu].minor};
+
+        if (one->at < VRAM_END && write(table_fd, &entry, sizeof(entry)) != (ssize_t)sizeof(entry))
+            vram_table_close();
+    }
+    return table_fd;
+}
+
+void vram_table_close(void)
+{
+    if (table_fd >= 0)
+        close(table_fd);
+    table_fd = -1;
 }
 
 static off_t offset_of(CUdeviceptr at)
@@ -39,6 +61,8 @@ CUresult vram_write(CUdeviceptr at, const void *from, size_t size)
 {
     const char *next = from;
 
+    if (at >= WINDOW_BASE)
+        return window_copy(at, (void *)(uintptr_t)from, size, true);
     while (size > 0) {
         ssize_t done = pwrite(vram_fd, next, size, offset_of(at));
 
@@ -57,6 +81,8 @@ CUresult vram_read(CUdeviceptr at, void *to, size_t size)
 {
     char *next = to;
 
+    if (at >= WINDOW_BASE)
+        return window_copy(at, to, size, false);
     while (size > 0) {
         ssize_t done = pread(vram_fd, next, size, offset_of(at));
 

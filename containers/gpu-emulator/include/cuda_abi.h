@@ -44,7 +44,9 @@ typedef enum {
     CU_PROCESS_STATE_RUNNING = 0,
     CU_PROCESS_STATE_LOCKED = 1,
     CU_PROCESS_STATE_CHECKPOINTED = 2,
-    CU_PROCESS_STATE_FAILED = 3
+    CU_PROCESS_STATE_FAILED = 3,
+    CU_PROCESS_STATE_CHECKPOINTING = 4,
+    CU_PROCESS_STATE_RESTORING = 5
 } CUprocessState;
 
 typedef int CUdevice;
@@ -68,15 +70,29 @@ typedef struct {
     uint64_t reserved1[7];
 } CUcheckpointLockArgs;
 
+typedef struct CUIcheckpointOperation_st *CUcheckpointOperationHandle;
+
 typedef struct {
-    void *customStorageInfo_out;
+    CUdeviceptr devPtr;
+    size_t size;
+    CUstream stream;
+} CUcheckpointCustomStoragePerDeviceData;
+
+typedef struct {
+    CUcheckpointOperationHandle handle;
+    CUcheckpointCustomStoragePerDeviceData *perDeviceData;
+    unsigned deviceCount;
+} CUcheckpointCustomStorageInfo;
+
+typedef struct {
+    CUcheckpointCustomStorageInfo **customStorageInfo_out;
     char reserved[56];
 } CUcheckpointCheckpointArgs;
 
 typedef struct {
     CUcheckpointGpuPair *gpuPairs;
     unsigned gpuPairsCount, padding0;
-    void *customStorageInfo_out;
+    CUcheckpointCustomStorageInfo **customStorageInfo_out;
     char reserved[40];
 } CUcheckpointRestoreArgs;
 

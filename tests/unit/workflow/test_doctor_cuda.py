@@ -13,7 +13,7 @@ from slurm_affinode.checkpoint.interface import Capabilities, Feature
 from slurm_affinode.workflow import doctor_cuda
 from slurm_affinode.workflow.check import OK, PROBLEM, SKIPPED
 
-BOUND = (*ENTRY_POINTS, "CUcheckpointLockArgs", "CUcheckpointGpuPair", "CUcheckpointCustomStorageInfo")
+BOUND = (*ENTRY_POINTS, "CUcheckpointLockArgs", "CUcheckpointGpuPair")
 NEWEST = DriverFacts(13040, dict.fromkeys(ENTRY_POINTS, True), BOUND, "13.5.0")
 
 

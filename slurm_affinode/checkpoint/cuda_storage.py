@@ -1,0 +1,301 @@
+"""Custom storage (driver 615): the driver maps GPU memory of another process for us, we copy it to files and back.
+
+Part of the helper. The copy goes through a ring of host memory that is made once: huge pages where there are some,
+filled before it is used, and page-locked for each operation where the driver lets us, which is the fastest kind that
+can be had. While one block crosses the link, those before it are written (or those after it read) by threads.
+
+A process whose memory is mapped cannot be let go without completing the operation, so everything that can fail is done
+before: room for the files is reserved, contexts are made. Blocks that cannot be written all the same are kept in host
+memory, and the process is put back from them.
+
+Source: CUDA driver API 13.4, ``cuCheckpointProcessCheckpoint``, ``cuCheckpointOperationComplete``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from slurm_affinode.checkpoint import cuda_helper
+from slurm_affinode.checkpoint.abilities import COMPLETE, ENTRY_POINTS
+from slurm_affinode.checkpoint.cuda_helper import Driver, DriverSaysError, NotAvailableError
+
+BLOCK = 64 << 20
+SLOTS = 4
+_MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 14, 23
+_OUT_AT = {"CUcheckpointCheckpointArgs": 0, "CUcheckpointRestoreArgs": 16}
+"""Offset of ``customStorageInfo_out`` in the structure, in bytes."""
+
+
+class StorageError(NotAvailableError):
+    """The files cannot be written or read; the text is one line."""
+
+
+class _PerDevice(ctypes.Structure):
+    _fields_ = (("devPtr", ctypes.c_uint64), ("size", ctypes.c_size_t), ("stream", ctypes.c_void_p))
+
+
+class _Info(ctypes.Structure):
+    _fields_ = (("handle", ctypes.c_void_p), ("devices", ctypes.POINTER(_PerDevice)), ("count", ctypes.c_uint))
+
+
+@cache
+def storage_of(driver: Driver) -> Storage:
+    """The one of a helper: its ring is made once."""
+    return Storage(driver)
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """What one GPU has of the process, mapped here."""
+
+    uuid: str
+    ordinal: int
+    at: int
+    size: int
+    stream: int
+
+
+class Storage:
+    """Copies for one helper."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._ring = _ring()
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._ring))
+        self._slots = [memoryview(self._ring)[at * BLOCK : (at + 1) * BLOCK] for at in range(SLOTS)]
+
+    def out(self, pid: int, directory: str, held: Mapping[str, int]) -> list[dict[str, Any]]:
+        """LOCKED -> CHECKPOINTED: a file for each GPU of ``held`` (UUID -> bytes, at least what is there).
+
+        Raises ``StorageError``: there is no room (the process is LOCKED as before), or a file could not be written (it
+        was put back, and is LOCKED).
+        """
+        self._driver.initialise()
+        files = _reserved(directory, pid, held)
+        try:
+            with self._contexts(list(held)):
+                handle, mapped = self._mapped("CUcheckpointCheckpointArgs", "cuCheckpointProcessCheckpoint", pid, None)
+                rescued = self._copy_out(mapped, directory, files)
+                self._complete(handle)
+            stored = [{"uuid": one.uuid, "file": files[one.uuid], "size": one.size} for one in mapped]
+            if rescued:
+                self.back(pid, directory, stored, None, rescued)
+        except BaseException:
+            _removed(directory, files.values())
+            raise
+        if rescued:
+            _removed(directory, files.values())
+            raise StorageError(f"{directory}: {len(rescued)} blocks could not be written; the process was put back")
+        return stored
+
+    def back(
+        self,
+        pid: int,
+        directory: str,
+        stored: Sequence[Mapping[str, Any]],
+        pairs: Mapping[str, str] | None,
+        rescued: Mapping[tuple[str, int], bytes] | None = None,
+    ) -> None:
+        """CHECKPOINTED -> LOCKED, from those files; they stay. ``StorageError``: one is missing or has another size."""
+        self._driver.initialise()
+        sources = {}
+        for file in stored:
+            path = os.path.join(directory, file["file"])  # noqa: PTH118 - of the helper's few imports
+            if not rescued and _size(path) != file["size"]:
+                raise StorageError(f"{path}: is missing, or has not the size that was written")
+            sources[(pairs or {}).get(file["uuid"], file["uuid"])] = (file["uuid"], path)
+        arguments = cuda_helper.restore_arguments(self._driver.load(), pairs)
+        with self._contexts(list(sources)):
+            handle, mapped = self._mapped("CUcheckpointRestoreArgs", "cuCheckpointProcessRestore", pid, arguments)
+            for one in mapped:
+                old, path = sources[one.uuid]
+                self._copy_in(one, path, old, rescued or {})
+            self._complete(handle)
+
+    # --- the driver's side
+
+    @contextlib.contextmanager
+    def _contexts(self, uuids: list[str]) -> Iterator[None]:
+        """Primary contexts on those GPUs, and the ring page-locked."""
+        call = self._driver.call
+        shown = cuda_helper.devices(self._driver)
+        with contextlib.ExitStack() as stack:
+            for uuid in uuids:
+                device = call("cuDeviceGet", shown.index(uuid))
+                context = call("cuDevicePrimaryCtxRetain", device)
+                stack.callback(call, "cuDevicePrimaryCtxRelease", device)
+                call("cuCtxSetCurrent", context)
+            with contextlib.suppress(DriverSaysError, NotAvailableError):
+                call("cuMemHostRegister", self._address, SLOTS * BLOCK, 1)  # for all contexts
+                stack.callback(call, "cuMemHostUnregister", self._address)
+            yield
+
+    def _mapped(self, structure: str, function: str, pid: int, arguments: Any) -> tuple[int, list[Mapped]]:
+        """Have the memory mapped; the handle to complete with."""
+        module = self._driver.load()
+        arguments = arguments or getattr(module, structure)()
+        cell = ctypes.c_void_p(None)
+        # The bindings wrap the field as a structure; what the driver wants is the address of a pointer to one.
+        field = ctypes.c_void_p.from_address(int(arguments.getPtr()) + _OUT_AT[structure])
+        field.value = ctypes.addressof(cell)
+        try:
+            self._driver.call(function, pid, arguments)
+        finally:
+            field.value = None
+        info = ctypes.cast(cell, ctypes.POINTER(_Info)).contents
+        shown = cuda_helper.devices(self._driver)
+        found = []
+        for number in range(info.count):
+            one = info.devices[number]
+            attribute = module.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+            ordinal = int(self._driver.call("cuPointerGetAttribute", attribute, one.devPtr))
+            found.append(Mapped(shown[ordinal], ordinal, one.devPtr, one.size, one.stream or 0))
+        return info.handle, found
+
+    def _complete(self, handle: int) -> None:
+        """By its address: bindings 13.5 look for it as a function of CUDA 13.5, and driver 615 has it in 13.4."""
+        at = cuda_helper.address(self._driver, COMPLETE, ENTRY_POINTS[COMPLETE])
+        if not at:
+            raise NotAvailableError(f"the driver has no {COMPLETE}")
+        code = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(at)(handle)
+        if code:
+            raise DriverSaysError(self._driver.load().CUresult(code).name)
+
+    def _current(self, one: Mapped) -> None:
+        device = self._driver.call("cuDeviceGet", one.ordinal)
+        context = self._driver.call("cuDevicePrimaryCtxRetain", device)
+        self._driver.call("cuDevicePrimaryCtxRelease", device)  # the one of _contexts is still there
+        self._driver.call("cuCtxSetCurrent", context)
+
+    # --- the copies
+
+    def _copy_out(self, mapped: list[Mapped], directory: str, files: Mapping[str, str]) -> dict[tuple[str, int], bytes]:
+        """All of it into the files. What could not be written: (UUID, offset) -> bytes."""
+        rescued: dict[tuple[str, int], bytes] = {}
+        writing: list[Future[None] | None] = [None] * SLOTS
+
+        def write(descriptor: int, one: Mapped, offset: int, slot: int, size: int) -> None:
+            try:
+                _write_all(descriptor, self._slots[slot][:size], offset)
+            except OSError:
+                rescued[one.uuid, offset] = bytes(self._slots[slot][:size])
+
+        with ThreadPoolExecutor(SLOTS) as pool:
+            for one in mapped:
+                self._current(one)
+                descriptor = os.open(os.path.join(directory, files[one.uuid]), os.O_WRONLY | os.O_CLOEXEC)  # noqa: PTH118
+                try:
+                    for number, offset in enumerate(range(0, one.size, BLOCK)):
+                        slot, size = number % SLOTS, min(BLOCK, one.size - offset)
+                        before = writing[slot]
+                        if before is not None:
+                            before.result()
+                        target = self._address + slot * BLOCK
+                        self._driver.call("cuMemcpyDtoHAsync", target, one.at + offset, size, one.stream)
+                        self._driver.call("cuStreamSynchronize", one.stream)
+                        writing[slot] = pool.submit(write, descriptor, one, offset, slot, size)
+                    for pending in writing:
+                        if pending is not None:
+                            pending.result()
+                    writing = [None] * SLOTS
+                    with contextlib.suppress(OSError):
+                        os.ftruncate(descriptor, one.size)
+                finally:
+                    os.close(descriptor)
+        return rescued
+
+    def _copy_in(self, one: Mapped, path: str, uuid: str, rescued: Mapping[tuple[str, int], bytes]) -> None:
+        """One GPU's memory from its file; blocks ahead are read meanwhile."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        blocks = [(offset, min(BLOCK, one.size - offset)) for offset in range(0, one.size, BLOCK)]
+
+        def read(slot: int, offset: int, size: int) -> None:
+            kept = rescued.get((uuid, offset))
+            if kept is None:
+                _read_all(descriptor, self._slots[slot][:size], offset, path)
+            else:
+                self._slots[slot][:size] = kept
+
+        self._current(one)
+        try:
+            with ThreadPoolExecutor(SLOTS) as pool:
+                reading = {at: pool.submit(read, at, *blocks[at]) for at in range(min(SLOTS, len(blocks)))}
+                for number, (offset, size) in enumerate(blocks):
+                    reading.pop(number).result()
+                    slot = number % SLOTS
+                    source = self._address + slot * BLOCK
+                    self._driver.call("cuMemcpyHtoDAsync", one.at + offset, source, size, one.stream)
+                    self._driver.call("cuStreamSynchronize", one.stream)
+                    after = number + SLOTS
+                    if after < len(blocks):
+                        reading[after] = pool.submit(read, slot, *blocks[after])
+        finally:
+            os.close(descriptor)
+
+
+def _ring() -> mmap.mmap:
+    """Host memory for the copies: there before it is needed, in huge pages where the kernel has them."""
+    made = mmap.mmap(-1, SLOTS * BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        made.madvise(_MADV_HUGEPAGE)
+    try:
+        made.madvise(_MADV_POPULATE_WRITE)
+    except OSError:  # Linux before 5.14
+        for at in range(0, len(made), mmap.PAGESIZE):
+            made[at] = 0
+    return made
+
+
+def _reserved(directory: str, pid: int, held: Mapping[str, int]) -> dict[str, str]:
+    """Files with room for so many bytes each: UUID -> name. ``StorageError``: there is none, and nothing is left."""
+    files: dict[str, str] = {}
+    for uuid, size in held.items():
+        name = f"{pid}-{uuid}.vram"
+        path = os.path.join(directory, name)  # noqa: PTH118
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            files[uuid] = name
+            try:
+                if size:
+                    os.posix_fallocate(descriptor, 0, size)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            _removed(directory, files.values())
+            raise StorageError(f"{path}: cannot be made with {size} bytes: {error.strerror}") from None
+    return files
+
+
+def _removed(directory: str, names: Any) -> None:
+    for name in names:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(directory, name))  # noqa: PTH108, PTH118
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path, follow_symlinks=False).st_size  # noqa: PTH116
+    except OSError:
+        return None
+
+
+def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        done = os.pwrite(descriptor, data, offset)
+        data, offset = data[done:], offset + done
+
+
+def _read_all(descriptor: int, into: memoryview, offset: int, path: str) -> None:
+    while into:
+        done = os.preadv(descriptor, [into], offset)
+        if done == 0:
+            raise StorageError(f"{path}: is shorter than what was written")
+        into, offset = into[done:], offset + done
