@@ -3,10 +3,10 @@
     python benchmarks/bench_tiers.py [--gib 1] [--rounds 3] [--disk DIR] [--memory DIR] [--shared DIR]
 
 Peers, in the same run, on the same file systems, taking turns: `dd` with blocks of 8 MiB past the page cache (through
-it where the file system does not know better), durable at the end. Each figure is the best of the rounds, of both sides:
-other work on the machine only ever adds. Goals: 80 % of the tier's own sequential speed for a dump (written by another
-process as CRIU does it, digested, signed, durable) and for a restore's reading (cold, every digest verified), and an
-image from the disk to memory within 1.3 times of `dd` reading it. `--gib 10` is the size that the goal speaks of.
+it where the file system does not know better), durable at the end. Each figure is the best of the rounds, on both
+sides: other work on the machine only ever adds. Goals: 80 % of the tier's own sequential speed for a dump (written by
+another process as CRIU does it, digested, signed, durable) and for a restore's reading (cold, every digest verified),
+and an image from the disk to memory within 1.3 times of `dd` reading it. `--gib 10` is the size that the goal names.
 `--shared` is a directory on the shared file system, to measure it, too.
 """
 
