@@ -28,6 +28,8 @@ from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, JobRef,
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS, conform
 
 MIB_PER_GIB = 1024.0
+PARTLY = "Ask for as many GPUs as the program uses."
+ENDED = "It has ended. Let the program end by itself, or free its GPU memory, when it has nothing to compute."
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +296,7 @@ def finding(
         source=source,
         observed_at=max((one.last for one in flagged if one.last is not None), default=datetime.now(UTC)),
         variant=variant,
-        advice=signature.advice if not computing else "Ask for as many GPUs as the program uses.",
+        advice=PARTLY if computing else signature.advice if ref.end is None else ENDED,
         allocated_gpus=allocated,
     )
 

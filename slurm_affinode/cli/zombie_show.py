@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.padding import Padding
 from rich.table import Table
@@ -56,8 +57,16 @@ def print_found(found: Found, *, wide: bool = False) -> None:
             right = name in ("idle", "GPU-h", "waits", "score")
             table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis",
                              max_width=_WIDTHS.get(name))  # fmt: skip
-        for one in found.findings:
-            table.add_row(*(Text(printable(cell), style=style) for cell, style in _row(one)))
+        rows = [[(printable(cell), style) for cell, style in _row(one)] for one in found.findings]
+        room = 0 if wide else out.width - sum(_width(name, [row[i][0] for row in rows]) for i, name in enumerate(names))
+        if room >= WHY_COLUMNS:
+            table.add_column("why", no_wrap=True)
+            for row, one in zip(rows, found.findings, strict=True):
+                text = Text(printable(one.summary), style="dim")
+                text.truncate(room, overflow="ellipsis")
+                row.append((text.plain, "dim"))
+        for row in rows:
+            table.add_row(*(Text(cell, style=style) for cell, style in row))
         out.print(table)
         if wide:
             for one in found.findings:
@@ -74,8 +83,16 @@ def print_found(found: Found, *, wide: bool = False) -> None:
         out.print(Text(f"{few} not measured, and accused of nothing.", style="dim"))
 
 
+WHY_COLUMNS = 24
+"""Where so many columns are left there is room for the evidence in short."""
 _WIDTHS = {"what": 19, "subject": 14, "user": 12, "where": 14}
 _COLOURS = {"squatter": "red", "idle-allocation": "yellow", "orphan-process": "red", "orphan-memory": "red"}
+
+
+def _width(name: str, cells: Sequence[str]) -> int:
+    """Columns that a column of the table takes."""
+    longest = max(cell_len(cell) for cell in (name, *cells))
+    return min(longest, _WIDTHS.get(name, longest)) + 1
 
 
 def _row(one: Finding) -> list[tuple[str, str]]:

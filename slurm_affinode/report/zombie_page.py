@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import time, timedelta
 
 from markupsafe import Markup
 
@@ -13,6 +14,7 @@ from slurm_affinode.model.finding import KINDS, Evidence, Finding
 from slurm_affinode.report import figure
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.render import page as render_page
+from slurm_affinode.report.timeaxis import time_ticks
 from slurm_affinode.workflow.zombie_explain import Explanation, GpuPage, Slot
 
 IDLE_PCT = 5.0
@@ -179,7 +181,7 @@ def _bars(  # noqa: PLR0917
     summary = f"{title}: mean {mean:.1f} {unit}, largest {max(known):.1f} {unit}."
     svg = Markup('<svg class="strip" width="100%" height="{}" role="img" aria-label="{}">{}</svg>').format(
         HEIGHT, summary, Markup("").join(rects)
-    )
+    ) + _times(slots)
     numbers = figure.Numbers(
         ("from (UTC)", unit),
         [(fmt.moment(slot.start), "unknown" if value is None else f"{value:.1f}")
@@ -188,6 +190,23 @@ def _bars(  # noqa: PLR0917
     )  # fmt: skip
     colours = " Idle is drawn apart from busy; hatched: not measured." if unit == "%" else " Hatched: not measured."
     return figure.figure(figure.Words(key, title, summary), svg, numbers=numbers, note=summary + colours)
+
+
+def _times(slots: Sequence[Slot]) -> Markup:
+    """The clock below a strip; a third of the page has room for four times."""
+    first, count = slots[0].start, len(slots)
+    step = slots[1].start - first if count > 1 else timedelta(minutes=1)
+    found = time_ticks(first, first + step * count)
+    days = [one for one in found if one.at.time() == time.min]
+    ticks = days if 1 < len(days) <= 4 else [one for one in found if one.major]
+    texts = []
+    for tick in ticks:
+        x = 100 * (tick.at - first) / (step * count)
+        place = "start" if x < 8 else "end" if x > 92 else "middle"
+        texts.append(Markup('<text class="{}" x="{:.2f}%" y="14">{}</text>').format(place, x, tick.label))
+    return Markup('<svg class="times" width="100%" height="18" aria-hidden="true">{}</svg>').format(
+        Markup("").join(texts)
+    )
 
 
 def _rect(x: float, width: float, y: float, height: float, fill: str) -> Markup:
