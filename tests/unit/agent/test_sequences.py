@@ -8,6 +8,7 @@ from agent_world import Agent, Crash, FakeProcesses, World
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.parts import Settings
 from slurm_affinode.agent.shepherds import Hold, Restored, Start
+from slurm_affinode.checkpoint.interface import Capabilities, CudaUnavailable
 from slurm_affinode.checkpoint.writer import ImageWriter
 from slurm_affinode.model.ledger import decode
 from slurm_affinode.model.suspension import Mode, Phase, SuspendOption
@@ -432,6 +433,21 @@ def test_what_cannot_be_suspended_is_refused_before_anything_is_touched(world, c
     found = agent.suspender.refusals(agent.watched(**changes))
     assert code in [refusal.code for refusal in found]
     assert world.effect_log == []
+
+
+@pytest.mark.parametrize("why", ["driver 550.54 is too old: 570 or newer is needed", None])
+def test_a_driver_that_cannot_even_be_asked_is_told_by_its_version(world, monkeypatch, why):
+    """A function that it lacks says less; where nothing is known of the driver, that is what is left to say."""
+    agent = Agent(world, "c1")
+
+    def missing(pids):
+        raise CudaUnavailable("function cuCheckpointProcessGetRestoreThreadId is not found")
+
+    monkeypatch.setattr(agent.parts.cuda, "users", missing)
+    monkeypatch.setattr(agent.parts.cuda, "capabilities", lambda: Capabilities("550.54", why_not=why))
+    [refusal] = agent.suspender.refusals(agent.watched())
+    assert refusal.code == "driver"
+    assert (why or "is not found") in refusal.text
 
 
 def test_a_full_store_is_refused(world, monkeypatch):
