@@ -16,6 +16,7 @@ from slurm_affinode.agent import words
 from slurm_affinode.agent.aftermath import Aftermath
 from slurm_affinode.agent.interface import LookAgain, Refused
 from slurm_affinode.agent.journal import Record
+from slurm_affinode.agent.memory import HostMemory
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.requeue import NotRequeued, Requeuer
@@ -75,6 +76,7 @@ class JobSuspender:
         self._aftermath = aftermath
         self._undo = Undo(parts)
         self._requeuer = Requeuer(parts)
+        self._memory = HostMemory(parts)
         self._busy: set[int] = set()
         self._lock = threading.Lock()
 
@@ -102,7 +104,7 @@ class JobSuspender:
                 _job_facts(job.slurm),
                 tree,
                 preflight.GpuUseFacts(parts.cuda.capabilities(), users, used, mig),
-                parts.memory(job.init_pid),
+                self._memory.of(job, tree),
                 allowed=(Mode.REQUEUE,),
                 uid=job.uid,
                 criu=self._criu(),

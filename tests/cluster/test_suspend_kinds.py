@@ -139,6 +139,38 @@ def test_memory_limit_below_the_gpu_memory(cluster: Cluster) -> None:
 
 
 @contextmanager
+def over_memory_kill(cluster: Cluster) -> Iterator[None]:
+    """slurmctld says that jobs above their memory limit are ended; the agent of c1 has heard of it."""
+    conf, line = "/etc/slurm/slurm.conf", "JobAcctGatherParams=OverMemoryKill"
+
+    def known(wanted: bool) -> None:
+        cluster.exec("login", "scontrol", "reconfigure")
+        wait_until(
+            "slurmctld has read its configuration",
+            lambda: cluster.run("login", "scontrol", "show", "config").stdout,
+            lambda text: "JobAcctGatherParams" in text and ("OverMemoryKill" in text) == wanted,
+        )
+        kill_agent(cluster, "c1")
+        wait_for_agents(cluster)
+
+    cluster.shell("slurmctld", 'echo "$1" >>"$2"', line, conf)
+    try:
+        known(True)
+        yield
+    finally:
+        cluster.shell("slurmctld", 'sed -i "/^$1/d" "$2"', line, conf)
+        known(False)
+
+
+def test_memory_limit_that_slurm_itself_watches_over(cluster: Cluster) -> None:
+    """Without cgroups: Slurm would end the job above its ``--mem`` while its GPU memory is in host memory."""
+    with over_memory_kill(cluster):
+        script = f"#!/bin/bash\n{IDLE} --memory-mib 1024\n"
+        said = runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, "--mem=600M", script=script), "host-memory")
+    assert "raise --mem" in said
+
+
+@contextmanager
 def driver(cluster: Cluster, node: str, version: str) -> Iterator[None]:
     """A node whose driver poses as another version; its agent and the driver's users begin anew."""
 

@@ -450,6 +450,22 @@ def test_a_driver_that_cannot_even_be_asked_is_told_by_its_version(world, monkey
     assert (why or "is not found") in refusal.text
 
 
+@pytest.mark.parametrize(
+    ("params", "memory", "refused"),
+    [("OverMemoryKill", "64M", True), ("overmemorykill,UsePss", "100G", False), ("UsePss", "64M", False)],
+)
+def test_slurm_that_ends_jobs_above_their_memory_limit(world, monkeypatch, params, memory, refused):
+    """GPU memory that moves into host memory would be the job's end; a limit that nobody watches over is none."""
+    from agent_world import make_job
+
+    agent = Agent(world, "c1")
+    monkeypatch.setattr(agent.parts.slurm, "config", lambda: {"JobAcctGatherParams": params})
+    job = agent.watched(slurm=make_job(world, tres_allocated={"mem": memory}))
+    found = agent.suspender.refusals(job)
+    assert [one.code for one in found] == (["host-memory"] if refused else [])
+    assert all("--mem" in one.text for one in found)
+
+
 def test_a_full_store_is_refused(world, monkeypatch):
     agent = Agent(world, "c1")
     agent.parts.shared._reserve = 1 << 60
