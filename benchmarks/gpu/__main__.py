@@ -38,6 +38,7 @@ HARDWARE = REPOSITORY / "benchmarks" / "results" / "gpu.json"
 EMULATED = REPOSITORY / "out" / "gpu" / "bench-emulated.json"
 GIB_SIZES, EMULATED_MIB = (1, 10, 40, 70), (16, 48)
 HERE = Path(__file__).resolve().parent
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - host memory as a file system
 DEFAULTS = ("huge pages, pre-faulted, then pinned", "pre-faulted, huge pages")
 """What ``cuda_storage`` uses: the first that can be had."""
 
@@ -95,7 +96,7 @@ def everything(
     found["huge_pages"] = measure.pages(run, bare, middle, options.rounds)
     say("custom storage")
     found["custom_storage"] = [
-        measure.stored(run, ours, middle, place, options.rounds) for place in (Path("/dev/shm"), options.directory)
+        measure.stored(run, ours, middle, place, options.rounds) for place in (SHARED_MEMORY, options.directory)
     ]
     say("several processes")
     found["parallel"] = measure.parallel(run, nvml, middle)

@@ -61,8 +61,9 @@ class Ours:
     needs: dict[str, int] = field(default_factory=dict)
 
     def free(self) -> dict[str, int | None]:
-        """Free bytes by UUID."""
-        found = {one.uuid: self.nvml.read(one).fb_free_mib for one in self.nvml.devices() if one.mig is None}
+        """Free bytes of the GPUs that are needed, by UUID."""
+        devices = [one for one in self.nvml.devices() if one.mig is None and one.uuid in self.needs]
+        found = {one.uuid: self.nvml.read(one).fb_free_mib for one in devices}
         return {uuid: None if mib is None else int(mib * MIB) for uuid, mib in found.items()}
 
     def phases(self, pid: int) -> dict[str, Callable[[], Any]]:
@@ -183,7 +184,9 @@ def stored(run: Programs, ours: Ours, mib: int, directory: Path, rounds: int) ->
                 began = time.monotonic()
                 files = ours.cuda.checkpoint_to(program.pid, Path(place), held={uuid: mib * MIB})
                 taken["out"].append(time.monotonic() - began)
-                taken["in"].append(timed(lambda: ours.cuda.restore_from(program.pid, Path(place), files)))
+                began = time.monotonic()
+                ours.cuda.restore_from(program.pid, Path(place), files)
+                taken["in"].append(time.monotonic() - began)
                 ours.cuda.unlock(program.pid)
                 for one in files:
                     (Path(place) / one.file).unlink()

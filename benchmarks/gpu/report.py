@@ -30,7 +30,7 @@ def goals(found: dict[str, Any]) -> list[dict[str, Any]]:
         goal("added to the driver's own time, the worst size", "under 5 %", added, (added or 0) < ADDED),
         goal("wake from host memory, times the driver's restore", "at most 1.2", wake, (wake or 0) <= WAKE),
         goal(
-            "the default host memory, times the fastest that can be had", "at most 1.05",
+            "host memory of our own copies, times the fastest", "at most 1.05",
             default and default["times_fastest"], bool(default) and default["times_fastest"] <= 1.05,
         ),
     ]  # fmt: skip

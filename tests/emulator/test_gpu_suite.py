@@ -65,3 +65,54 @@ def test_without_a_gpu_they_are_skipped_with_the_reason_and_the_command(tmp_path
     assert "on a machine with a GPU: make test-gpu" in ran.stdout
     assert found["status"] == "not yet measured on hardware"
     assert {one["outcome"] for one in found["tests"]} == {"skipped"}
+
+
+def bench(env: dict[str, str], out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The benchmark."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(out), *arguments]
+    return subprocess.run(
+        command, check=False, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=LIMIT_S
+    )
+
+
+@pytest.mark.slow
+def test_the_benchmark_works_and_says_that_it_is_emulated(node: Node, tmp_path: Path) -> None:
+    """Every phase of every size, both ways; goals are not judged by it."""
+    node.ctl("driver", "615.71.05")
+    ran = bench(node.env, tmp_path / "bench.json", "--rounds", "1", "--directory", str(tmp_path))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    assert found["status"] == "emulated"
+    assert "EMULATED" in ran.stdout
+    assert len(found["staging"]) == 2
+    for one in found["staging"]:
+        for side in ("bare", "ours"):
+            assert set(one["seconds"][side]) == {"lock", "checkpoint", "restore", "unlock"}
+    assert len(found["goals"]) == 3
+    assert all(one["met"] is None and one["value"] is not None for one in found["goals"])
+    assert {one["processes"] for one in found["parallel"]} == {2, 4}
+    assert [Path(one["directory"]).name for one in found["custom_storage"]] == ["shm", tmp_path.name]
+    assert not any("why_not" in one for one in found["host_memory"])
+    assert "11.4 s" in json.dumps(found["published"])
+    assert not any(gpu["processes"] for gpu in node.show()["gpus"])
+
+
+def test_the_benchmark_without_a_gpu(tmp_path: Path) -> None:
+    """Says so, with the command; status 0, and "skipped" for machines."""
+    env = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "GPU_EMULATOR_STATE")}
+    ran = bench(env, tmp_path / "bench.json")
+    if "not yet measured on hardware" not in ran.stdout:
+        pytest.skip("there is a GPU here")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "make bench-gpu" in ran.stdout
+    assert json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["status"] == "skipped"
+
+
+def test_what_the_repository_holds_is_not_called_measured() -> None:
+    """Until it was measured on hardware the results file says that it was not, and how to."""
+    found = json.loads((REPOSITORY / "benchmarks" / "results" / "gpu.json").read_text(encoding="utf-8"))
+    if found["status"] == "measured":
+        assert not found["machine"]["emulated"]
+    else:
+        assert found["result"] == "not yet measured on hardware"
+        assert found["command"] == "make bench-gpu"

@@ -134,12 +134,9 @@ def test_it_moves_to_another_gpu(machine: Machine, run: Programs, cuda: Cuda, nv
 def test_custom_storage_writes_files_of_our_own(
     machine: Machine, run: Programs, cuda: Cuda, tmp_path: Path, note: Any
 ) -> None:
-    """Its memory is in a file and not in the process, and comes back from there; refused by name where it is not there."""
-    try:
-        cuda.require(Feature.CUSTOM_STORAGE)
-    except CudaUnavailable as error:
-        assert str(error).startswith("custom storage")
-        pytest.skip(str(error))
+    """Its memory is in a file and not in the process, and comes back from there."""
+    if not cuda.capabilities().custom_storage:
+        pytest.skip(next(one.why for one in cuda.capabilities().table if one.feature is Feature.CUSTOM_STORAGE))
     mib = min(machine.mib, 4096)
     program = run.start()
     program.ask("setup", mib=mib, seed=6)
