@@ -56,6 +56,7 @@ class Texts:
     def __init__(self, language: str, site: Path | None) -> None:
         self.language = language
         self._texts: dict[str, Any] = {}
+        self._phrases: list[tuple[re.Pattern[str], str]] = []
         for name in (FALLBACK, language.partition("_")[0].partition("-")[0], language):
             for directory in (asset_dir("reports") / "mail", site):
                 self._add(directory, name)
@@ -69,6 +70,11 @@ class Texts:
         except (OSError, ValueError) as error:
             raise InputError(f"cannot be read: {error}", where=str(path)) from error
         kinds = {**self._texts.get("kinds", {}), **found.pop("kinds", {})}
+        if isinstance(phrases := found.pop("phrases", {}), dict):
+            try:
+                self._phrases = [(_pattern(said), str(text)) for said, text in phrases.items()] + self._phrases
+            except re.error as error:
+                raise InputError(f"phrases: {error}", where=str(path)) from error
         self._texts = {**self._texts, **found, "kinds": kinds}
 
     def say(self, key: str, **values: object) -> str:
@@ -79,10 +85,30 @@ class Texts:
         """What a kind of finding means."""
         return str(self._texts["kinds"].get(kind, kind))
 
+    def phrase(self, text: str) -> str:
+        """What a finding says, in the language, with its values; as it is where the language has no words for it."""
+        for pattern, translated in self._phrases:
+            match = pattern.fullmatch(text)
+            if match is not None:
+                return _filled(translated, match.groupdict())
+        return text
+
     @property
     def plain(self) -> Mapping[str, Any]:
         """For templates."""
         return self._texts
+
+
+def _filled(text: str, values: Mapping[str, object]) -> str:
+    """A sentence with its values; what there is no value for is left as it is."""
+    return _PLACE.sub(lambda m: str(values[m[1]]) if m[1] in values else m[0], text)
+
+
+def _pattern(said: str) -> re.Pattern[str]:
+    """An English sentence with ``{name}`` where a value stands."""
+    parts = re.split(r"\{(\w+)\}", said)
+    made = [re.escape(part) if i % 2 == 0 else f"(?P<{part}>.+?)" for i, part in enumerate(parts)]
+    return re.compile("".join(made), re.DOTALL)
 
 
 def shown(text: str, length: int = 400) -> str:
@@ -164,8 +190,8 @@ def _item(  # noqa: PLR0917
         "then": _then(action, texts, now, timezone),
         "facts": _facts(finding, texts, timezone, admin=user is None),
         "gpus": [_gpu(gpu, texts) for gpu in finding.gpus[:MAX_GPUS] if gpu.flagged or len(finding.gpus) == 1],
-        "evidence": [shown(one.text) for one in finding.evidence if one.met],
-        "unknown": [shown(one.text) for one in finding.unknown],
+        "evidence": [shown(texts.phrase(one.text)) for one in finding.evidence if one.met],
+        "unknown": [shown(texts.phrase(one.text)) for one in finding.unknown],
         "todo": _todo(action, texts, user, keep_s),
     }
 
@@ -249,7 +275,7 @@ def _gpu(gpu: GpuEvidence, texts: Texts) -> dict[str, str]:
 
 def _todo(action: Action, texts: Texts, user: str | None, keep_s: float | None) -> list[str]:
     finding, job = action.finding, action.finding.job
-    lines = [shown(finding.advice)] if finding.advice else []
+    lines = [shown(texts.phrase(finding.advice))] if finding.advice else []
     if job is None or user is None or not job.running:
         return lines
     if action.verb.startswith("warn"):

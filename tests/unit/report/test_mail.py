@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from zombie_samples import HOSTILE, NOW, evidence, gpu, job, node, orphan, squat
 from slurm_affinode.errors import InputError
 from slurm_affinode.model.cleanup import Action, MailPolicy, Settings, Stages
 from slurm_affinode.model.finding import KINDS
+from slurm_affinode.report import mail as mail_module
 from slurm_affinode.report.mail import Digest, address_of, digest, message
 
 TEXTS = Path(__file__).resolve().parents[3] / "reports" / "mail"
@@ -101,10 +103,11 @@ def test_the_language_is_the_readers() -> None:
 
 def test_every_language_has_every_text_with_its_values() -> None:
     """And every kind of finding."""
-    import re
-
     catalogues = {path.name: tomllib.loads(path.read_text()) for path in TEXTS.glob("texts.*.toml")}
     english = catalogues["texts.en.toml"]
+    for texts in catalogues.values():
+        for said, text in texts.pop("phrases", {}).items():
+            assert sorted(re.findall(r"\{\w+\}", text)) == sorted(re.findall(r"\{\w+\}", said)), said
     assert set(english["kinds"]) >= set(KINDS)
     for texts in catalogues.values():
         assert set(texts) == set(english)
@@ -167,3 +170,27 @@ def test_users_have_addresses() -> None:
     policy = MailPolicy(address="{user}@example.org", addresses={"bob": "robert@example.net"})
     assert address_of("alice", policy) == "alice@example.org"
     assert address_of("bob", policy) == "robert@example.net"
+
+
+def test_what_findings_say_is_said_in_the_language_of_the_reader(tmp_path: Path) -> None:
+    """Everything that the sources can say has its words; a site adds some; what is unknown stays as it is."""
+    source = Path(mail_module.__file__).parents[1]
+    files = ("core/signature.py", "analysis/squatters.py", "analysis/misfits.py", "workflow/zombie_orphans.py")
+    german = mail_module.Texts("de", None)
+    for said, instead in (
+        ("96 % of the GPU memory held (76.8 of 80.0 GiB)", "96 % des GPU-Speichers belegt (76.8 von 80.0 GiB)"),
+        ("no signal above 0 % (3 signals: util_pct, a, b)", "kein Signal \u00fcber 0 % (3 Signale: util_pct, a, b)"),
+        ("ran 3h 23m of 2d: 7%", "lief 3h 23m von 2d: 7 %"),
+        ("process 7 (a {gpus} b) is on GPU 0, 1", "Prozess 7 (a {gpus} b) ist auf GPU 0, 1"),
+        ("nobody has said this before", "nobody has said this before"),
+    ):
+        assert german.phrase(said) == instead
+    assert mail_module.Texts("en", None).phrase("for 2h") == "for 2h"
+    (tmp_path / "texts.de.toml").write_text('[phrases]\n"for {span}" = "{span} lang"\n')
+    assert mail_module.Texts("de", tmp_path).phrase("for 2h") == "2h lang"
+    # Words of the catalogue that the sources do not have any more are of no use.
+    text = " ".join((source / name).read_text() for name in files)
+    text += (TEXTS.parent / "signatures.toml").read_text()
+    for said in tomllib.loads((TEXTS / "texts.de.toml").read_text())["phrases"]:
+        words = re.findall(r"[A-Za-z-]{4,}", re.sub(r"\{\w+\}", " ", said))
+        assert [word for word in words if word not in text] == [], said
