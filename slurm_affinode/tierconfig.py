@@ -9,6 +9,8 @@ from slurm_affinode.errors import AffinodeError, ConfigError
 from slurm_affinode.sizes import parse_size
 from slurm_affinode.timespec import parse_span_s
 
+MOST = 19
+
 
 @dataclass(frozen=True, slots=True)
 class TiersConfig:
@@ -27,6 +29,8 @@ class TiersConfig:
     """Bytes per second of one node from the shared store, ahead of a start; a restore that waits has no limit."""
     direct: bool = True
     """Write to disk and shared store past the page cache, where their file systems let us."""
+    compress: int = 0
+    """Level of zstd (1 to 19) for images in the shared store; 0: not compressed. Needs the extra ``zstd``."""
     prefetch: str = "10m"
     """Bring an image to a node so long before Slurm expects to start its job there; ``0``: not before it starts."""
 
@@ -45,5 +49,7 @@ def check_tiers(tiers: TiersConfig, where: str) -> None:
         parse_span_s(tiers.prefetch)
     except AffinodeError as error:
         raise ConfigError(f"{where}: suspend.tiers.prefetch: {error}", hint=error.hint) from None
+    if not 0 <= tiers.compress <= MOST:
+        raise ConfigError(f"{where}: suspend.tiers.compress: {tiers.compress} is not between 0 and {MOST}")
     if tiers.memory is not None and not tiers.memory.is_absolute():
         raise ConfigError(f"{where}: suspend.tiers.memory: {tiers.memory} is not an absolute path")

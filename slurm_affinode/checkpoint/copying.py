@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from slurm_affinode.checkpoint import blockio, digest, rootdir
+from slurm_affinode.checkpoint import blockio, digest, packing, rootdir
 from slurm_affinode.checkpoint.interface import ImageDamaged
 from slurm_affinode.checkpoint.writer import CRIU, MANIFEST, SIGNATURE
 from slurm_affinode.model.suspension import FileFact, Manifest
@@ -33,9 +33,15 @@ class How:
     """Read past the page cache: what comes from a slow tier is not read again there."""
     write_direct: bool = False
     """Write past the page cache, where the target's file system lets us."""
+    level: int = 0
+    """Of zstd, for the target; 0: it is not compressed."""
     progress: Progress | None = None
     stop: Callable[[], bool] = lambda: False
     """Looked at between blocks; the copy is then left as it is, to be taken up."""
+
+
+def _packs(fact: FileFact, how: How) -> bool:
+    return how.level > 0 and fact.size >= packing.LEAST
 
 
 def _threads() -> int:
@@ -59,18 +65,20 @@ def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int
         rootdir.directory(target_fd, CRIU, owner=owner) as criu_to,
         ThreadPoolExecutor(_threads(), thread_name_prefix="copy") as executor,
     ):
-        wanted = {fact.path for fact in manifest.files} | {CRIU}
+        wanted = {fact.path + (packing.SUFFIX if _packs(fact, how) else "") for fact in manifest.files} | {CRIU}
         for at, prefix in ((target_fd, ""), (criu_to, f"{CRIU}/")):
             for name in rootdir.names(at):
                 if prefix + name not in wanted:
                     os.unlink(name, dir_fd=at)
         for name in (MANIFEST, SIGNATURE):
             rootdir.write(target_fd, name, rootdir.read(source_fd, name, owner=owner, limit=_SMALL))
+        there = {False: set(rootdir.names(source_fd)), True: set(rootdir.names(criu_from))}
         for fact in manifest.files:
             inner = fact.path.startswith(f"{CRIU}/")
             name = fact.path[len(CRIU) + 1 :] if inner else fact.path
             ends = (criu_from, criu_to) if inner else (source_fd, target_fd)
-            _Copy(kind, fact, name, ends[0], ends[1], owner, how).run(executor)
+            packed = name + packing.SUFFIX in there[inner]
+            _Copy(kind, fact, name, ends[0], ends[1], owner, how, packed).run(executor)
         os.fsync(criu_to)
         os.fsync(target_fd)
 
@@ -108,46 +116,53 @@ class _Copy:
     target_at: int
     owner: int
     how: How
+    packed: bool
+    """The source is."""
 
     def run(self, executor: ThreadPoolExecutor) -> None:
-        size = self.fact.size
-        with rootdir.file(self.source_at, self.name, owner=self.owner, size=size) as source:
-            target = self._open()
+        size, packs = self.fact.size, _packs(self.fact, self.how)
+        name, length = (self.name + packing.SUFFIX, packing.packed_size(size)) if self.packed else (self.name, size)
+        with rootdir.file(self.source_at, name, owner=self.owner, size=length) as source:
+            target = self._open(self.name + packing.SUFFIX if packs else self.name)
+            whole = packing.packed_size(size) if packs else size
             try:
                 begun = os.fstat(target).st_size
+                blocks = packing.blocks_begun(begun) if packs else begun // digest.BLOCK
                 # Blocks are written by several threads, so that the last ones before the end may have holes.
-                kept = max(0, begun // digest.BLOCK - 2 * _threads()) if begun < size else digest.count(size)
-                if size >= _DIRECT_FROM and self.how.read_direct:
+                kept = max(0, blocks - 2 * _threads()) if begun < whole else digest.count(size)
+                if size >= _DIRECT_FROM and self.how.read_direct and not self.packed:
                     blockio.past_cache(source)
                 if self._copy(source, target, kept, executor) != self.fact.digest:
                     again = kept > 0 and self._copy(source, target, 0, executor) == self.fact.digest
                     if not again:
                         raise ImageDamaged(f"{self.fact.path}: its contents have changed")
-                os.ftruncate(target, size)
+                os.ftruncate(target, whole)
                 os.fsync(target)
             finally:
                 os.close(target)
 
-    def _open(self) -> int:
+    def _open(self, name: str) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(self.name, flags, rootdir.FILE_MODE, dir_fd=self.target_at)
+        fd = os.open(name, flags, rootdir.FILE_MODE, dir_fd=self.target_at)
         os.fchmod(fd, rootdir.FILE_MODE)
         return fd
 
     def _copy(self, source: int, target: int, kept: int, executor: ThreadPoolExecutor) -> str:
         """Blocks from ``kept`` on are copied, those before it read where they are; the digest of all."""
-        size = self.fact.size
+        size, packs = self.fact.size, _packs(self.fact, self.how)
         # What is left out because it is 0 has to be a hole.
-        os.ftruncate(target, min(size, kept * digest.BLOCK))
-        if size >= _DIRECT_FROM:
+        end = packing.packed_size(kept * digest.BLOCK) if packs and kept else kept * digest.BLOCK
+        os.ftruncate(target, min(packing.packed_size(size) if packs else size, end))
+        if size >= _DIRECT_FROM and not packs:
             # What is kept is read through the cache, by other threads, from the same descriptor.
             blockio.past_cache(target, on=self.how.write_direct and not kept)
+        digest_of = packing.block if packs else digest.block
 
         def one(number: int) -> bytes:
             if self.how.stop():
                 raise Stopped
             if number < kept:
-                made = digest.block(self.kind, target, number, size)
+                made = digest_of(self.kind, target, number, size)
             else:
                 made = self._copy_block(source, target, number)
             if self.how.progress is not None:
@@ -158,25 +173,35 @@ class _Copy:
             return self.kind.total(executor.map(one, range(digest.count(size))))
         except EOFError:
             raise ImageDamaged(f"{self.fact.path}: is shorter than it was") from None
+        except ImageDamaged as error:
+            raise ImageDamaged(f"{self.fact.path}: {error}") from None
 
     def _copy_block(self, source: int, target: int, number: int) -> bytes:
         """Copy what is not 0 of a block; the hash of all of it."""
         state, buffer = self.kind.new(), blockio.buffer()
+        packs = _packs(self.fact, self.how)
         begin, end = number * digest.BLOCK, min(self.fact.size, (number + 1) * digest.BLOCK)
         done = begin
-        for start, stop in blockio.data_ranges(source, begin, end):
+        # Slots of a packed file are of whole chunks.
+        ranges = [(begin, end)] if self.packed or packs else blockio.data_ranges(source, begin, end)
+        for start, stop in ranges:
             _add_zeros(state, start - done)
             for at in range(start, stop, blockio.CHUNK):
                 length = min(blockio.CHUNK, stop - at)
                 self.how.limiter.pass_(length)
-                if blockio.read_into(source, buffer, length, at) < length:
+                if self.packed:
+                    packing.read(source, number, at - begin, buffer.view[:length])
+                elif blockio.read_into(source, buffer, length, at) < length:
                     raise EOFError
                 state.update(buffer.view[:length])
-                for first, last in blockio.runs(buffer, length):
-                    blockio.write_from(target, buffer, first, last, at + first)
+                if packs and not buffer.zero(0, length):
+                    packing.write(target, number, at - begin, buffer.view[:length], self.how.level)
+                elif not packs:
+                    for first, last in blockio.runs(buffer, length):
+                        blockio.write_from(target, buffer, first, last, at + first)
             done = stop
         _add_zeros(state, end - done)
-        if not blockio.is_direct(target):
+        if not packs and not blockio.is_direct(target):
             digest.start_writing(target, begin, end - begin)
         return state.digest()
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from slurm_affinode.checkpoint import manifest, rootdir, sweeping
+from slurm_affinode.checkpoint import manifest, packing, rootdir, sweeping
 from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.copying import How, Stopped, copy_files, shorten
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Usage
@@ -232,6 +232,14 @@ class DirectoryStore:
             return rootdir.open_directory(fd, CRIU, owner=self._owner)
         except FileNotFoundError:
             raise ImageDamaged(f"{image.manifest.key.name}: has no {CRIU}") from None
+        finally:
+            os.close(fd)
+
+    def packed(self, image: Image) -> bool:
+        """Whether it is compressed: it cannot be restored from where it is."""
+        fd = self.open_criu(image)
+        try:
+            return any(name.endswith(packing.SUFFIX) for name in rootdir.names(fd))
         finally:
             os.close(fd)
 

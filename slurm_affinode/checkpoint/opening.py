@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from slurm_affinode.checkpoint import packing
 from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError
@@ -68,9 +69,13 @@ def open_tiers(
     for name, path, limiter in places:
         if create or path.exists():
             store = DirectoryStore(path, key, quota=quota, user_quota=user_quota, owner=owner, create=create)
-            tiers.append(Tier(name, store, shared=name == "shared", direct=config.direct, limiter=limiter))
+            shared = name == "shared"
+            level = config.compress if shared and packing.zstd() is not None else 0
+            tiers.append(Tier(name, store, shared=shared, direct=config.direct, limiter=limiter, level=level))
         else:
             missing.append(f"{path}: is not there")
+    if config.compress and packing.zstd() is None:
+        missing.append("images are not compressed: the Python package zstandard is not installed")
     return Tiers(tiers, demand=demand, now=now, missing=missing)
 
 

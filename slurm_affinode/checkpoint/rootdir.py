@@ -138,14 +138,14 @@ def names(at: int) -> list[str]:
 
 
 def size_of(at: int) -> int:
-    """Bytes of all regular files below a directory."""
+    """Bytes that all regular files below a directory take."""
     found = 0
     with reading(at) as fd, os.scandir(fd) as entries:
         for entry in entries:
             try:
                 facts = entry.stat(follow_symlinks=False)
                 if stat.S_ISREG(facts.st_mode):
-                    found += facts.st_size
+                    found += min(facts.st_size, facts.st_blocks * 512)  # holes take nothing
                 elif stat.S_ISDIR(facts.st_mode):
                     below = os.open(entry.name, _DIRECTORY, dir_fd=at)
                     try:

@@ -43,6 +43,8 @@ class Tier:
     """Every node sees it."""
     direct: bool = False
     """Written past the page cache."""
+    level: int = 0
+    """What is copied here is compressed by zstd at this level; 0: it is not."""
     limiter: Limiter = field(default=_NO_LIMIT)
     """For what is written to it."""
     left: Callable[[], int | None] = lambda: None
@@ -200,8 +202,11 @@ class Tiers:
             where = f"its copy in the tier {copy.tier.name}"
             try:
                 # Through host memory it is read once; through a disk that would be slower than from where it is.
-                if copy.tier.shared and (brought := self.pull(copy, expected_s=0.0, durable=False)) is not None:
+                packed = copy.tier.shared and copy.tier.store.packed(copy.image)
+                if copy.tier.shared and (brought := self.pull(copy, expected_s=0.0, durable=packed)) is not None:
                     return brought
+                if packed:
+                    raise NoRoom("it is compressed, and no tier of this node has room for it")
                 copy.tier.store.verify(copy.image, progress=progress)
             except (CheckpointError, OSError) as error:
                 damage.append(f"{copy.tier.name}: {_text(error)}")
@@ -235,6 +240,7 @@ class Tiers:
             to.limiter if limited else _NO_LIMIT,
             read_direct=copy.tier.shared,
             write_direct=to.direct,
+            level=to.level,
             stop=self.stopping.is_set,
         )
         with self.pinned(copy):
