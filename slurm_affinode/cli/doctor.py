@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import click
 
+from slurm_affinode.cli import doctor_sockets
 from slurm_affinode.cli.options import config_options, json_option, print_json, print_table, slurm_options
 from slurm_affinode.config import Config
 from slurm_affinode.workflow import doctor_cuda
@@ -38,7 +39,7 @@ def doctor(*, config: Config, as_json: bool) -> int:
     """
     checks = examine(config, now=datetime.now(UTC))
     cuda = doctor_cuda.look()
-    checks.append(doctor_cuda.check(cuda))
+    checks += [doctor_cuda.check(cuda), doctor_sockets.check()]
     code = exit_code(checks)
     if as_json:
         print_json({"ok": code == 0, "checks": [asdict(check) for check in checks], "cuda": cuda.as_json()})

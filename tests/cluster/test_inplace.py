@@ -127,9 +127,9 @@ def serve(cluster: Cluster, port: int, option: str = BY_HAND, *options: str, mem
 
 
 def in_place(cluster: Cluster, job: str) -> dict[str, Any] | None:
-    """What status says of a sleeper; ``None``: it is awake."""
-    row = status(cluster, job)["jobs"][0]
-    found: dict[str, Any] | None = row["in_place"]
+    """What status says of a sleeper; ``None``: it is awake. A new agent knows it when its shepherd has come again."""
+    rows = wait_until(f"an agent knows job {job}", lambda: status(cluster, job).get("jobs"))
+    found: dict[str, Any] | None = rows[0]["in_place"]
     return found
 
 

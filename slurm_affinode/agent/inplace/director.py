@@ -108,7 +108,7 @@ class Director:
             self._slowly_s = now
             self._look_slowly(now)
             with self._lock:
-                self._starters.tend(now)
+                self._starters.tend(now, self.idle_s)
         for sleeper, why in self._looks.requests(self._asleep()):
             self._ask(sleeper, why)
         for sleeper in self._looks.moving(self._asleep(), every=slowly):

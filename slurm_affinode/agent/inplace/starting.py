@@ -100,11 +100,12 @@ class Starters:
         one.let_in = self._parts.now()
         return job is not None and job.link.send(Start())
 
-    def tend(self, now: float) -> None:
-        """Keep shepherds waiting; forget who is gone, or has had its time."""
+    def tend(self, now: float, idle_s: Callable[[int], float | None]) -> None:
+        """Keep shepherds waiting; forget who is gone, has had its time, or is idle by policy (``idle_s``) already."""
         for one in list(self._all.values()):
             job = self._parts.registry.get(one.job_id)
-            if job is None or (one.let_in is not None and now - one.let_in > _SETTLE_S):
+            over = one.let_in is not None and (now - one.let_in > _SETTLE_S or idle_s(one.job_id) is not None)
+            if job is None or over:
                 del self._all[one.job_id]
             elif one.let_in is not None:
                 one.cuda = self._pids(job)

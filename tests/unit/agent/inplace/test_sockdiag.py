@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from slurm_affinode.agent.inplace import asking, sockdiag
 from slurm_affinode.agent.inplace.sockdiag import CLOSE_WAIT, ESTABLISHED, LISTEN, Sock, SockDiag, SockDiagError
+from slurm_affinode.cli import doctor_sockets
 
 
 @pytest.fixture
@@ -140,6 +141,17 @@ def test_a_namespace_that_is_gone_is_an_error() -> None:
     """With its name."""
     with pytest.raises(SockDiagError, match="/proc/nobody/ns/net"):
         SockDiag(Path("/proc/nobody/ns/net"))
+
+
+def test_doctor_says_whether_requests_could_be_noticed(diag: SockDiag) -> None:
+    """Where the kernel does not tell, mode=inplace is refused there, and nothing else is wrong."""
+    assert doctor_sockets.check().status == "ok"
+
+    def none() -> SockDiag:
+        raise SockDiagError("sock_diag: not supported")
+
+    found = doctor_sockets.check(none)
+    assert (found.status, found.detail.endswith("not supported")) == ("skipped", True)
 
 
 @given(data=st.binary(max_size=400))

@@ -1,0 +1,319 @@
+"""The agent's other parts, as far as jobs in place concern them: messages, requests, prolog, idleness, policy."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_stand_ins import Gpus, Node1, Shepherd, agent, config_of, wait_until
+
+from slurm_affinode.agent import hooks
+from slurm_affinode.agent.client import AnswerError, ask_local
+from slurm_affinode.agent.inplace.sockdiag import ESTABLISHED, Sock, SockDiagError
+from slurm_affinode.agent.inplace.watching import NodeSockets, Own, from_note, noted
+from slurm_affinode.agent.interface import Refused
+from slurm_affinode.agent.loop import Loop
+from slurm_affinode.agent.peers import Inspector
+from slurm_affinode.agent.registry import WatchedJob
+from slurm_affinode.agent.shepherds import BadMessage, Signalled, Wait, decode, encode
+from slurm_affinode.agent.watch import Watch
+from slurm_affinode.cli import status as status_command
+from slurm_affinode.config import parse
+from slurm_affinode.core.idle import IdleRule, IdleState, Verdict
+from slurm_affinode.core.policy import Candidate, NodeRoom, Policy, Surroundings, Waiting, decide
+from slurm_affinode.errors import ConfigError
+from slurm_affinode.gpu.interface import GpuLost
+from slurm_affinode.model.gpu import Device, ProcessUtilization
+from slurm_affinode.model.suspension import Mode, Phase, Refusal, SuspendOption
+
+VIEW: dict[str, Any] = {
+    "starting": False, "since": 1_760_000_000.0, "asleep_s": 720.0, "why": "idle 15m", "gpu_bytes": 48 << 30,
+    "frozen_by": "signals", "wakes_on_request": True, "asked": None, "asked_why": None, "waking": False, "waits": None,
+    "overdue": False, "failure": None,
+}  # fmt: skip
+
+
+class Sleepers:
+    """``interface.InPlace`` with answers of its own."""
+
+    def __init__(self) -> None:
+        self.asleep: dict[int, dict[str, Any]] = {}
+        self.asked: list[tuple[object, ...]] = []
+        self.admits = True
+        self.idle_s: Callable[[int], float | None] = lambda job_id: None
+        self.woken: Callable[[int], None] = lambda job_id: None
+        self.pressed: Callable[[], None] = lambda: None
+        self.gpus_of: Callable[[int], Sequence[str] | None] = lambda job_id: None
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+    def admit(self, job: WatchedJob) -> bool:
+        return self.admits or not job.link.send(Wait(fresh=True))
+
+    def holds(self, job_id: int) -> Phase | None:
+        return Phase.FROZEN if job_id in self.asleep else None
+
+    def wake(self, job_id: int, who: str) -> None:
+        if job_id not in self.asleep:
+            raise Refused(Refusal("not-suspended", "it does not sleep"))
+        self.asked.append((job_id, who))
+
+    def wake_on(self, indices: Sequence[int], why: str, timeout_s: float) -> list[int]:
+        self.asked.append((*indices, why, timeout_s))
+        return sorted(self.asleep)
+
+    def signalled(self, job_id: int, number: int) -> None:
+        self.asked.append((job_id, number))
+
+    def wanted(self, job_id: int) -> tuple[int, ...]:
+        return ()
+
+    def view(self, job_id: int) -> dict[str, Any] | None:
+        return self.asleep.get(job_id)
+
+
+def text_of(directory: Path, inplace: str = "") -> str:
+    return f'[agent]\nrun_dir = "{directory}/run"\n[inplace]\n{inplace}\n'
+
+
+@pytest.fixture
+def sleepers() -> Sleepers:
+    return Sleepers()
+
+
+@pytest.fixture
+def node(tmp_path: Path, sleepers: Sleepers) -> Iterator[Node1]:
+    with agent(config_of(tmp_path)) as running:
+        daemon = running.daemon
+        changed = replace(daemon.orchestration, in_place=sleepers)
+        daemon.service.orchestration = daemon.loop.orchestration = daemon.arrivals._orchestration = changed
+        yield running
+
+
+def ask(node: Node1, verb: str, **fields: object) -> dict[str, Any]:
+    return ask_local(node.run_dir, {"verb": verb, **fields})
+
+
+def test_messages() -> None:
+    """A signal is told by its number; a wait for room is not one for an image."""
+    assert decode(b"signalled\nnumber=15") == Signalled(15)
+    assert (encode(Wait()), encode(Wait(fresh=True))) == (b"wait", b"wait\nfresh=1")
+    for number in (b"0", b"65", b"x", b""):
+        with pytest.raises(BadMessage):
+            decode(b"signalled\nnumber=" + number)
+
+
+def test_a_shepherd_tells_of_signals_and_waits_for_room(node: Node1, sleepers: Sleepers) -> None:
+    """Its job starts when there is room; jobs with another mode never wait for that."""
+    assert Shepherd(node.run_dir).hello().hear() == "start"
+    node.daemon.registry.remove(7)
+    sleepers.admits = False
+    shepherd = Shepherd(node.run_dir, option="window=1,mode=inplace").hello()
+    assert shepherd.hear() == "wait\nfresh=1"
+    shepherd.send("signalled\nnumber=15")
+    wait_until("the signal is told of", lambda: sleepers.asked, lambda asked: asked == [(7, 15)])
+
+
+def test_a_sleeper_is_shown_woken_and_not_suspended_again(node: Node1, sleepers: Sleepers) -> None:
+    """By its owner, over the socket."""
+    Shepherd(node.run_dir, root=2).hello()
+    node.watched()
+    with pytest.raises(AnswerError, match="is not suspended"):
+        ask(node, "wake", job=7)
+    sleepers.asleep = {7: VIEW}
+    row = ask(node, "status", job=7)["jobs"][0]
+    assert (row["state"], row["in_place"]["gpu_bytes"], row["memory_held_bytes"]) == ("asleep", 48 << 30, 0)
+    assert ask(node, "wake", job=7)["in_place"] is True
+    assert sleepers.asked[-1][0] == 7
+    with pytest.raises(AnswerError, match="sleeps in place"):
+        ask(node, "suspend", job=7)
+    sleepers.asleep = {7: {**VIEW, "asked": 1.0}}
+    assert ask(node, "status")["jobs"][0]["state"] == "waking"
+    sleepers.asleep = {7: {"starting": True, "asked": 1.0, "waits": "job 8 asked before it"}}
+    assert ask(node, "status")["jobs"][0]["state"] == "starting"
+
+
+def test_prologs_wake_only_where_the_site_wants_that(
+    node: Node1, sleepers: Sleepers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What sleeps on is told, and the job starts."""
+    env = {"SLURM_JOB_ID": "9", "SLURM_JOB_UID": "2001", "SLURM_JOB_GPUS": "0,1"}
+    path = tmp_path / "config.toml"
+    path.write_text(text_of(tmp_path))
+    assert hooks.main("prolog", path, env) == 0
+    assert ask(node, "prolog-wakes", job=9, uid=0, gpus=[0])["asleep"] == []
+    assert sleepers.asked == []
+    path.write_text(text_of(tmp_path, "wake_at_prolog = true\nprolog_timeout = '3s'"))
+    node.daemon.service.prolog_s = 3.0
+    sleepers.asleep = {7: VIEW}
+    assert hooks.main("prolog", path, env) == 0
+    assert sleepers.asked == [(0, 1, "the prolog of job 9", 3.0)]
+    assert "job 7 still sleeps in place on its GPUs" in capsys.readouterr().err
+    path.write_text(text_of(tmp_path, "wake_at_prolog = true\nprolog_timeout = 'soon'"))
+    assert hooks.main("prolog", path, env) == 0
+    assert "soon" in capsys.readouterr().err
+
+
+def test_on_a_shared_gpu_only_its_own_processes_make_a_job_busy() -> None:
+    """The whole GPU's signals count where it is alone, or where the driver cannot tell processes apart."""
+    own = next(iter(Inspector().tree(1)))
+
+    class Shared(Gpus):
+        used: Sequence[ProcessUtilization] = (ProcessUtilization(4242, 10, 80.0, 40.0),)
+
+        def process_utilization(self, device: Device, since_us: int = 0) -> Sequence[ProcessUtilization]:
+            return self.used
+
+    gpus = Shared(count=1, util_pct={0: 80.0}, holders={0: [own, 4242]})
+    watch = Watch(gpus, Inspector())  # type: ignore[arg-type]
+    job = watched(SuspendOption(mode=Mode.INPLACE), own)
+    seen = watch.sample(job, IdleRule(60)).gpus[0]
+    assert (seen.signals["utilization"], seen.signals["processes"], seen.used_bytes) == (0.0, 0.0, 1 << 30)
+    gpus.used = (*gpus.used, ProcessUtilization(own, 11, 5.0, 7.0))
+    assert watch.sample(job, IdleRule(60)).gpus[0].signals == {"utilization": 5.0, "memory": 7.0, "processes": 7.0}
+    assert watch.sample(watched(SuspendOption(), own), IdleRule(60)).gpus[0].signals["utilization"] == 80.0
+    gpus.holders = {0: [own]}
+    assert watch.sample(job, IdleRule(60)).gpus[0].signals["utilization"] == 80.0
+    gpus.holders = {0: [own, 4242]}
+
+    def lost(device: Device, since_us: int = 0) -> Sequence[ProcessUtilization]:
+        raise GpuLost("GPU 0: lost")
+
+    gpus.process_utilization = lost  # type: ignore[method-assign]
+    assert watch.sample(job, IdleRule(60)).gpus[0].signals["utilization"] == 80.0
+
+
+def watched(option: SuspendOption, pid: int) -> WatchedJob:
+    return WatchedJob(
+        job_id=7, uid=1, gid=1, restarts=0, option=option, init_pid=pid, init_started=1, root=2,
+        link=None, since_epoch=0, devices=(Device("GPU-0", 0),),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+JOB = Candidate(
+    job_id=100, option=SuspendOption(mode=Mode.INPLACE),
+    idle=IdleState(900, Verdict.IDLE, "", 900, 0.0, 900, (), None), run_s=7200.0, user="alice", account="vision",
+    partition="gpu", gpus=1, gpu_kind="h100", cpus=1, memory_mib=500,
+)  # fmt: skip
+QUIET = Surroundings((), NodeRoom("c1", ("gpu",), "h100", 0, 6, 12000), no_room="the store is full")
+
+
+def test_policy_in_place() -> None:
+    """It goes for a sleeper that waits on its GPU; image stores do not matter; no GPU is promised to a pending job."""
+    assert decide(Policy(), JOB, QUIET).code == "no-pressure"
+    wanted = decide(Policy(), replace(JOB, wanted_by=("7",)), QUIET)
+    assert (wanted.act, wanted.text) == (True, "idle 15m, job 7 waits to wake")
+    waiting = Waiting(131, "131", ("gpu",), "Resources", held=False, priority=10, gpus=1, cpus=1, memory_mib=500)
+    pressed = decide(Policy(), JOB, replace(QUIET, waiting=(waiting,)))
+    assert (pressed.act, pressed.presses) == (True, ())
+    requeued = replace(JOB, option=SuspendOption())
+    assert "no-room" in [one.code for one in decide(Policy(), requeued, QUIET).against]
+    assert not decide(Policy(dry_run=True), replace(JOB, wanted_by=("7",)), QUIET).act
+
+
+def test_a_job_is_movable_when_only_nobody_waits_for_it(node: Node1) -> None:
+    """Not while anything else is against it, or it is not idle."""
+    loop: Loop = node.daemon.loop
+    assert loop.movable_s(7) is None
+    Shepherd(node.run_dir, root=2, option="window=1,mode=inplace,when=pressure").hello()
+    node.watched()
+    wait_until("it is movable", lambda: loop.movable_s(7), lambda idle: idle is not None)
+    node.daemon.end()
+    node.thread.join(10)
+    state = loop.states[7]
+    assert state.decision is not None
+    state.decision = replace(state.decision, against=(Refusal("srun-steps", "it runs srun"),))
+    assert loop.movable_s(7) is None
+
+
+def shown(row: dict[str, Any]) -> str:
+    with redirect_stdout(io.StringIO()) as out:
+        status_command._show(row, dry_run=False)
+    return out.getvalue()
+
+
+def test_status_for_people() -> None:
+    """Asleep, waiting to wake, failed, waiting to start."""
+    row: dict[str, Any] = {
+        "job_id": 7, "shown_id": "7", "user": "alice", "node": "c1", "state": "asleep", "in_place": VIEW, "idle": None,
+        "gpus": [{"name": "GPU 0", "uuid": "GPU-a"}], "option": {"wake": "auto"},
+    }  # fmt: skip
+    text = shown(row)
+    assert "in place: idle 15m, 48 GiB in host memory, wakes on a request" in text
+    assert "or: slurm-affinode wake 7" in text
+    assert status_command._line(row)[4:] == ("asleep 12m", "48 GiB in host memory", "wakes on a request")
+    waits = {**VIEW, "asked": 1_760_000_600.0, "asked_why": "a connection waits on port 8000", "overdue": True,
+             "waits": "job 8 is at work", "failure": "the driver failed"}  # fmt: skip
+    text = shown({**row, "state": "waking", "in_place": waits})
+    for part in ("a connection waits on port 8000", "job 8 is at work", "longer than the site's", "the driver failed"):
+        assert part in text
+    starting = {**row, "state": "starting", "in_place": {"starting": True, "asked": 1.0, "waits": "job 8 makes room"}}
+    assert "job 8 makes room" in shown(starting)
+    assert status_command._line(starting)[-1] == "job 8 makes room"
+    unasked = {**row, "in_place": {**VIEW, "wakes_on_request": False}, "gpus": None, "option": {"wake": "hold"}}
+    assert "when it is asked to; or: slurm-affinode wake 7" in shown(unasked)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("poll_ms = 1", "poll_ms: 1 is not from 10"),
+        ("freeze_timeout = 'soon'", "inplace.freeze_timeout"),
+        ("wake_deadline = '0s'", "wake_deadline: 0s is not above 0"),
+        ("awake_limit_pct = 0.0", "awake_limit_pct"),
+        ("awake_limit_pct = 50.0\nstart_free_pct = 60.0", "start_free_pct: 60"),
+        ("on_deadline = 'kill'", "on_deadline: 'kill' is not wait or end"),
+        ("polls = 1", "inplace.polls"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(text: str, said: str) -> None:
+    """Naming the key."""
+    with pytest.raises(ConfigError, match=said):
+        parse(f"[inplace]\n{text}\n", where="test")
+
+
+class FakeDiag:
+    """Sockets of a namespace; ``None``: it does not answer."""
+
+    def __init__(self, socks: dict[int, Sock] | None) -> None:
+        self.socks, self.closed = socks, False
+
+    def dump(self) -> dict[int, Sock]:
+        if self.socks is None:
+            raise SockDiagError("sock_diag does not answer")
+        return self.socks
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_one_question_for_each_namespace() -> None:
+    """Jobs get their own sockets; a namespace that does not answer leaves its jobs out, and is told of once."""
+    sock = Sock(5, "tcp", ESTABLISHED, 0, port=80, received=3)
+    opened: list[FakeDiag] = []
+    answers: dict[str, dict[int, Sock] | None] = {"a": {5: sock, 6: replace(sock, inode=6)}, "b": None}
+    said: list[str] = []
+
+    def open_diag(path: Path) -> FakeDiag:
+        opened.append(FakeDiag(answers[path.name]))
+        return opened[-1]
+
+    sockets = NodeSockets(open_diag=open_diag, warn=said.append)
+    one = Own({1: frozenset({5})}, {1: Path("a")})
+    other = Own({1: frozenset({6}), 2: frozenset({9})}, {1: Path("a"), 2: Path("b")})
+    for _ in range(3):
+        assert sockets.looks({7: one, 8: other}) == {7: {5: sock}}
+    assert len(said) == 1
+    assert [diag.socks is None for diag in opened].count(False) == 1
+    assert sockets.look(one) == {5: sock}
+    assert sockets.looks({}) == {}
+    assert all(diag.closed for diag in opened if diag.socks is not None)
+    sockets.close()
+    assert from_note(noted({5: sock})) == {5: sock}
+    assert (bool(one), bool(Own())) == (True, False)
