@@ -105,9 +105,11 @@ class _Case:
             return self.none("exempt", f"exempt{until}: {exempt.reason} ({policy.where}:{exempt.line})")
         if self.settings.action == "none":
             return self.none("rule", f"{self.rule.rule} asks for nothing")
-        age_s = self._age_s(finding.observed_at)
-        if age_s > policy.max_evidence_age_s:
-            return self.none("stale", f"its evidence is {span(age_s)} old, more than {span(policy.max_evidence_age_s)}")
+        age_s, most_s = self._age_s(finding.observed_at), policy.max_evidence_age_s
+        if finding.job is not None and finding.job.end is not None:
+            most_s = max(most_s, self.settings.repeat_s)  # what has ended does not change, and is only told
+        if age_s > most_s:
+            return self.none("stale", f"its evidence is {span(age_s)} old, more than {span(most_s)}")
         if finding.kind in IDLE_KINDS and isinstance(finding.subject, JobRef) and finding.subject.running:
             action = self._job(finding.subject)
         else:
@@ -233,7 +235,7 @@ class _Case:
         return self.do(verb, text)
 
     def _repeat(self, text: str) -> Action:
-        told, repeat_s = self.ledger.told.get(self.finding.key), self.settings.repeat_s
+        told, repeat_s = self.ledger.told.get(self.finding.matter), self.settings.repeat_s
         if told is not None and self._age_s(told) < repeat_s:
             return self.none("told", f"somebody was told at {_clock(told)}; again after {span(repeat_s)}")
         return self._warn(text)

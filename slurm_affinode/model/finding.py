@@ -265,6 +265,11 @@ class Finding:
         return f"{self.cluster}/{self.kind}/{which}"
 
     @property
+    def matter(self) -> str:
+        """What people are told of once in a time: the shape of a user's jobs is one matter, whichever job it is."""
+        return f"{self.cluster}/{self.kind}/user:{self.user}" if self.kind in MISFIT_KINDS and self.user else self.key
+
+    @property
     def job(self) -> JobRef | None:
         """The job, where the finding is about one."""
         return self.subject if isinstance(self.subject, JobRef) else None

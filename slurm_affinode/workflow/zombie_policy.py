@@ -175,7 +175,7 @@ def replay(
             if action.number:
                 warnings[key] = (*warnings.get(key, ()), SentWarning(key, action.number, moment))
             elif action.verb.startswith("warn"):
-                told[key] = moment
+                told[action.finding.matter] = moment
             else:
                 over.add(key)
         moment += every

@@ -45,10 +45,11 @@ def _mail(
     now, run = tools.now(), tools.who.run
     mine: list[Action] = []
     outcomes = []
+    claimed: set[tuple[str, int]] = set()
     for action in group:
-        if tools.log.claim_warning(
-            action.finding.key, action.number, run, now=now, hold=HOLD, seen=_seen(action, ledger)
-        ):
+        name = (_key(action), action.number)
+        if name in claimed or tools.log.claim_warning(*name, run, now=now, hold=HOLD, seen=_seen(action, ledger)):
+            claimed.add(name)
             mine.append(action)
         else:
             outcomes.append(Outcome(action, "gone", f"{action.target}: another run tells of it, or has told"))
@@ -57,9 +58,14 @@ def _mail(
     return [written(one, tools) for one in outcomes]
 
 
+def _key(action: Action) -> str:
+    """What is told once: a stage of a finding, or what has no stages once in a time."""
+    return action.finding.key if action.number else action.finding.matter
+
+
 def _seen(action: Action, ledger: Ledger) -> datetime | None:
     """When this was told last, as the decision knew."""
-    key = action.finding.key
+    key = _key(action)
     if action.number == 0:
         return ledger.told.get(key)
     return max((one.at for one in ledger.warnings.get(key, ()) if one.number == action.number), default=None)
@@ -87,12 +93,12 @@ def _send(user: str | None, recipients: tuple[str, ...], mine: list[Action], too
     reached = bool(told) if user is None else bool(recipients) and recipients[0] in told
     for action in mine:
         if reached:
-            tools.log.warned(action.finding.key, action.number, now, ", ".join(told), tools.who.run)
+            tools.log.warned(_key(action), action.number, now, ", ".join(told), tools.who.run)
             more = f" (not to {'; '.join(problems)})" if problems else ""
             what = f"warning {action.number}" if action.number else "it"
             outcomes.append(Outcome(action, "done", f"{action.target}: {what} was told to {', '.join(told)}{more}"))
         else:
-            tools.log.release(warning_claim(action.finding.key, action.number), tools.who.run)
+            tools.log.release(warning_claim(_key(action), action.number), tools.who.run)
             why = "; ".join(problems) or "the policy names nobody (mail.admins)"
             outcomes.append(Outcome(action, "failed", f"{action.target}: nobody was told: {why}"))
     return outcomes

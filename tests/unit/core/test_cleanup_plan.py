@@ -240,6 +240,23 @@ def test_misfits_and_ended_jobs_are_told_and_never_cancelled() -> None:
     assert due(subject=ended)[0] == "warn-user"
 
 
+def test_the_shape_of_jobs_is_one_matter_for_each_user() -> None:
+    """Told once in a time, however many jobs; jobs that have ended are told of later than what may change."""
+    long_ago = NOW - timedelta(hours=5)
+    ended = squatter(kind="time-limit", subject=job(state="COMPLETED", end=long_ago), observed_at=long_ago)
+    assert verdict(ended)[0] == "warn-user"
+    other = replace(ended, subject=job(job_id=8, id="8", state="COMPLETED", end=long_ago))
+    assert other.matter == ended.matter
+    assert other.key != ended.key
+    told = Ledger({}, {}, {ended.matter: NOW - timedelta(days=1)})
+    assert verdict(other, ledger=told)[:2] == ("none", "told")
+    assert verdict(replace(other, user="bob"), ledger=told)[0] == "warn-user"
+    assert verdict(other, ledger=Ledger({}, {}, {ended.matter: NOW - timedelta(days=8)}))[0] == "warn-user"
+    ancient = replace(ended, observed_at=NOW - timedelta(days=9))
+    assert verdict(ancient)[:2] == ("none", "stale")
+    assert verdict(squatter(observed_at=long_ago))[:2] == ("none", "stale")
+
+
 # --- which rule
 
 

@@ -334,6 +334,19 @@ def test_a_user_gets_one_mail_about_all_his_jobs(world: World) -> None:
     assert world.log.ledger(NOW).warnings[squatter().key][0].number == 1
 
 
+def test_the_shape_of_a_users_jobs_is_told_once_in_a_time(world: World) -> None:
+    """All jobs of that kind in one mail; another job of the same kind a minute later is no other matter."""
+    before = world.log.ledger(NOW)
+    shapes = [warning(squatter(kind="time-limit", subject=job(job_id=n, id=str(n))), 0) for n in (7, 8)]
+    assert [one.result for one in tell(shapes, world.tools("r1"), before)] == ["done", "done"]
+    assert "Job 7" in world.mails[0].text
+    assert "Job 8" in world.mails[0].text
+    assert world.log.ledger(NOW).told == {shapes[0].finding.matter: NOW}
+    late = warning(squatter(kind="time-limit", subject=job(job_id=9, id="9")), 0)
+    assert [one.result for one in tell([late], world.tools("r2"), before)] == ["gone"]
+    assert len(world.mails) == 1
+
+
 def test_nobody_is_told_twice_by_two_runs(world: World) -> None:
     """The second decided on what the first had not done yet."""
     before = world.log.ledger(NOW)
