@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from slurm_affinode.agent.aftermath import Aftermath, entry_of
@@ -16,7 +17,7 @@ from slurm_affinode.agent.tree import TreeGoneError
 from slurm_affinode.agent.undo import Undo
 from slurm_affinode.agent.waker import is_over
 from slurm_affinode.checkpoint.interface import CheckpointError, Image
-from slurm_affinode.core.suspension import Action, JobFact, World, recover
+from slurm_affinode.core.suspension import IN_PLACE, Action, JobFact, World, recover
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Phase
@@ -212,6 +213,10 @@ class JobKeeper:
 
     def _close(self, record: Record, why: str) -> None:
         parts = self._parts
+        if record.phase in IN_PLACE:  # its processes have ended
+            parts.ledger.write(replace(entry_of(record, parts.node), ended_ms=round(parts.now() * 1000)))
+            record.close()
+            return
         if record.phase in (Phase.QUEUED, Phase.RESTORING):
             began_ms = round(float(record.facts["began"]) * 1000)
             key = record.key

@@ -135,7 +135,7 @@ def plan(cards: Sequence[Card], awake: Sequence[Awake], arriving: Sequence[Arriv
             room.take(lacks)
             continue
         else:
-            chosen, waits[waiter.job_id] = _make_room(waiter, lack, awake, make_room, room)
+            chosen, waits[waiter.job_id] = _make_room(waiter, lack, (awake, arriving), make_room, room)
             make_room |= dict.fromkeys(chosen, waiter.job_id)
         for uuid in uuids:
             first.setdefault(uuid, waiter.job_id)
@@ -160,9 +160,14 @@ def _room(
 
 
 def _make_room(
-    waiter: Waiter, lack: Bytes, awake: Sequence[Awake], taken: Mapping[int, int], room: _Room
+    waiter: Waiter,
+    lack: Bytes,
+    others: tuple[Sequence[Awake], Sequence[Arriving]],
+    taken: Mapping[int, int],
+    room: _Room,
 ) -> tuple[tuple[int, ...], str]:
     """Who has to go for ``waiter``, and what it is told."""
+    awake, arriving = others
     there = [one for one in awake if one.job_id != waiter.job_id and any(one.held.get(uuid, 0) for uuid in lack)]
     leaving = [one for one in there if one.leaving]
     if _enough(lack, leaving):
@@ -171,7 +176,7 @@ def _make_room(
     chosen = cheapest(_less(lack, leaving), movable)
     if chosen:
         return tuple(one.job_id for one in chosen), f"{_jobs((*leaving, *chosen))} makes room"
-    return (), _why(waiter, lack, there, room)
+    return (), _why(waiter, lack, (there, arriving), room)
 
 
 def cheapest(lack: Bytes, movable: Sequence[Awake]) -> tuple[Awake, ...]:
@@ -212,7 +217,8 @@ def _less(lack: Bytes, leaving: Iterable[Awake]) -> dict[str, int]:
     return {uuid: count for uuid, count in left.items() if count > 0}
 
 
-def _why(waiter: Waiter, lack: Bytes, there: Sequence[Awake], room: _Room) -> str:
+def _why(waiter: Waiter, lack: Bytes, others: tuple[Sequence[Awake], Sequence[Arriving]], room: _Room) -> str:
+    there, arriving = others
     uuid = max(lack, key=lambda one: lack[one])
     need, name = waiter.needs[uuid], _name(room.cards, uuid)
     limit = room.cards[uuid].limit
@@ -220,11 +226,15 @@ def _why(waiter: Waiter, lack: Bytes, there: Sequence[Awake], room: _Room) -> st
         return f"it needs {size(need)} on {name}, and the site lets jobs in place hold {size(limit)} there at once"
     left = max(0, min(room.free[uuid], room.bound[uuid]))
     busy = [one for one in there if one.idle_s is None and not one.leaving]
-    by = f"{_jobs(busy)} is at work" if busy else "others hold the rest"
+    coming = [one for one in arriving if one.needs.get(uuid, 0)]
+    if busy:
+        by = f"{_jobs(busy)} is at work"
+    else:
+        by = f"{_jobs(coming)} is taking its place" if coming else "others hold the rest"
     return f"it needs {size(need)} on {name}, and {size(left)} is left there: {by}"
 
 
-def _jobs(jobs: Sequence[Awake]) -> str:
+def _jobs(jobs: Sequence[Awake] | Sequence[Arriving]) -> str:
     ids = [str(one.job_id) for one in jobs]
     return f"job {ids[0]}" if len(ids) == 1 else f"each of the jobs {', '.join(ids)}"
 

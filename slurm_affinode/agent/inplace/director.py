@@ -8,6 +8,7 @@ here suspends a job: the policy does, and is told which job a sleeper would need
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,7 +21,7 @@ from slurm_affinode.agent.inplace.looks import Looks
 from slurm_affinode.agent.inplace.sharing import Holder, Rules, Sharing
 from slurm_affinode.agent.inplace.sleeper import Cards, Sleeper
 from slurm_affinode.agent.inplace.starting import Starter, Starters
-from slurm_affinode.agent.inplace.waking import NotWoken, Waking
+from slurm_affinode.agent.inplace.waking import Waking
 from slurm_affinode.agent.inplace.watching import Sockets
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.journal import Record
@@ -36,6 +37,9 @@ _WAKES_AT_ONCE = 4
 _SLOWLY_S = 1.0
 """Between two looks at what changes seldom: whether the processes are there, the line when nothing has happened."""
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
+_MOST_OF_TIME = 20.0
+"""A look is followed by a pause at least so many times as long."""
+_KEPT_SIGNALS = 4096
 
 
 class Director:
@@ -71,6 +75,9 @@ class Director:
         """For how long a job has been idle, where the policy would let it go for another one; else ``None``."""
         self.woken: Callable[[int], None] = lambda job_id: None
         """Told of a job that runs again."""
+        self.pressed: Callable[[], None] = lambda: None
+        """Told that other jobs are to make room now."""
+        self._line.pressed = lambda: self.pressed()  # noqa: PLW0108 - it is set later
         self.gpus_of: Callable[[int], Sequence[str] | None] = lambda job_id: None
         """UUIDs of the GPUs of a job that has not started."""
 
@@ -91,13 +98,16 @@ class Director:
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            began = time.monotonic()
             try:
                 self.round()
             except Exception:
                 # One round with a fault of ours must not leave all sleepers asleep for ever.
                 self._parts.log.exception("a look at the sleeping jobs failed")
             busy = self._sleepers or len(self._starters) or self._comments.due
-            self._poke.wait(self._rules.poll_s if busy else None)
+            # Where many sockets have to be told of it is looked less often.
+            pause_s = max(self._rules.poll_s, _MOST_OF_TIME * (time.monotonic() - began))
+            self._poke.wait(pause_s if busy else None)
             self._poke.clear()
 
     def round(self) -> None:
@@ -160,15 +170,6 @@ class Director:
         sleeper.pids = tuple(member.pid for member in members)
         sleeper.own = self._sockets.own(sleeper.pids)
 
-    @property
-    def pressed(self) -> Callable[[], None]:
-        """Told that other jobs are to make room now."""
-        return self._line.pressed
-
-    @pressed.setter
-    def pressed(self, call: Callable[[], None]) -> None:
-        self._line.pressed = call
-
     def admit(self, job: WatchedJob) -> bool:
         """Whether a job may start now; ``False``: its shepherd waits, and is told when it is its turn."""
         with self._lock:
@@ -196,6 +197,8 @@ class Director:
         with self._lock:
             sleeper = self._sleepers.get(job_id)
             if sleeper is None:
+                if len(self._signals) >= _KEPT_SIGNALS:
+                    self._signals.clear()
                 self._signals[job_id] = (number, self._parts.now())
         if sleeper is not None:
             self._workers.submit(self._let_go, sleeper, f"signal {number} from Slurm")
@@ -343,8 +346,6 @@ class Director:
             self._waking.wake(sleeper)
         except TreeGoneError:
             self._gone(sleeper)
-        except NotWoken as error:
-            self._not_woken(sleeper, str(error))
         except AffinodeError as error:
             self._not_woken(sleeper, str(error))
         except Exception as error:

@@ -91,6 +91,8 @@ def test_what_holds_the_rest_is_named() -> None:
     assert working.waits[7] == "it needs 30 GiB on GPU 0, and 9.94 GiB is left there: job 3 is at work"
     foreign = plan([card(free_gib=10)], [], [], [Waiter(7, held(30))])
     assert foreign.waits[7].endswith("others hold the rest")
+    coming = plan([card(free_gib=80)], [], [Arriving(4, held(60))], [Waiter(7, held(30))])
+    assert coming.waits[7].endswith("job 4 is taking its place")
     unknown = plan([card(free_gib=None)], [], [], [Waiter(7, held(30))])
     assert unknown.waits[7] == "how much memory is free on GPU 0 is not known"
 

@@ -521,6 +521,17 @@ def test_one_that_has_ended_is_forgotten(world, node):
         node.director.wake(7, "alice")
 
 
+def test_one_that_ended_while_there_was_no_agent(world, node):
+    """With its node, for example: the next agent closes its journal, and does not say that it runs on."""
+    node.sleep()
+    world.nodes["c1"].init, world.nodes["c1"].processes = None, []
+    after = Node(world)
+    after.recover()
+    assert after.agent.parts.journal.open_records() == []
+    assert [entry.ended_ms is not None for entry in entries(world)] == [True]
+    assert not world.comment.startswith("runs on")
+
+
 def test_one_that_ends_while_it_is_woken(world, node, monkeypatch):
     """Nothing is left to be woken."""
     node.sleep()
