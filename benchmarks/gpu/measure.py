@@ -16,7 +16,7 @@ from typing import Any
 
 from gpu import tree
 from gpu.machine import MIB, Machine
-from gpu.programs import HERE, Program, Programs, looked_after
+from gpu.programs import HERE, Program, Programs, end, looked_after
 
 from slurm_affinode.checkpoint import namespace, room
 from slurm_affinode.checkpoint.criu import Criu
@@ -277,9 +277,7 @@ def imaged(run: Programs, ours: Ours, machine: Machine, mib: int, directory: Pat
             for name in ("restore", "unlock"):
                 seconds[name] = timed(ours.phases(program.pid)[name])
             program.ask("steps", count=1)
-            program.send("end")
-            while program.alive:
-                time.sleep(0.01)
+            end(ours.cuda, program)
         return {"bytes": mib * MIB, "image_bytes": image.manifest.size, "directory": str(directory), "seconds": seconds}
     except CheckpointError as error:
         return f"{mib / 1024:g} GiB: {error}"

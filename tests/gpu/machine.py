@@ -18,6 +18,10 @@ from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.gpu import Device
 
+# NVML counts GPUs by their PCI address; CUDA shall too, and show all of them.
+os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+
 MIB = 1 << 20
 COMMAND = "make test-gpu"
 EMULATED_MIB = 48
@@ -63,7 +67,8 @@ def find() -> Machine | str:
     """The machine, or why there is none to test on."""
     driver = NvmlDriver()
     try:
-        devices = [one for one in driver.devices() if one.mig is None]
+        shown = driver.devices()
+        devices = [one for one in shown if one.mig is None]
         version = driver.version()
         free = [driver.read(one).fb_free_mib or 0.0 for one in devices]
     except GpuError as error:
@@ -72,6 +77,8 @@ def find() -> Machine | str:
         driver.close()
     if not devices:
         return f"the driver shows no GPU; on a machine with a GPU: {COMMAND}"
+    if any(one.mig is not None and one.uuid == devices[0].uuid for one in shown):
+        return f"MIG is on, and MIG instances cannot be checkpointed; on a GPU without MIG: {COMMAND}"
     memory = memory_facts(os.getpid())
     room = memory.available if memory.headroom is None else min(memory.available, memory.headroom)
     is_emulated = emulated()

@@ -124,7 +124,10 @@ class Programs:
 
 
 def end(cuda: Cuda, program: Program) -> None:
-    """By its own will where it runs; else checkpointed first: a kill of a restored process has hung a host."""
+    """By its own will where it runs and was never restored; else checkpointed, then killed.
+
+    The end of a process that was restored and holds its GPU has hung a host (NVIDIA/cuda-checkpoint, issue 53).
+    """
     if not program.alive:
         return
     state = None
@@ -135,9 +138,10 @@ def end(cuda: Cuda, program: Program) -> None:
             cuda.unlock(program.pid)
             state = CudaState.RUNNING
     if state is CudaState.RUNNING:
-        program.send("end")
-        if ended(program, 20.0):
-            return
+        if not program.restored:
+            program.send("end")
+            if ended(program, 20.0):
+                return
         with contextlib.suppress(CudaError):
             cuda.lock(program.pid, timeout_ms=20_000)
             cuda.checkpoint(program.pid)

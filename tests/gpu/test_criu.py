@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from gpu import tree
 from gpu.machine import MIB, Machine
-from gpu.programs import HERE, Program, Programs, ended, looked_after
+from gpu.programs import HERE, Program, Programs, end, ended, looked_after
 
 from slurm_affinode.checkpoint import namespace
 from slurm_affinode.checkpoint.criu import Criu
@@ -111,7 +111,7 @@ def test_it_is_gone_and_comes_back_from_its_image(  # noqa: PLR0917 - fixtures
             assert cuda.state(program.pid) is CudaState.CHECKPOINTED
             _, in_s = measured(lambda: run.resume(program))
             found = [began_with, program.ask("steps", count=2), program.ask("digest")]
-            program.send("end")
+            end(cuda, program)
             assert ended(program, 60.0)
         assert found == expected
         for name, value in (("gib", mib / 1024), ("image_bytes", image.manifest.size), ("checkpoint_s", out_s),

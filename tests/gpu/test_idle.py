@@ -114,7 +114,7 @@ def test_engine_and_memory_activity_where_the_gpu_counts_them(run: Programs, nvm
         pytest.skip("this GPU does not count engine and DRAM activity (NVML GPM: Hopper and later)")
     watch, job = watched(nvml, program)
     detector = IdleDetector(IdleRule(window_s=2.0, floors_pct=FLOORS))
-    asked = program.send("work", seconds=5.0)
+    asked = program.send("work", seconds=5.0, wait_ms=0)
     busy, _ = until(
         watch, job, detector, lambda state: all((values(state).get(name) or 0) > 5 for name in ("engine", "dram")),
         "busy by engine and DRAM activity",
@@ -132,6 +132,8 @@ def test_a_suspended_process_leaves_an_idle_gpu(run: Programs, nvml: NvmlDriver)
     program = run.start()
     program.ask("setup", mib=64, seed=1)
     device = nvml.devices()[0]
+    if not nvml.processes(device):
+        pytest.skip("NVML lists no processes here (a container without the host's PIDs)")
     assert len(nvml.processes(device)) == 1
     run.suspend(program)
     assert not nvml.processes(device)

@@ -124,15 +124,15 @@ class Work:
         """For all that was launched."""
         ok(d.cuCtxSynchronize())
 
-    def work(self, seconds: float) -> None:
-        """Compute and move memory for a time, in short kernels."""
+    def work(self, seconds: float, wait_ms: int = 20) -> None:
+        """Compute and move memory for a time, in short kernels; without ``wait_ms`` they do nothing but move memory."""
         until = time.monotonic() + seconds
         piece = self.pieces[0]
         half = piece.size // 2
         while time.monotonic() < until:
             for _ in range(8):
                 ok(d.cuMemcpyDtoDAsync(piece.at + half, piece.at, half, self._stream))
-                self._launch_add(piece, 1, 20_000_000)
+                self._launch_add(piece, 1, wait_ms * 1_000_000)
             ok(d.cuStreamSynchronize(self._stream))
 
     def hold(self, mib: int) -> None:
