@@ -20,7 +20,7 @@ from slurm_affinode.checkpoint.copying import How, Progress
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom
 from slurm_affinode.checkpoint.writer import ImageWriter
-from slurm_affinode.core.eviction import Demand, Held, make_room
+from slurm_affinode.core.eviction import Demand, Held, Turnover, make_room
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 from slurm_affinode.sizes import size as gib
 
@@ -83,6 +83,7 @@ class Tiers:
         self._now, self.report = now, report
         self.stopping = threading.Event()
         self._speeds = dict(_FIRST_SPEED)
+        self._turnover = {tier.name: Turnover(now()) for tier in self.tiers}
         self._pins: dict[tuple[str, int], int] = {}
         self._lock = threading.RLock()
 
@@ -136,9 +137,12 @@ class Tiers:
         for tier in self.tiers:
             try:
                 self._make_room(tier, Held(f"{key.name}/new", estimate, 0, estimate / self._speed(tier)), key.name)
-                return tier.store.begin(key, uid=uid, estimate=estimate, at_least=at_least)
+                writer = tier.store.begin(key, uid=uid, estimate=estimate, at_least=at_least)
+                self._took(tier, estimate)
             except (CheckpointError, OSError) as error:
                 why.append(_text(error))
+            else:
+                return writer
         if len(why) > 1:
             self.report(key, f"no tier takes its image: {'; '.join(why)}")
         raise NoRoom(why[0] if why else "there is no image store")
@@ -250,6 +254,7 @@ class Tiers:
                 made = copy.tier.store.copy(copy.image, to.store, how)
             except OSError as error:
                 raise NoRoom(f"{to.store.path}: {facts.key.name} cannot be copied: {_text(error)}") from None
+            self._took(to, facts.size)
             self._measured(copy.tier, facts.size, time.monotonic() - began)
             return Copy(made, to)
 
@@ -350,7 +355,7 @@ class Tiers:
             if room >= need or tier.shared:
                 return
             candidates = self._candidates(tier)
-            rates = self.demand.rates([name, *(one.name for one, _ in candidates)], self._now())
+            rates = self._rates(tier, [name, *(one.name for one, _ in candidates)])
             rates[wanted.name] = rates[name]
             plan = make_room([one for one, _ in candidates], wanted, room, rates, grain=digest.BLOCK)
             if plan.room < need:
@@ -373,7 +378,7 @@ class Tiers:
                 if left is None or left > 0:
                     continue
                 candidates = self._candidates(tier)
-                rates = self.demand.rates([one.name for one, _ in candidates], self._now())
+                rates = self._rates(tier, [one.name for one, _ in candidates])
                 wanted = Held("", -left + digest.BLOCK, 0, 0.0)
                 plan = make_room([one for one, _ in candidates], wanted, 0, rates, grain=digest.BLOCK, must=True)
                 self._cut(tier, [(cut.name, cut.keep) for cut in plan.cuts], candidates)
@@ -385,6 +390,18 @@ class Tiers:
                 if begun == facts:
                     return Held(facts.key.name, facts.size, held, facts.size / self._speed(copy.tier), expected_s)
         return Held(facts.key.name, facts.size, 0, facts.size / self._speed(copy.tier), expected_s)
+
+    def _rates(self, tier: Tier, names: Sequence[str]) -> dict[str, float]:
+        now = self._now()
+        return self.demand.rates(names, now, self._turnover[tier.name].horizon_s(self._capacity(tier), now))
+
+    def _took(self, tier: Tier, count: int) -> None:
+        self._turnover[tier.name].took(count, self._capacity(tier), self._now())
+
+    @staticmethod
+    def _capacity(tier: Tier) -> int:
+        usage = tier.store.usage()
+        return usage.used + usage.free if usage.quota is None else min(usage.quota, usage.used + usage.free)
 
     def _speed(self, tier: Tier) -> float:
         return self._speeds.get(tier.name, 1e9)

@@ -24,8 +24,11 @@ from typing import Any
 
 HALF_LIVES_S = tuple(3.0 * 10 ** (k / 2) for k in range(13))
 """From 3 s to 35 days."""
-HORIZON_S = 10.0
-"""Expectations are means over so long from now: what is wanted again at once does not count for more than that."""
+HORIZON_TURNS = 0.1
+"""Expectations are means over so much of the time in which a tier takes in as much as it holds (``Turnover``): it is no
+use to know that an image is wanted again at once, where another will be there as long as that."""
+_SHORTEST_S, _LONGEST_S = 3.0, 30 * 86400.0
+_TURNS_KEPT = 8
 _PRIOR = 50.0
 _MEMORY = 100_000.0
 _REBASE = 500.0
@@ -66,12 +69,9 @@ class Plan:
 class Demand:
     """How often each image is expected to be wanted. Times are seconds of any clock that does not go back."""
 
-    def __init__(self, *, half_lives_s: tuple[float, ...] = HALF_LIVES_S, horizon_s: float = HORIZON_S) -> None:
-        """``horizon_s``: see ``HORIZON_S``."""
+    def __init__(self, *, half_lives_s: tuple[float, ...] = HALF_LIVES_S) -> None:
+        """``half_lives_s``: of the kernels."""
         self._decay = tuple(math.log(2) / one for one in half_lives_s)
-        self._horizon_s = horizon_s
-        # Of a kernel's mass, what falls within the horizon, per second.
-        self._share = tuple(-math.expm1(-beta * horizon_s) / horizon_s for beta in self._decay)
         self._caused = [_PRIOR / len(half_lives_s)] * len(half_lives_s)
         self._events = _PRIOR
         self._open = [0.0] * len(half_lives_s)
@@ -110,16 +110,18 @@ class Demand:
             for caused, left, fade in zip(self._caused, self._open, faded, strict=True)
         ]
 
-    def rates(self, names: Iterable[str], now_s: float) -> dict[str, float]:
-        """Requests per second that are expected of each; 0 for one that was never wanted."""
+    def rates(self, names: Iterable[str], now_s: float, horizon_s: float = _SHORTEST_S) -> dict[str, float]:
+        """Requests per second that are expected of each within the horizon; 0 for one that was never wanted."""
         faded, _ = self._factors(now_s)
-        row = [w * f * s for w, f, s in zip(self.weights(), faded, self._share, strict=True)]
+        # Of a kernel's mass, what falls within the horizon, per second.
+        share = (-math.expm1(-beta * horizon_s) / horizon_s for beta in self._decay)
+        row = [w * f * s for w, f, s in zip(self.weights(), faded, share, strict=True)]
         nothing = [0.0] * len(row)
         return {name: sum(map(mul, row, self._marks.get(name, nothing))) for name in names}
 
-    def rate(self, name: str, now_s: float) -> float:
+    def rate(self, name: str, now_s: float, horizon_s: float = _SHORTEST_S) -> float:
         """Requests per second that are expected of one."""
-        return self.rates((name,), now_s)[name]
+        return self.rates((name,), now_s, horizon_s)[name]
 
     def forget(self, name: str) -> None:
         """It will not be wanted again."""
@@ -149,10 +151,10 @@ class Demand:
         }  # fmt: skip
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any], *, horizon_s: float = HORIZON_S) -> Demand:
+    def restored(cls, state: Mapping[str, Any]) -> Demand:
         """From ``state``. Raises ``ValueError`` for anything else."""
         try:
-            made = cls(half_lives_s=tuple(_numbers(state["half_lives_s"])), horizon_s=horizon_s)
+            made = cls(half_lives_s=tuple(_numbers(state["half_lives_s"])))
             count = len(made._decay)
             made._caused, made._open = _numbers(state["caused"], count), _numbers(state["open"], count)
             made._events, made._now_s = _numbers([state["events"], state["now_s"]])
@@ -168,6 +170,27 @@ def _numbers(values: Any, count: int | None = None) -> list[float]:
     if not all(math.isfinite(one) and one >= 0 for one in found) or count not in (None, len(found)):
         raise ValueError("not the state of a demand")
     return found
+
+
+class Turnover:
+    """How long a tier takes to take in as much as it holds."""
+
+    def __init__(self, now_s: float) -> None:
+        """``now_s``: as for ``Demand``."""
+        self._since_s = now_s
+        self._taken = 0.0
+
+    def took(self, count: int, capacity: int, now_s: float) -> None:
+        """So many bytes came in. What was long ago counts half."""
+        self._taken += count
+        if self._taken > _TURNS_KEPT * max(1, capacity):
+            self._taken /= 2
+            self._since_s = now_s - (now_s - self._since_s) / 2
+
+    def horizon_s(self, capacity: int, now_s: float) -> float:
+        """For ``Demand.rates``."""
+        turn_s = max(0.0, now_s - self._since_s) * min(1.0, capacity / max(1.0, self._taken))
+        return min(_LONGEST_S, max(_SHORTEST_S, HORIZON_TURNS * turn_s))
 
 
 def density(image: Held, rate: float) -> float:

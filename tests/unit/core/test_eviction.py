@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_affinode.core.eviction import Cut, Demand, Held, Plan, density, make_room
+from slurm_affinode.core.eviction import Cut, Demand, Held, Plan, Turnover, density, make_room
 from slurm_affinode.core.tokens import TokenBucket
 
 GIB = 1 << 30
@@ -168,3 +168,16 @@ def test_a_bucket_keeps_its_rate() -> None:
     assert bucket.take(100, 1.0) == pytest.approx(1.0)
     assert bucket.take(50, 10.0) == 0
     assert bucket.take(10 * GIB, 20.0) > 1e6
+
+
+def test_the_horizon_follows_the_turnover_of_the_tier() -> None:
+    """A tenth of the time in which it takes in as much as it holds, of late."""
+    turnover = Turnover(0.0)
+    assert turnover.horizon_s(100, 0.0) == 3.0
+    assert turnover.horizon_s(100, 1000.0) == pytest.approx(100.0)  # it is not full yet
+    turnover.took(400, 100, 1000.0)
+    assert turnover.horizon_s(100, 1000.0) == pytest.approx(25.0)
+    for second in range(1000, 2000):
+        turnover.took(100, 100, float(second))
+    assert turnover.horizon_s(100, 2000.0) == 3.0
+    assert turnover.horizon_s(100, 1e12) == pytest.approx(30 * 86400.0)
