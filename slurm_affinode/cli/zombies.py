@@ -26,12 +26,20 @@ from slurm_affinode.cli.options import (
 from slurm_affinode.cli.prometheus_options import prometheus_options
 from slurm_affinode.config import Config
 from slurm_affinode.core import signature_file
+from slurm_affinode.errors import AffinodeError, UnreachableError
 from slurm_affinode.files import write_text
 from slurm_affinode.model.finding import KINDS, VARIANTS
 from slurm_affinode.resources import asset_dir
 from slurm_affinode.slurm.backends import open_client
 from slurm_affinode.timespec import parse_span_s
-from slurm_affinode.workflow import gpu_intake, prometheus_intake, zombie_averages, zombie_explain, zombie_live
+from slurm_affinode.workflow import (
+    gpu_intake,
+    prometheus_intake,
+    zombie_averages,
+    zombie_explain,
+    zombie_explain_live,
+    zombie_live,
+)
 from slurm_affinode.workflow import zombies as workflow
 from slurm_affinode.workflow.zombie_audit import note_look
 
@@ -50,6 +58,10 @@ _EXPLAIN_EPILOG = """\b
 Examples:
   slurm-affinode zombies explain 123                   every GPU, every dimension, the time line
   slurm-affinode zombies explain 123_4 --html page.html
+  slurm-affinode zombies explain 123 --live            for its owner: from Slurm and Prometheus, without a store
+
+\b
+Without --live that is done where the site's store cannot be read or does not have the job.
 """
 
 
@@ -174,11 +186,13 @@ def prometheus_history(config: Config, request: workflow.Request, step: Callable
 @click.command(epilog=_EXPLAIN_EPILOG)
 @config_options
 @slurm_options
+@prometheus_options
 @click.argument("job")
 @click.option("--cluster", metavar="NAME", help="Where several clusters have a job of this number.")
 @click.option("--since", type=When(), metavar="TIME", help="Begin. [default: the start of the job]")
 @click.option("--until", type=When(), metavar="TIME", help="End, not included. [default: the end of the history]")
 @click.option("--window", "window_s", type=Span(), metavar="SPAN", help="In place of the windows of the signatures.")
+@click.option("--live", is_flag=True, help="The job as Slurm shows it now; its GPUs from Prometheus where that is set.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a page there.")
 @json_option
 def explain(
@@ -189,8 +203,10 @@ def explain(
     since: datetime | None,
     until: datetime | None,
     window_s: float | None,
+    live: bool,
     html: Path | None,
     as_json: bool,
+    asked: bool,
 ) -> int:
     """Show everything that is known of a job's GPUs: evidence for and against, and what is unknown.
 
@@ -198,9 +214,28 @@ def explain(
     measured, what it was held against, and what can be done.
     """
     slurm = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
-    page = zombie_explain.explain(
-        config, job, cluster=cluster, since=since, until=until, window_s=window_s, slurm=slurm
-    )
+
+    def page_of(config: Config, *, prometheus: bool) -> zombie_explain.Explanation:
+        request = workflow.Request(since=since, until=until)
+        history = prometheus_history(config, request, lambda _: None) if prometheus else None
+        return zombie_explain.explain(
+            config, job, cluster=cluster, since=since, until=until, window_s=window_s, slurm=slurm, history=history
+        )  # fmt: skip
+
+    def page_now() -> zombie_explain.Explanation:
+        with zombie_explain_live.borrowed(config, slurm) as made:
+            return page_of(made, prometheus=asked or bool(config.prometheus.url))
+
+    if live:
+        page = page_now()
+    else:
+        try:
+            page = page_of(config, prometheus=asked)
+        except (zombie_explain.UnknownJobError, UnreachableError) as stored:
+            try:
+                page = page_now()
+            except AffinodeError:
+                raise stored from None
     if html is not None:
         from slurm_affinode.report import zombie_page  # noqa: PLC0415
 

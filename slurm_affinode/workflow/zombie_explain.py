@@ -112,7 +112,7 @@ def explain(
     if window_s is not None:
         file = file.with_window(window_s)
     with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as samples:
-        with Repository.open(config.db_url) as store:
+        with Repository.open(config.db_url, create=False) as store:
             found = store.find_job(asked.job_id, cluster=cluster)
             mine = _pick(found, asked)
             if mine.is_empty():

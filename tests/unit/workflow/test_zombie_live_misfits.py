@@ -18,7 +18,7 @@ from slurm_affinode.history.store import SampleStore
 from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus
 from slurm_affinode.slurm.schema import JOBS, conform
 from slurm_affinode.store.repository import Repository
-from slurm_affinode.workflow import zombie_live
+from slurm_affinode.workflow import zombie_explain, zombie_explain_live, zombie_live
 from slurm_affinode.workflow.zombie_nodes import JobUse, LiveGpu, NodeAnswer, from_agent
 from slurm_affinode.workflow.zombies import Found, Request, gpu_partitions
 
@@ -195,3 +195,31 @@ def test_an_agent_tells_what_jobs_use() -> None:
     told = from_agent("g1", {"gpus": [], "jobs": [{"job": 7, "cpu_s": 3.5, "memory_mib": 10.0, "by": "cgroup"}]})
     assert told.uses == {7: JobUse(3.5, 10.0)}
     assert from_agent("g1", {"gpus": []}).uses is None
+
+
+def test_the_owner_of_a_job_has_its_page_without_the_sites_store(site: Site) -> None:
+    """From what Slurm shows now and the history of the GPUs; jobs that wait stand in it, too."""
+    jobs = (job(1, user="ann"), job(2, 0, state="PENDING", start=None, nodes=(), node_gpus=None, reason="Resources"))
+
+    class Slurm:
+        def overview(self) -> tuple[Job, ...]:
+            return jobs
+
+        def config(self) -> dict[str, str]:
+            return {"ClusterName": "c"}
+
+        def nodes(self) -> tuple[Node, ...]:
+            return NODES
+
+    @contextmanager
+    def client() -> Iterator[Any]:
+        yield Slurm()
+
+    site.history("g1", 0, 0.0, 79_000.0)
+    with zombie_explain_live.borrowed(site.config, client) as made:
+        page = zombie_explain.explain(made, "1", slurm=client, now=NOW)
+        assert [one.kind for one in page.findings] == ["squatter"]
+        assert (page.user, page.job.id, page.nodes, len(page.gpus)) == ("ann", "1", ("g1",), 1)
+        with pytest.raises(zombie_explain.UnknownJobError):
+            zombie_explain.explain(made, "2", slurm=client, now=NOW)
+    assert not (site.config.state_dir / "affinode.sqlite").exists()
