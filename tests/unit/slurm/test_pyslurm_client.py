@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.model.cluster import NodeGpus
 from slurm_affinode.process import ChildEndedError, Completed
 from slurm_affinode.slurm import faults, pyslurm_worker
 from slurm_affinode.slurm.backends import examine, open_client, release_of_library
@@ -159,6 +160,22 @@ def test_the_queue_is_one_request_and_the_numbers_of_gpus_one_more(module, did):
     assert jobs[5].tres_allocated == {"cpu": "2", "mem": "100M", "gres/gpu": "1"}
     assert (jobs[6].id, jobs[7].node_gpus, jobs[7].pending) == ("6_2", (), True)
     assert all(job.node_gpus is None for job in client.jobs())
+
+
+def test_the_overview_takes_the_numbers_of_gpus_from_one_text(did):
+    """Never from JSON of every job; a job without a doubt is not asked for singly."""
+    ran = []
+    text = b"JobId=5 JobName=j5 UserId=a(1)   Nodes=c1 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:3) MinCPUsNode=1\n"
+
+    def run(argv, **more):
+        ran.append(list(argv))
+        return Completed(tuple(argv), 0, text, "")
+
+    module = made_up({5: record(5, allocated_nodes="c1"), 7: record(7, "PENDING")}, did)
+    jobs = {job.job_id: job for job in client_of(InProcess(module), run=run).overview()}
+    assert jobs[5].node_gpus == (NodeGpus("c1", 1, None, (3,)),)
+    assert (jobs[7].node_gpus, jobs[7].pending) == ((), True)
+    assert ran == [["scontrol", "--all", "--oneliner", "--details", "show", "jobs"]]
 
 
 def test_plain_jobs_are_acted_on_by_pyslurm_and_the_rest_by_the_commands(module, did):
