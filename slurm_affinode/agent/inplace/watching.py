@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -29,7 +29,9 @@ class Own:
 class Diag(Protocol):
     """``SockDiag``."""
 
-    def dump(self) -> dict[int, Sock]:
+    def dump(
+        self, wanted: frozenset[int] | None = None, families: Collection[str] = ("tcp", "unix")
+    ) -> dict[int, Sock]:
         """See there."""
         ...
 
@@ -70,6 +72,8 @@ class NodeSockets:
         self._warn = warn
         self._kept: dict[int, Diag] = {}
         self._silent: set[int] = set()
+        self._families: dict[int, tuple[frozenset[int], tuple[str, ...]]] = {}
+        """Namespace -> the sockets that were asked for last, and their families."""
 
     def own(self, pids: Iterable[int]) -> Own:
         """See ``Sockets``."""
@@ -90,7 +94,7 @@ class NodeSockets:
             if inodes:
                 diag = self._open(own.paths[space])
                 try:
-                    found.update(_of(diag.dump(), inodes))
+                    found.update(diag.dump(inodes))
                 finally:
                     diag.close()
         return found
@@ -100,7 +104,11 @@ class NodeSockets:
         places = {space: own.paths[space] for own in owners.values() for space, inodes in own.spaces.items() if inodes}
         for space in self._kept.keys() - places.keys():  # or it would keep the namespace of a job that has ended
             self._kept.pop(space).close()
-        dumps = {space: self._dump(space, path) for space, path in places.items()}
+        wanted = {
+            space: frozenset().union(*(own.spaces.get(space, frozenset()) for own in owners.values()))
+            for space in places
+        }
+        dumps = {space: self._dump(space, path, wanted[space]) for space, path in places.items()}
         found: dict[int, Look] = {}
         for job_id, own in owners.items():
             seen: dict[int, Sock] = {}
@@ -113,12 +121,18 @@ class NodeSockets:
                 found[job_id] = seen
         return found
 
-    def _dump(self, space: int, path: Path) -> dict[int, Sock] | None:
+    def _dump(self, space: int, path: Path, wanted: frozenset[int]) -> dict[int, Sock] | None:
         try:
             diag = self._kept.get(space)
             if diag is None:
                 diag = self._kept[space] = self._open(path)
-            found = diag.dump()
+            # What sleeps opens no sockets: which kinds of them it has is found out once.
+            before, families = self._families.get(space, (frozenset(), ()))
+            if before == wanted:
+                found = diag.dump(wanted, families)
+            else:
+                found = diag.dump(wanted)
+                self._families[space] = wanted, _kinds(found.values())
         except SockDiagError as error:
             if (kept := self._kept.pop(space, None)) is not None:
                 kept.close()
@@ -134,6 +148,12 @@ class NodeSockets:
         for diag in self._kept.values():
             diag.close()
         self._kept.clear()
+
+
+def _kinds(socks: Iterable[Sock]) -> tuple[str, ...]:
+    """What ``SockDiag.dump`` has to be asked for to see these again."""
+    seen = {"unix" if one.family == "unix" else "listen" if one.listens else "tcp" for one in socks}
+    return tuple(sorted(seen - {"listen"} if "tcp" in seen else seen))
 
 
 def _of(dump: Mapping[int, Sock], inodes: frozenset[int]) -> Look:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -283,11 +283,15 @@ class FakeDiag:
 
     def __init__(self, socks: dict[int, Sock] | None) -> None:
         self.socks, self.closed = socks, False
+        self.asked: list[tuple[str, ...]] = []
 
-    def dump(self) -> dict[int, Sock]:
+    def dump(
+        self, wanted: frozenset[int] | None = None, families: Collection[str] = ("tcp", "unix")
+    ) -> dict[int, Sock]:
         if self.socks is None:
             raise SockDiagError("sock_diag does not answer")
-        return self.socks
+        self.asked.append(tuple(families))
+        return {inode: sock for inode, sock in self.socks.items() if wanted is None or inode in wanted}
 
     def close(self) -> None:
         self.closed = True
@@ -310,6 +314,7 @@ def test_one_question_for_each_namespace() -> None:
     for _ in range(3):
         assert sockets.looks({7: one, 8: other}) == {7: {5: sock}}
     assert len(said) == 1
+    assert opened[0].asked == [("tcp", "unix"), ("tcp",), ("tcp",)]
     assert [diag.socks is None for diag in opened].count(False) == 1
     assert sockets.look(one) == {5: sock}
     assert sockets.looks({}) == {}

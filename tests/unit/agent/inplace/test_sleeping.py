@@ -22,6 +22,7 @@ from slurm_affinode.agent.recovery import JobKeeper
 from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.shepherds import Start, Wait
 from slurm_affinode.agent.tree import Member, TreeGoneError
+from slurm_affinode.checkpoint.facts import MemoryFacts
 from slurm_affinode.checkpoint.interface import CudaError, CudaState, HelperLost
 from slurm_affinode.gpu.interface import DriverMissing
 from slurm_affinode.model.cluster import Job
@@ -644,6 +645,21 @@ def test_what_could_not_wake_or_has_nothing_to_give_is_refused(world, node):
     assert [one.code for one in node.suspender.refusals(node.job())] == ["no-gpu-memory"]
     world.nodes["c1"].processes = []
     assert "not-started" in [one.code for one in node.suspender.refusals(node.job())]
+
+
+def test_what_does_not_fit_into_host_memory_is_refused_with_the_numbers(world, node):
+    """Below the job's own limit, and on the node; nothing is touched."""
+    for memory, said in (
+        (MemoryFacts(1 << 40, 40 << 30), "(48 GiB) does not fit below its memory limit, which leaves 40 GiB"),
+        (MemoryFacts(20 << 30), "(48 GiB) does not fit into the node's free memory (20 GiB)"),
+    ):
+        sleeping = node.suspender._by_mode[Mode.INPLACE]
+        sleeping._parts = replace(node.agent.parts, memory=lambda pid, memory=memory: memory)
+        with pytest.raises(Refused) as refused:
+            node.sleep()
+        assert refused.value.refusal.code == "host-memory"
+        assert said in str(refused.value)
+    assert world.effect_log == []
 
 
 def test_slurm_need_not_answer(world, node):

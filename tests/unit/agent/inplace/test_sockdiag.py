@@ -101,6 +101,17 @@ def test_unix_sockets_are_told_of_too(diag: SockDiag, tmp_path: Path) -> None:
             assert (one(diag, listener).waiting, one(diag, server).unread) == (0, 3)
 
 
+def test_only_what_is_asked_for_is_told_of(diag: SockDiag) -> None:
+    """By inode, and by kind: listeners, connections, UNIX sockets."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        inodes = frozenset(os.fstat(one.fileno()).st_ino for one in (listener, client))
+        assert diag.dump(inodes).keys() == inodes
+        assert [sock.listens for sock in diag.dump(inodes, ("listen",)).values()] == [True]
+        assert diag.dump(inodes, ("unix",)) == {}
+        assert diag.dump(inodes, ()) == {}
+        assert diag.dump(frozenset()) == {}
+
+
 def test_the_sockets_of_a_process_are_those_of_its_descriptors() -> None:
     """And none of a process that is not there."""
     with socket.socket() as sock:
