@@ -21,6 +21,8 @@ FULL = {
     "bench_zombies.py": ("--jobs", "100000"),
     "bench_agent.py": (),
     "bench_checkpoint.py": (),
+    "bench_tiers.py": (),
+    "eviction.py": (),
 }
 QUICK = {
     "bench_sacct.py": ("--records", "100000"),
