@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["servers", "prometheus_server"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's matter
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
