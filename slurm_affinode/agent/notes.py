@@ -55,6 +55,14 @@ class Note:
         return JobKey(self.cluster, self.job_id, self.submit)
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where and when Slurm expects to start a job."""
+
+    start_epoch: float
+    nodes: tuple[str, ...]
+
+
 class Notes:
     """The two directories; ``None``: there is no shared store, and nobody to tell."""
 
@@ -96,6 +104,30 @@ class Notes:
     def _file(self, cluster: str, job_id: int) -> Path:
         assert self._root is not None  # noqa: S101 - the callers have looked
         return self._root / "asleep" / f"{cluster}.{job_id}.json"
+
+    # --- what Slurm plans
+
+    def write_plan(self, plans: Mapping[int, Plan]) -> None:
+        """Where and when jobs that were released are expected to start: one agent asks Slurm, all read it."""
+        if self._root is not None:
+            text = json.dumps({job: [one.start_epoch, list(one.nodes)] for job, one in sorted(plans.items())})
+            try:
+                write_text(self._root / "plan.json", text + "\n", mode=0o600)
+            except OSError as error:
+                raise AffinodeError(f"{self._root}: cannot be written: {error.strerror or error}") from error
+
+    def plan(self) -> dict[int, Plan]:
+        """See ``write_plan``; empty where there is none that can be read."""
+        if self._root is None:
+            return {}
+        try:
+            value = json.loads((self._root / "plan.json").read_text(encoding="utf-8"))
+            return {
+                int(job): Plan(float(start), tuple(str(node) for node in nodes))
+                for job, (start, nodes) in value.items()
+            }
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
 
     # --- claims
 

@@ -1,7 +1,7 @@
 """Keeps the tiers in order: images come before their jobs do, and leave where host memory is short.
 
-Which jobs are about to start here is Slurm's own plan: the expected start of a released job, and the nodes planned for
-it. What is read of images here goes past the page cache and within ``pull_rate``.
+Which jobs are about to start here is Slurm's own plan (expected start and planned nodes of a released job), for which
+one agent asks Slurm for all, see ``waker``. Images are read past the page cache, within ``pull_rate``.
 """
 
 from __future__ import annotations
@@ -90,32 +90,20 @@ class Prefetcher:
     def _to_bring(self, notes: Sequence[Note]) -> Callable[[], object] | None:
         """The image of the job that starts here next, as far as Slurm says."""
         parts = self._parts
+        plans = parts.notes.plan() if self._ahead_s > 0 and notes else {}
         soon: list[tuple[float, Copy]] = []
         for note in notes:
-            if self._ahead_s <= 0 or note.released_epoch is None:
+            plan = plans.get(note.job_id)
+            if plan is None or parts.node not in plan.nodes or plan.start_epoch - parts.now() > self._ahead_s:
                 continue
-            found = self._expected(note)
-            if found is not None:
-                soon.append(found)
+            # The run that comes, as far as it has to be known to say whose image it takes.
+            copies, _ = parts.tiers.copies(LiveRun(note.key, note.uid, note.restarts + 1))
+            if copies and copies[0].tier is not parts.tiers.tiers[0]:
+                soon.append((plan.start_epoch - parts.now(), copies[0]))
         if not soon:
             return None
         expected_s, copy = min(soon, key=lambda one: one[0])
         return lambda: parts.tiers.pull(copy, expected_s=max(expected_s, 1.0))
-
-    def _expected(self, note: Note) -> tuple[float, Copy] | None:
-        """When a job is expected here, and its image where that is not in the fastest tier yet."""
-        parts = self._parts
-        job = parts.slurm.job(note.job_id)
-        if not job.pending or job.held or job.expected_start is None or parts.node not in job.nodes_expected:
-            return None
-        expected_s = job.expected_start.timestamp() - parts.now()
-        if expected_s > self._ahead_s or job.submit is None:
-            return None
-        run = LiveRun(note.key, job.uid or note.uid, job.restarts)
-        copies, _ = parts.tiers.copies(run)
-        if not copies or copies[0].tier is parts.tiers.tiers[0]:
-            return None
-        return expected_s, copies[0]
 
     # --- what was learned
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from slurm_affinode.agent.interface import Refused
-from slurm_affinode.agent.notes import Note
+from slurm_affinode.agent.notes import Note, Plan
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.core.policy import WAITS_FOR_ROOM
@@ -74,6 +74,7 @@ class JobWaker:
         self._tidy = tidy
         self._over = over
         self._next = 0.0
+        self._plans: dict[int, Plan] | None = None
         self._lock = threading.Lock()
 
     # --- by hand
@@ -128,6 +129,7 @@ class JobWaker:
         for note in notes:
             if is_over(parts, by_id.get(note.job_id), note.job_id):
                 self._over(note.key, note.began_ms)
+        self._tell_plans(notes, by_id)
         asleep = [
             (note, by_id[note.job_id])
             for note in sorted(notes, key=lambda note: note.since_epoch)
@@ -139,6 +141,17 @@ class JobWaker:
         candidates = [(note, job) for note, job in asleep if note.wake == "auto" and self._may(note)]
         if candidates:
             self._auto(candidates, jobs, parts.slurm.nodes(), {note.job_id for note in notes})
+
+    def _tell_plans(self, notes: Sequence[Note], by_id: Mapping[int, Job]) -> None:
+        """So that their images can come before them."""
+        plans = {}
+        for note in notes:
+            job = by_id.get(note.job_id)
+            if job is not None and job.pending and not job.held and job.expected_start and job.nodes_expected:
+                plans[job.job_id] = Plan(job.expected_start.timestamp(), job.nodes_expected)
+        if plans != self._plans:
+            self._parts.notes.write_plan(plans)
+            self._plans = plans
 
     def _may(self, note: Note) -> bool:
         """It has slept long enough, and its last restore did not fail."""

@@ -122,7 +122,7 @@ class Tiers:
         why: CheckpointError | None = None
         for tier in (one for one in self.tiers if one.durable):
             try:
-                if self._room(tier) + self._droppable(tier) < estimate:
+                if not self._may_take(tier, estimate):
                     tier.store.check_room(uid, estimate)
             except CheckpointError as error:
                 why = why or error
@@ -304,7 +304,7 @@ class Tiers:
                 continue
             held = self._held(copy, tier, expected_s=expected_s)
             try:
-                if self._room(tier) + self._droppable(tier) < held.size - held.held:
+                if not self._may_take(tier, held.size - held.held):
                     continue
                 with suppress(NoRoom):
                     self._make_room(tier, held, held.name)
@@ -321,8 +321,10 @@ class Tiers:
         room, left = tier.store.room(), tier.left()
         return room if left is None else max(0, min(room, left))
 
-    def _droppable(self, tier: Tier) -> int:
-        return sum(one.held for one, _ in self._candidates(tier))
+    def _may_take(self, tier: Tier, count: int) -> bool:
+        """Whether there is room, or could be made."""
+        room = self._room(tier)
+        return room >= count or room + sum(one.held for one, _ in self._candidates(tier)) >= count
 
     def _candidates(self, tier: Tier) -> list[tuple[Held, Image]]:
         """What may go from a tier: what is wholly in a slower durable one, and not in use."""

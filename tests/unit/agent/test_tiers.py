@@ -13,6 +13,7 @@ from agent_world import KEY, Agent, World, make_job
 from slurm_affinode.agent.orchestration import _report
 from slurm_affinode.agent.prefetch import Prefetcher, load_demand
 from slurm_affinode.agent.shepherds import Hold, Restored
+from slurm_affinode.agent.waker import JobWaker, Lease
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.tiers import Tier, Tiers
 from slurm_affinode.model.suspension import Phase
@@ -164,21 +165,19 @@ def test_an_image_comes_before_its_job(world: World, caplog: pytest.LogCaptureFi
     """When Slurm expects to start a released job on this node within the time, and on no other node."""
     asleep(world)
     agent = Tiered(world, "c2")
-    (note,) = agent.parts.notes.all()
     prefetcher = Prefetcher(agent.parts, 600, world.root / "demand.json")
+    waker = JobWaker(agent.parts, Lease(world.root / "shared" / "waker.json", "c1"))
 
-    def plan(in_s: float, nodes: tuple[str, ...], **more: object) -> list[str]:
+    def plan(in_s: float, nodes: tuple[str, ...], *, held: bool = False) -> list[str]:
         start = datetime.fromtimestamp(world.now() + in_s, UTC)
-        job = replace(
-            make_job(world), state="PENDING", nodes_expected=nodes, expected_start=start, held=False, **more,
-        )  # fmt: skip
-        agent.parts.slurm.job = lambda job_id: job  # type: ignore[method-assign,assignment]
+        job = replace(make_job(world), state="PENDING", nodes_expected=nodes, expected_start=start, held=held)
+        waker._tell_plans(agent.parts.notes.all(), {7: job})
         prefetcher.tick()
         prefetcher.settle()
         return agent.where()
 
-    assert plan(60, ("c2",)) == ["shared"]  # not released
-    agent.parts.notes.write(replace(note, released_epoch=world.now()))
+    assert agent.parts.notes.plan() == {}
+    assert plan(60, ("c2",), held=True) == ["shared"]
     assert plan(6000, ("c2",)) == ["shared"]
     assert plan(60, ("c1",)) == ["shared"]
     assert plan(60, ()) == ["shared"]
