@@ -67,6 +67,16 @@ def test_without_a_gpu_they_are_skipped_with_the_reason_and_the_command(tmp_path
     assert {one["outcome"] for one in found["tests"]} == {"skipped"}
 
 
+def test_a_gpu_that_counts_engine_and_memory_activity(bare_node: Node, tmp_path: Path) -> None:
+    """Hopper: the idle detection sees both."""
+    bare_node.init("--model", "h100-80g", "--gpus", "1", "--context-mib", "100")
+    ran, found = run(bare_node.env, tmp_path / "results.json", "-k", "engine_and_memory or work_is_busy")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert [one["outcome"] for one in found["tests"]] == ["passed"] * 2
+    shown = {name: value for one in found["tests"] for name, value in one["found"].items()}
+    assert shown["busy"]["engine"] > 1 >= shown["idle"]["engine"]
+
+
 def bench(env: dict[str, str], out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The benchmark."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(out), *arguments]

@@ -102,6 +102,31 @@ def test_mig_and_ecc_are_off(node: Node) -> None:
         agent.do("n.nvmlDeviceGetMigDeviceHandleByIndex(handle(), 0)")
 
 
+def test_performance_counters_of_hopper(bare_node: Node) -> None:
+    """Between two samples: the engine as busy as the kernels were; not on older GPUs."""
+    bare_node.init("--model", "h100-80g", "--gpus", "1")
+    user = bare_node.user()
+    user.do("n.nvmlInit()")
+    assert user.get("n.nvmlGpmQueryDeviceSupport(handle()).isSupportedDevice") == 1
+    user.do("before, after = n.nvmlGpmSampleAlloc(), n.nvmlGpmSampleAlloc()")
+    user.do(
+        "n.nvmlGpmSampleGet(handle(), before); busy(300); ok(d.cuCtxSynchronize()); n.nvmlGpmSampleGet(handle(), after)"
+    )
+    (engine_rc, engine), (dram_rc, dram), unknown_rc = user.do("""
+request = n.c_nvmlGpmMetricsGet_t()
+request.version, request.numMetrics = n.NVML_GPM_METRICS_GET_VERSION, 3
+request.sample1, request.sample2 = before, after
+for at, number in enumerate((1, 10, 99)):
+    request.metrics[at].metricId = number
+n.nvmlGpmMetricsGet(request)
+result = [(one.nvmlReturn, one.value) for one in request.metrics[:2]] + [request.metrics[2].nvmlReturn]
+""")
+    assert (engine_rc, dram_rc, unknown_rc != 0) == (0, 0, True)
+    assert 20 < engine <= 100
+    assert abs(dram - engine / 3) < 0.01
+    user.do("n.nvmlGpmSampleFree(before); n.nvmlGpmSampleFree(after)")
+
+
 def test_a_gpu_without_mig_does_not_know_the_question(bare_node: Node) -> None:
     """As on a T4."""
     bare_node.init("--model", "t4", "--gpus", "1")

@@ -1,4 +1,4 @@
-/* What is never there: MIG is off, ECC is off, GPM is not offered. And the few fields that monitors read. */
+/* What is never there: MIG is off, ECC is off. And the few fields that monitors read. */
 #include "view.h"
 
 #include <string.h>
@@ -97,39 +97,6 @@ NVML_EXPORT(nvmlDeviceGetVirtualizationMode, nvmlDevice_t device, unsigned *mode
     unsigned pending;
 
     return answer_pair(device, mode, &pending, false); /* 0 is bare metal */
-}
-
-NVML_EXPORT(nvmlGpmQueryDeviceSupport, nvmlDevice_t device, nvmlGpmSupport_t *support)
-{
-    nvmlReturn_t rc = support == NULL ? NVML_ERROR_INVALID_ARGUMENT : refuse(device, NVML_SUCCESS);
-
-    if (rc == NVML_SUCCESS)
-        support->isSupportedDevice = 0;
-    return rc;
-}
-
-NVML_EXPORT(nvmlGpmSampleAlloc, void **out)
-{
-    (void)out;
-    return NVML_ERROR_NOT_SUPPORTED;
-}
-
-NVML_EXPORT(nvmlGpmSampleFree, void *gpm_sample)
-{
-    (void)gpm_sample;
-    return NVML_ERROR_NOT_SUPPORTED;
-}
-
-NVML_EXPORT(nvmlGpmSampleGet, nvmlDevice_t device, void *gpm_sample)
-{
-    (void)gpm_sample;
-    return refuse(device, NVML_ERROR_NOT_SUPPORTED);
-}
-
-NVML_EXPORT(nvmlGpmMetricsGet, void *request)
-{
-    (void)request;
-    return NVML_ERROR_NOT_SUPPORTED;
 }
 
 enum { TYPE_UINT = 1, TYPE_ULL = 3 };
