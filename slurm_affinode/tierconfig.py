@@ -32,7 +32,7 @@ class TiersConfig:
     compress: int = 0
     """Level of zstd (1 to 19) for images in the shared store; 0: not compressed. Needs the extra ``zstd``."""
     prefetch: str = "10m"
-    """Bring an image to a node so long before Slurm expects to start its job there; ``0``: not before it starts."""
+    """Bring an image to a node so long before Slurm expects to start its job there; ``0s``: not before it starts."""
 
 
 def check_tiers(tiers: TiersConfig, where: str) -> None:

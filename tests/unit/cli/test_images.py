@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,26 @@ def test_images_of_jobs_that_are_over_are_pruned(config: Path, monkeypatch: pyte
     assert run("prune", "--dry-run", *arguments) == (0, would)
     assert run("prune", *arguments) == (0, would.replace("would remove", "removed"))
     assert run("list", "--config", config)[1].count("0 images") == 2
+
+
+def test_tiers_and_what_is_wrong_in_them_are_listed(config: Path) -> None:
+    """Where an image is whole or in part, what was set aside, and a tier that is not there."""
+    local, shared = (DirectoryStore(config.parent / name, KEY) for name in ("local", "shared"))
+    image = local.get("alpha.123", 1)
+    local.copy(image, shared)
+    assert "disk, shared" in run("list", "--config", config)[1]
+    local.cut(image, 10)
+    shared.set_aside(image)
+    local.close()
+    shared.close()
+    config.write_text(config.read_text() + f'[suspend.tiers]\nmemory = "{config.parent}/local"\n')
+    status, text = run("list", "123", "--config", config)
+    assert status == 1
+    assert re.search(r"disk \d+%", text)
+    assert "alpha.123/0001." in text
+    assert "set aside" in text
+    found = json.loads(run("list", "--json", "--config", config)[1])
+    assert [(one["tier"], one["key"]["job_id"]) for one in found["partial"]] == [("disk", 123)]
+    assert found["images"] == []
+    assert found["missing"] == [] or "not on a tmpfs" in found["missing"][0]
+    assert run("list", "5", "--config", config)[0] == 0
