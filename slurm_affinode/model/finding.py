@@ -305,6 +305,8 @@ def plain(value: Any) -> Any:
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, tuple | list):
         return [plain(one) for one in value]
+    if type(value).__module__ == "numpy":
+        value = value.item()
     if isinstance(value, float) and value != value:  # noqa: PLR0124 - NaN has no JSON form
         return None
     return round(value, 6) if isinstance(value, float) else value

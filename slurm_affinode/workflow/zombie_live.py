@@ -303,7 +303,7 @@ def facts_now(
         return replace(facts, idle_s=0.0, used_before=True), None
     looked = now.timestamp() - one.idle_since
     row = None if past is None else past.row.get((job.job_id, gpu.key))
-    if past is None or row is None or past.seen.last[row] == NEVER:
+    if past is None or row is None or int(past.seen.last[row]) == NEVER:
         # Without a history nothing is known but what this run saw; a single look has no length.
         length = looked if watched_s > 0 and looked > 0 else None
         return replace(facts, idle_s=length, used_before=False if length else None), trailing.moment(
@@ -315,7 +315,7 @@ def facts_now(
     if begun == NEVER or one.idle_since * 1000 - int(past.seen.last[row]) > BRIDGE_S * 1000:
         return replace(facts, idle_s=looked, used_before=before), trailing.moment(int(one.idle_since * 1000))
     measured = (min(int(past.seen.last[row]) + int(past.step_ms[row]), past.end_ms) - begun) / 1000
-    after = max(0.0, now.timestamp() - max(one.idle_since, past.seen.last[row] / 1000)) if watched_s > 0 else 0.0
+    after = max(0.0, now.timestamp() - max(one.idle_since, int(past.seen.last[row]) / 1000)) if watched_s > 0 else 0.0
     peaks = dict(one.peaks)
     for k, name in enumerate(ACTIVITY):
         value = float(past.seen.peaks[row, k])

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -17,7 +18,7 @@ from slurm_affinode.config import Config, StoreConfig
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history.schema import SAMPLES
 from slurm_affinode.history.store import SampleStore
-from slurm_affinode.model.finding import Finding
+from slurm_affinode.model.finding import Finding, plain
 from slurm_affinode.slurm import sacct
 from slurm_affinode.slurm.schema import JOBS, conform
 from slurm_affinode.store.repository import Repository
@@ -249,6 +250,11 @@ def test_keys_tell_matters_apart_and_findings_have_a_json_form(site: Site) -> No
     row = _idle(first)[0].as_json()
     assert row["subject"]["type"] == "job"
     assert row["key"] == _idle(first)[0].key
+
+
+def test_numbers_of_arrays_have_a_json_form() -> None:
+    """As the numbers that they are."""
+    assert json.dumps(plain((np.bool_(True), np.int64(3), np.float64(0.5), np.float64("nan")))) == "[true, 3, 0.5, null]"
 
 
 def test_an_explanation_says_why_nothing_is_held_against_a_job(site: Site) -> None:
