@@ -26,7 +26,7 @@ class TiersConfig:
     copy_rate: str | None = None
     """Bytes per second of one node to the shared store, e.g. ``500M``; ``None``: as fast as it goes."""
     pull_rate: str | None = None
-    """Bytes per second of one node from the shared store, ahead of a start; a restore that waits has no limit."""
+    """Bytes per second that one node reads ahead of starts; a restore that waits has no limit."""
     direct: bool = True
     """Write to disk and shared store past the page cache, where their file systems let us."""
     compress: int = 0

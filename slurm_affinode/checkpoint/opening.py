@@ -63,20 +63,23 @@ def open_tiers(
             tiers.append(Tier("memory", store, durable=False, left=left))
         except CheckpointError as error:
             missing.append(str(error))
-    places = [("disk", suspend.local_store, Limiter(_rate(config.pull_rate)))]
+    places = [("disk", suspend.local_store)]
     if suspend.shared_store is not None:
-        places.append(("shared", suspend.shared_store, Limiter(_rate(config.copy_rate))))
-    for name, path, limiter in places:
+        places.append(("shared", suspend.shared_store))
+    for name, path in places:
         if create or path.exists():
             store = DirectoryStore(path, key, quota=quota, user_quota=user_quota, owner=owner, create=create)
             shared = name == "shared"
             level = config.compress if shared and packing.zstd() is not None else 0
-            tiers.append(Tier(name, store, shared=shared, direct=config.direct, limiter=limiter, level=level))
+            tiers.append(Tier(name, store, shared=shared, direct=config.direct, level=level))
         else:
             missing.append(f"{path}: is not there")
     if config.compress and packing.zstd() is None:
         missing.append("images are not compressed: the Python package zstandard is not installed")
-    return Tiers(tiers, demand=demand, now=now, missing=missing)
+    return Tiers(
+        tiers, demand=demand, now=now, missing=missing, to_shared=Limiter(_rate(config.copy_rate)),
+        ahead=Limiter(_rate(config.pull_rate)),
+    )  # fmt: skip
 
 
 def _memory_store(path: Path, key: bytes, quota: int, *, create: bool) -> DirectoryStore:

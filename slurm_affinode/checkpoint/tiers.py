@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from slurm_affinode.checkpoint import digest
 from slurm_affinode.checkpoint.blockio import Limiter
@@ -45,8 +45,6 @@ class Tier:
     """Written past the page cache."""
     level: int = 0
     """What is copied here is compressed by zstd at this level; 0: it is not."""
-    limiter: Limiter = field(default=_NO_LIMIT)
-    """For what is written to it."""
     left: Callable[[], int | None] = lambda: None
     """Bytes that may be taken beside what its store says (host memory); ``None``: no other limit."""
 
@@ -75,12 +73,17 @@ class Tiers:
         now: Callable[[], float] = time.time,
         report: Callable[[JobKey, str], None] = lambda key, text: LOG.warning("job %s: %s", key.job_id, text),
         missing: Sequence[str] = (),
+        to_shared: Limiter = _NO_LIMIT,
+        ahead: Limiter = _NO_LIMIT,
     ) -> None:
-        """``report``: of a job whose image had trouble. ``missing``: why a tier is not there."""
+        """``report``: of a job whose image had trouble. ``missing``: why a tier is not there. ``to_shared``,
+        ``ahead``: limits of copies to the shared tier, and of those to this node before a job starts.
+        """
         self.tiers = tuple(tiers)
         self.missing = tuple(missing)
         self.demand = demand or Demand()
         self._now, self.report = now, report
+        self._to_shared, self._ahead = to_shared, ahead
         self.stopping = threading.Event()
         self._speeds = dict(_FIRST_SPEED)
         self._turnover = {tier.name: Turnover(now()) for tier in self.tiers}
@@ -237,11 +240,11 @@ class Tiers:
 
     # --- moving
 
-    def move(self, copy: Copy, to: Tier, *, limited: bool = True) -> Copy:
+    def move(self, copy: Copy, to: Tier, limiter: Limiter = _NO_LIMIT) -> Copy:
         """Copy an image to another tier, verified on the way. Raises ``CheckpointError``."""
         facts = copy.image.manifest
         how = How(
-            to.limiter if limited else _NO_LIMIT,
+            limiter,
             read_direct=copy.tier.shared,
             write_direct=to.direct,
             level=to.level,
@@ -269,7 +272,7 @@ class Tiers:
             return False
         for number, copy in enumerate(copies):
             try:
-                self.move(copy, to)
+                self.move(copy, to, self._to_shared)
             except ImageDamaged as error:
                 more = len(copies) > number + 1
                 self._aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=more)
@@ -308,7 +311,7 @@ class Tiers:
                     continue
                 with suppress(NoRoom):
                     self._make_room(tier, held, held.name)
-                    return self.move(copy, tier, limited=expected_s is None or expected_s > 0)
+                    return self.move(copy, tier, self._ahead if expected_s else _NO_LIMIT)
             except ImageDamaged:
                 raise
             except (CheckpointError, OSError) as error:

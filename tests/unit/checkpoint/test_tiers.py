@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_affinode.checkpoint import digest
+from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged, NoRoom
 from slurm_affinode.checkpoint.opening import filesystem, open_tiers
@@ -499,3 +500,32 @@ def test_a_compressed_copy_is_taken_up(packing_node: Node, monkeypatch: pytest.M
     monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: False)
     assert node.tiers.publish(JOB.name, 1)
     node.shared.verify(node.shared.get(JOB.name, 1))
+
+
+def test_copies_keep_to_their_rates(make_node: Callable[..., Node]) -> None:
+    """To the shared tier, and ahead of a start; neither the way out to the disk nor a restore that waits."""
+    node, passed = make_node(), dict.fromkeys(("shared", "ahead"), 0)
+
+    class Counting(Limiter):
+        """A limit that lets all pass."""
+
+        def __init__(self, name: str) -> None:
+            super().__init__(0)
+            self.name = name
+
+        def pass_(self, count: int) -> None:
+            passed[self.name] += count
+
+    node.tiers._to_shared, node.tiers._ahead = Counting("shared"), Counting("ahead")
+    image = node.dump(publish=False)
+    assert passed == {"shared": 0, "ahead": 0}
+    node.tiers.publish(JOB.name, 1)
+    assert passed == {"shared": image.manifest.size, "ahead": 0}
+    for store in (node.memory, node.disk):
+        store.remove(image)
+    (copy,), _ = node.tiers.copies(LATER)
+    assert node.tiers.pull(copy, expected_s=0.0)
+    assert passed["ahead"] == 0
+    node.memory.remove(image)
+    assert node.tiers.pull(copy, expected_s=60.0)
+    assert passed["ahead"] == image.manifest.size
