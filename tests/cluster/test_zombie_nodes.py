@@ -168,6 +168,20 @@ def test_what_a_job_left_is_known_after_the_agent_was_restarted(cluster: Cluster
     assert f'"job": {job}' not in cluster.exec("c1", "cat", path)
 
 
+def test_the_owner_sees_what_is_held_against_a_job(cluster: Cluster) -> None:
+    """Without a store that she may read: from Slurm, by the numbers of its GPUs, and from Prometheus."""
+    job = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/squatter.py --memory-mib 60000")
+    cluster.wait_for_output(job, "squatting")
+    words = ("slurm-affinode", "zombies", "explain", job, "--prometheus", "http://prometheus:9090", "--window", "3s")
+    page = wait_until(
+        "the page accuses the job",
+        lambda: cluster.run("login", *words, "--json", user="alice").stdout,
+        lambda text: bool(text) and json.loads(text)["findings"] != [],
+    )
+    assert [one["kind"] for one in json.loads(page)["findings"]] == ["squatter"]
+    assert "GPU memory is held and nothing computes" in cluster.exec("login", *words, user="alice")
+
+
 def test_hostile_names_are_names_on_the_page_of_a_job(cluster: Cluster) -> None:
     """Nothing that its owner wrote is more than text there."""
     job = cluster.submit(*ON_C1, "--job-name", HOSTILE, wrap=f"exec {WORKLOADS}/squatter.py --memory-mib 60000")

@@ -254,7 +254,8 @@ def test_keys_tell_matters_apart_and_findings_have_a_json_form(site: Site) -> No
 
 def test_numbers_of_arrays_have_a_json_form() -> None:
     """As the numbers that they are."""
-    assert json.dumps(plain((np.bool_(True), np.int64(3), np.float64(0.5), np.float64("nan")))) == "[true, 3, 0.5, null]"
+    values = (np.bool_(True), np.int64(3), np.float64(0.5), np.float64("nan"))
+    assert json.dumps(plain(values)) == "[true, 3, 0.5, null]"
 
 
 def test_an_explanation_says_why_nothing_is_held_against_a_job(site: Site) -> None:
