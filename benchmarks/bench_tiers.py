@@ -177,7 +177,9 @@ def main() -> int:
     for (origin, to), seconds in copied.items():
         # A copy can be no faster than the slower of its ends.
         slower = max((base[origin]["dd read"], f"{origin} read"), (base[to]["dd write"], f"{to} write"))
-        goal = (1 / WITHIN) if (origin, to) == ("disk", "memory") else SHARE if to != "memory" else None
+        goal = SHARE if to != "memory" else None
+        if (origin, to) == ("disk", "memory"):
+            slower, goal = (base[origin]["dd read"], f"{origin} read"), 1 / WITHIN
         row(f"copy {origin} to {to}", seconds, slower[1], slower[0], goal)
     if arguments.json:
         arguments.json.write_text(json.dumps({"size": size, "rows": rows}, indent=1) + "\n")

@@ -63,7 +63,7 @@ class Copy:
 
 
 class Tiers:
-    """May be used by several threads. What tiers have trouble with is told once per image and text."""
+    """May be used by several threads."""
 
     def __init__(
         self,
