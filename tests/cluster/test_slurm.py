@@ -14,7 +14,7 @@ def test_every_node_is_idle_and_has_its_gpus(cluster: Cluster) -> None:
     """Two nodes with two GPUs each and one without, all at work."""
     assert cluster.nodes() == dict.fromkeys(COMPUTE_NODES, "idle")
     gres = cluster.exec("login", "sinfo", "--Node", "--noheader", "--format=%N %G", "--partition=gpu,cpu")
-    assert sorted(gres.splitlines()) == ["c1 gpu:h100:2", "c2 gpu:h100:2", "cpu1 (null)"]
+    assert sorted(gres.splitlines()) == ["c1 gpu:h100:2,shard:h100:60", "c2 gpu:h100:2,shard:h100:60", "cpu1 (null)"]
 
 
 def test_release_is_the_one_asked_for(cluster: Cluster) -> None:
