@@ -30,7 +30,6 @@ class OrphanVerbs:
     drain: Callable[[str], None]
     """Drains this node with a reason."""
     name_of: Callable[[int], str]
-    dry_run: bool = False
 
     def answer(self, request: Mapping[str, Any], caller: Caller, *, admin: bool) -> dict[str, Any]:
         """The answer to a request. Raises ``RequestError``."""
