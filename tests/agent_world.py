@@ -338,16 +338,17 @@ class FakeImager:
 class FakeGpus:
     """NVML of one node."""
 
-    def __init__(self, node: str) -> None:
-        self.node = node
+    def __init__(self, world: World, node: str) -> None:
+        self.world, self.node = world, node
         self.model = "H100"
         self.free = 80 << 30
 
     def devices(self) -> tuple[Device, ...]:
         return (Device(f"GPU-{self.node}-0", 0, model=self.model, memory_mib=81920.0, minor=0),)
 
-    def used_bytes(self, pids: frozenset[int]) -> int:
-        return 1 << 20
+    def processes(self) -> dict[str, dict[int, int]]:
+        there = self.world.nodes[self.node].processes
+        return {f"GPU-{self.node}-0": {one.pid: 1 << 20 for one in there if one.cuda is CudaState.RUNNING}}
 
     def free_bytes(self, device: Device) -> int:
         return self.free
@@ -382,7 +383,7 @@ class Agent:
     def __init__(self, world: World, node: str, settings: Settings | None = None, mailer: Mailer = SILENT) -> None:
         self.world, self.node = world, node
         disk = world.root / node
-        self.cuda, self.imager, self.gpus = FakeCuda(world, node), FakeImager(world, node), FakeGpus(node)
+        self.cuda, self.imager, self.gpus = FakeCuda(world, node), FakeImager(world, node), FakeGpus(world, node)
         self.parts = Parts(
             node=node, cluster="alpha", slurm=Slurm(world), cuda=self.cuda, imager=self.imager,  # type: ignore[arg-type]
             tiers=Tiers.of(DirectoryStore(disk / "images", KEY), DirectoryStore(world.root / "shared" / "images", KEY)),

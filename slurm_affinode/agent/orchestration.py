@@ -79,16 +79,6 @@ class NodeGpus:
         with self._driver() as driver:
             return tuple(driver.devices())
 
-    def used_bytes(self, pids: frozenset[int]) -> int:
-        """GPU memory of these processes."""
-        held: dict[tuple[str, int], float] = {}
-        with self._driver() as driver:
-            for device in driver.devices():
-                for process in driver.processes(device):
-                    if process.pid in pids:
-                        held[device.uuid, process.pid] = process.used_mib or 0.0
-        return round(sum(held.values()) * _MIB)
-
     def processes(self) -> Mapping[str, Mapping[int, int]]:
         """UUID -> PID -> bytes that it holds there."""
         found: dict[str, dict[int, int]] = {}

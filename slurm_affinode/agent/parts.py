@@ -35,8 +35,8 @@ class Gpus(Protocol):
         """All of them, by index. Raises ``GpuError``."""
         ...
 
-    def used_bytes(self, pids: frozenset[int]) -> int:
-        """GPU memory that these processes hold; processes that NVML does not show hold none. Raises ``GpuError``."""
+    def processes(self) -> Mapping[str, Mapping[int, int]]:
+        """UUID -> PID -> bytes that it holds there, as far as NVML shows it. Raises ``GpuError``."""
         ...
 
     def free_bytes(self, device: Device) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from slurm_affinode.agent.shepherds import Hold, Reply, Restored, Start
 from slurm_affinode.agent.streams import STREAMS, say
 from slurm_affinode.agent.watch import by_index
 from slurm_affinode.checkpoint.interface import CudaState, ImageDamaged, RestoreFailed
+from slurm_affinode.checkpoint.room import shortage
 from slurm_affinode.checkpoint.tiers import Copy
 from slurm_affinode.core.suspension import pair_gpus
 from slurm_affinode.errors import AffinodeError
@@ -176,7 +177,7 @@ class JobRestorer:
         pairs = pair_gpus(manifest.gpus, new)
         if isinstance(pairs, Refusal):
             raise RestoreFailed(pairs.text)
-        self._wait_for_memory(held, manifest.gpu_bytes)
+        self._wait_for_memory(held, manifest.gpus, pairs)
         return pairs
 
     def _held(self, job: Job, devices: Sequence[Device]) -> tuple[Device, ...]:
@@ -188,22 +189,20 @@ class JobRestorer:
             raise RestoreFailed("Slurm does not say which GPUs of this node the job has")
         return found
 
-    def _wait_for_memory(self, held: Sequence[Device], needed: int) -> None:
-        """A restore that runs out of GPU memory fails for good: there has to be room first."""
+    def _wait_for_memory(self, held: Sequence[Device], old: Sequence[GpuFact], pairs: Mapping[str, str] | None) -> None:
+        """A restore that runs out of GPU memory fails for good: there has to be room first, on each GPU."""
         parts = self._parts
+        needs = {gpu.uuid: gpu.held_bytes for gpu in old}
         deadline = parts.now() + parts.settings.free_s
         while True:
             try:
-                free = [parts.gpus.free_bytes(device) for device in held]
+                why = shortage(needs, {device.uuid: parts.gpus.free_bytes(device) for device in held}, pairs)
             except GpuError as error:
                 raise RestoreFailed(str(error)) from None
-            known = [one for one in free if one is not None]
-            if len(known) < len(free) or sum(known) >= needed:
+            if why is None:
                 return
             if parts.now() >= deadline:
-                raise RestoreFailed(
-                    f"its {words.size(needed)} do not fit on its GPUs: {words.size(sum(known))} are free there"
-                )
+                raise RestoreFailed(f"its GPU memory does not fit: {why}")
             parts.sleep(_PAUSE_S)
 
     def _cuda(self, arrival: Arrival, manifest: Manifest, pairs: dict[str, str] | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_affinode.agent import words
@@ -92,7 +92,7 @@ class JobSuspender:
         tree = parts.look(job.init_pid, root)
         try:
             users = parts.cuda.users(one.pid for one in tree.processes)
-            used = parts.gpus.used_bytes(frozenset(users)) if users else 0
+            used = sum(self._held(users).values())
         except (CheckpointError, GpuError) as error:
             # Of a driver that is too old the lack of a function says less than its version.
             return [*before, Refusal("driver", parts.cuda.capabilities().why_not or str(error))]
@@ -196,10 +196,10 @@ class JobSuspender:
         if root is None:
             raise Refused(Refusal("not-started", "its script has ended"))
         cuda = tuple(sorted(parts.cuda.users(member.pid for member in members)))
-        gpu_bytes = parts.gpus.used_bytes(frozenset(cuda)) if cuda else 0
+        held = self._held(cuda)
         attempt = _Attempt(
             job=job, key=key, record=parts.journal.record(key), why=why, began=parts.now(), root=root, tree=members,
-            cuda=cuda, gpu_bytes=gpu_bytes, gpus=self._gpu_facts(job) if cuda else (),
+            cuda=cuda, gpu_bytes=sum(held.values()), gpus=self._gpu_facts(job, held) if cuda else (),
         )  # fmt: skip
         slurm = job.slurm
         self._mark(
@@ -208,13 +208,20 @@ class JobSuspender:
             job_id=job.job_id, restarts=job.restarts, uid=job.uid, gid=job.gid, why=why, began=attempt.began,
             init_pid=job.init_pid, init_started=job.init_started, root=root.pid, cuda=list(cuda),
             stopped=[member.pid for member in members if member.state == "T"], option=str(job.option),
-            gpus=self._gpu_count(job), gpu_bytes=gpu_bytes, gpu_model=attempt.gpus[0].model if attempt.gpus else None,
+            gpus=self._gpu_count(job), gpu_bytes=attempt.gpu_bytes,
+            gpu_model=attempt.gpus[0].model if attempt.gpus else None,
             user=slurm.user if slurm else None, account=slurm.account if slurm else None,
             name=slurm.name if slurm else None, partition=slurm.partitions[0] if slurm and slurm.partitions else None,
         )  # fmt: skip
         return attempt
 
-    def _gpu_facts(self, job: WatchedJob) -> tuple[GpuFact, ...]:
+    def _held(self, pids: Iterable[int]) -> dict[str, int]:
+        """UUID -> bytes that these processes hold there."""
+        mine = frozenset(pids)
+        there = self._parts.gpus.processes() if mine else {}
+        return {uuid: sum(count for pid, count in held.items() if pid in mine) for uuid, held in there.items()}
+
+    def _gpu_facts(self, job: WatchedJob, held_bytes: Mapping[str, int]) -> tuple[GpuFact, ...]:
         """Every GPU that the driver shows, in its order."""
         by_uuid = {device.uuid: device for device in self._parts.gpus.devices() if device.mig is None}
         held = {device.uuid for device in job.devices or ()}
@@ -224,6 +231,7 @@ class JobSuspender:
                 (by_uuid[uuid].model if uuid in by_uuid else None) or "unknown",
                 round((by_uuid[uuid].memory_mib or 0) * 2**20) if uuid in by_uuid else 0,
                 allocated=uuid in held,
+                held_bytes=held_bytes.get(uuid, 0),
             )
             for uuid in self._parts.cuda.devices()
         )

@@ -209,6 +209,8 @@ class GpuFact:
     memory_bytes: int
     allocated: bool = True
     """Slurm gave it to the job; else the driver merely showed it, because devices are not constrained."""
+    held_bytes: int = 0
+    """What the job's processes held there when they left it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,7 +343,7 @@ def test_a_restore_waits_for_gpu_memory_and_then_gives_up(world):
     agent = Agent(world, "c2")
     agent.gpus.free = 5
     assert isinstance(agent.restore(), Hold)
-    assert "do not fit" in world.comment
+    assert "its GPU memory does not fit: 65 MiB are needed on GPU-c2-0, 5 B are free there" in world.comment
 
 
 def test_an_image_that_was_changed_is_refused(world):
