@@ -16,11 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_affinode.cli.options import printable
+from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
 from slurm_affinode.core.signature import Verdict
 from slurm_affinode.core.signature_file import SignatureFile, Tried
 from slurm_affinode.core.spans import span
 from slurm_affinode.model.finding import KINDS, Evidence, Finding, GpuEvidence, NodeRef, ProcessRef, QueueImpact
-from slurm_affinode.workflow.zombie_explain import Explanation, GpuPage, Slot
 from slurm_affinode.workflow.zombies import Found
 
 BLOCKS = "_▁▂▃▄▅▆▇█"

@@ -26,6 +26,7 @@ from slurm_affinode.cli.options import (
 from slurm_affinode.cli.prometheus_options import prometheus_options
 from slurm_affinode.config import Config
 from slurm_affinode.core import signature_file
+from slurm_affinode.core.explanation import Explanation
 from slurm_affinode.errors import AffinodeError, UnreachableError
 from slurm_affinode.files import write_text
 from slurm_affinode.model.finding import KINDS, VARIANTS
@@ -215,14 +216,14 @@ def explain(
     """
     slurm = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
 
-    def page_of(config: Config, *, prometheus: bool) -> zombie_explain.Explanation:
+    def page_of(config: Config, *, prometheus: bool) -> Explanation:
         request = workflow.Request(since=since, until=until)
         history = prometheus_history(config, request, lambda _: None) if prometheus else None
         return zombie_explain.explain(
             config, job, cluster=cluster, since=since, until=until, window_s=window_s, slurm=slurm, history=history
         )  # fmt: skip
 
-    def page_now() -> zombie_explain.Explanation:
+    def page_now() -> Explanation:
         with zombie_explain_live.borrowed(config, slurm) as made:
             return page_of(made, prometheus=asked or bool(config.prometheus.url))
 

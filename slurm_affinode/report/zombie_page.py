@@ -8,6 +8,7 @@ from datetime import time, timedelta
 
 from markupsafe import Markup
 
+from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
 from slurm_affinode.core.signature import Verdict
 from slurm_affinode.core.spans import span
 from slurm_affinode.model.finding import KINDS, Evidence, Finding
@@ -15,7 +16,6 @@ from slurm_affinode.report import figure
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.render import page as render_page
 from slurm_affinode.report.timeaxis import time_ticks
-from slurm_affinode.workflow.zombie_explain import Explanation, GpuPage, Slot
 
 IDLE_PCT = 5.0
 HEIGHT = 72

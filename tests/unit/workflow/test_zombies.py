@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 
 from slurm_affinode.config import Config, StoreConfig
+from slurm_affinode.core.explanation import Explanation
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history.schema import SAMPLES
 from slurm_affinode.history.store import SampleStore
@@ -66,7 +67,7 @@ class Site:
         self._write()
         return zombies.find(self.config, Request(**asked), now=END)
 
-    def explain(self, job: str) -> zombie_explain.Explanation:
+    def explain(self, job: str) -> Explanation:
         """The page of a job."""
         self._write()
         return zombie_explain.explain(self.config, job, now=END)
