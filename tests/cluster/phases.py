@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cluster.driver import GPU_NODES, Cluster, wait_until
@@ -22,13 +22,18 @@ agent = int(pathlib.Path("/run/slurm-affinode-agent.pid").read_text())
 libc = ctypes.CDLL(None, use_errno=True)
 watch = libc.inotify_init1(0)
 assert libc.inotify_add_watch(watch, os.fsencode(journal), 0x2) > 0  # IN_MODIFY
+def begun():
+    lines = [path.read_text().splitlines() for path in journal.glob("*.jsonl")]
+    return any(found and json.loads(found[-1])["phase"] == phase for found in lines)
 armed.touch()
 while True:
     os.read(watch, 65536)
-    lines = [path.read_text().splitlines() for path in journal.glob("*.jsonl")]
-    if any(found and json.loads(found[-1])["phase"] == phase for found in lines):
-        os.kill(agent, signal.SIGSTOP)
+    if not begun():
+        continue
+    os.kill(agent, signal.SIGSTOP)
+    if begun():
         break
+    os.kill(agent, signal.SIGCONT)  # too late: its effects may be there
 stopped.touch()
 """
 
@@ -59,14 +64,24 @@ def stopping_at(cluster: Cluster, phase: str, *nodes: str) -> Iterator[None]:
             go_on(cluster, node)
 
 
-def wait_for_stop(cluster: Cluster, *nodes: str, timeout_s: float = 60) -> str:
-    """Waits until an agent stands still; whose it is."""
-    nodes = nodes or GPU_NODES
+def wait_for_stop(cluster: Cluster, through: Callable[[], bool], *, timeout_s: float = 60) -> str | None:
+    """Waits until an agent stands still; whose it is. ``None``: none did, it was too quick for that on a busy machine.
+
+    ``through``: whether the suspension or restore has got through.
+    """
 
     def look() -> str:
-        return next((node for node in nodes if cluster.run(node, "test", "-e", _STOPPED).returncode == 0), "")
+        missed = through()  # before the other look: an agent that stands still does not get through
+        stopped = (node for node in GPU_NODES if cluster.run(node, "test", "-e", _STOPPED).returncode == 0)
+        return next(stopped, "missed" if missed else "")
 
-    return wait_until("an agent stands still", look, timeout_s=timeout_s)
+    found = wait_until("an agent stands still", look, timeout_s=timeout_s)
+    return None if found == "missed" else found
+
+
+def open_journals(cluster: Cluster) -> str:
+    """The names of suspensions that are not through."""
+    return "".join(cluster.run(node, "ls", f"{LOCAL}/journal").stdout for node in GPU_NODES)
 
 
 def go_on(cluster: Cluster, node: str) -> None:
@@ -82,10 +97,4 @@ def kill_stopped(cluster: Cluster, node: str) -> None:
 
 def wait_settled(cluster: Cluster, timeout_s: float = 90) -> None:
     """Waits until no journal is open: every job runs, sleeps with its image shared, or is over."""
-    for node in GPU_NODES:
-        wait_until(
-            f"the journals of {node} are closed",
-            lambda node=node: cluster.run(node, "ls", f"{LOCAL}/journal").stdout,  # type: ignore[misc]
-            lambda names: names == "",
-            timeout_s=timeout_s,
-        )
+    wait_until("no journal is open", lambda: open_journals(cluster), lambda names: names == "", timeout_s=timeout_s)

@@ -85,6 +85,7 @@ def normal(text: str) -> str:
 
 AGENT = Path(__file__).resolve().parents[1] / "spank" / "fake_agent.py"
 AGENT_PATH = "/run/fake_agent.py"
+SOCKET = "/run/slurm-affinode/shepherd.sock"
 
 
 @dataclass(slots=True)
@@ -112,10 +113,15 @@ class FakeAgent:
         )
 
     def remove(self) -> None:
-        """Ends it and takes away what it left."""
+        """Ends it and takes away what it left; the node's own agent, whose socket it had taken, begins anew."""
         self.stop()
         self.cluster.shell(
-            self.node, "rm -rf /run/slurm-affinode/shepherd.sock /shared/slurm-affinode/images/affinode.*"
+            self.node,
+            f"rm -rf {SOCKET} /shared/slurm-affinode/images/affinode.*; kill $(cat /run/slurm-affinode-agent.pid)",
+        )
+        wait_until(
+            f"the agent of {self.node} serves again",
+            lambda: self.cluster.run(self.node, "test", "-S", SOCKET).returncode == 0,
         )
 
     def log(self) -> list[dict[str, str]]:

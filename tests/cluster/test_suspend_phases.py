@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import pytest
 from cluster.driver import Cluster, wait_until
-from cluster.phases import go_on, kill_stopped, stopping_at, wait_for_stop, wait_settled
+from cluster.phases import go_on, kill_stopped, open_journals, stopping_at, wait_for_stop, wait_settled
 from cluster.sleepers import (
     BY_HAND,
     asleep,
@@ -22,6 +23,7 @@ from cluster.sleepers import (
 pytestmark = pytest.mark.cluster
 
 IDLE = 8
+ATTEMPTS = 5
 BEFORE_IMAGE = ("locking", "locked", "parked", "dumping")
 RUNS = ("RUNNING", "COMPLETING", "COMPLETED")
 WITH_IMAGE = ("dumped", "requeueing", "queued")
@@ -41,18 +43,29 @@ def agents(cluster: Cluster) -> None:
     wait_for_agents(cluster)
 
 
+def through(cluster: Cluster, job: str, phase: str) -> bool:
+    """Whether a job is restored, or suspended, its image shared."""
+    if phase == "restoring":
+        return "restored on" in cluster.output(job)
+    return cluster.job(job)["Restarts"] == "1" and not open_journals(cluster)
+
+
 def catch(cluster: Cluster, phase: str) -> Caught:
     """A job that is being suspended, or restored; within ``stopping_at``."""
-    if phase == "restoring":
-        job = asleep(cluster, idle_job(idle=IDLE), BY_HAND)
-        wait_settled(cluster)
-        wake(cluster, job)
-        return Caught(job, wait_for_stop(cluster))
-    job = cluster.submit(BY_HAND, script=idle_job(idle=IDLE))
-    cluster.wait_for_output(job, "step number=2")
-    node = cluster.job(job)["BatchHost"]
-    cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
-    return Caught(job, wait_for_stop(cluster, node))
+    for _ in range(ATTEMPTS):
+        if phase == "restoring":
+            job = asleep(cluster, idle_job(idle=IDLE), BY_HAND)
+            wait_settled(cluster)
+            wake(cluster, job)
+        else:
+            job = cluster.submit(BY_HAND, script=idle_job(idle=IDLE))
+            cluster.wait_for_output(job, "step number=2")
+            cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
+        node = wait_for_stop(cluster, functools.partial(through, cluster, job, phase))
+        if node is not None:
+            return Caught(job, node)
+        cluster.exec("login", "scancel", job, user="alice")
+    raise AssertionError(f"none of {ATTEMPTS} agents was caught where {phase} begins")
 
 
 def completes(cluster: Cluster, job: str, restarts: int) -> None:
