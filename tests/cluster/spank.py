@@ -106,6 +106,10 @@ class FakeAgent:
         )
         wait_until("the fake agent serves", self.log, bool)
 
+    def make_way(self) -> None:
+        """Takes the socket away from the node's own agent: from here on there is none."""
+        self.cluster.shell(self.node, f"rm -f {SOCKET}")
+
     def stop(self) -> None:
         """Ends it, as a crash would."""
         self.cluster.shell(

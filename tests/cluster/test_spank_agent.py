@@ -24,6 +24,8 @@ PLUGSTACK = "/etc/slurm/plugstack.conf.d/slurm-affinode.conf"
 def agents(cluster: Cluster) -> Iterator[dict[str, FakeAgent]]:
     """One for each node with GPUs; none runs yet. They are gone after the test, and images with them."""
     agents = {node: FakeAgent(cluster, node) for node in ("c1", "c2")}
+    for agent in agents.values():
+        agent.make_way()
     yield agents
     for agent in agents.values():
         agent.remove()

@@ -124,7 +124,8 @@ def test_node_lost_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
             cluster.start(caught.node)
         wait_for_agents(cluster)
     wait_for_requeue(cluster, caught.job, before)
-    if phase == "queued":  # Slurm was asked to hold it
+    if phase in WITH_IMAGE and held_or_runs(cluster, caught.job) == "held":
+        # Slurm had been asked to hold it, or was when the node was back.
         wait_asleep(cluster, caught.job, timeout_s=150)
         wake(cluster, caught.job)
     output = finish(cluster, caught.job, timeout_s=150)
@@ -136,3 +137,15 @@ def test_node_lost_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
 def wait_for_requeue(cluster: Cluster, job: str, before: int) -> None:
     """Waits until Slurm has seen that the run is gone."""
     wait_until("it is requeued", lambda: int(cluster.job(job)["Restarts"]), lambda count: count > before, timeout_s=150)
+
+
+def held_or_runs(cluster: Cluster, job: str) -> str:
+    """Waits until a requeued job runs again, or is held."""
+
+    def look() -> str:
+        found = cluster.job(job)
+        if found["JobState"] in ("RUNNING", "COMPLETED"):
+            return "runs"
+        return "held" if found["Priority"] == "0" and found["JobState"] == "PENDING" else ""
+
+    return wait_until("it runs again, or is held", look, timeout_s=150)

@@ -97,8 +97,8 @@ def test_promise_of_a_suspension_that_is_taken_back(cluster: Cluster, paused: No
     finally:
         for node in jobs:
             cluster.exec(node, "gpu-emulatorctl", "fault", "clear")
-    states = sorted(cluster.job(job)["JobState"] for job in jobs.values())
-    assert states == ["PENDING", "RUNNING"]
+    # It may be awake again by now.
+    assert sorted(cluster.job(job)["Restarts"] for job in jobs.values()) == ["0", "1"]
     wait_until(
         "no promise is left",
         lambda: cluster.run("login", "sh", "-c", f"ls {SHARED}/promises").stdout,
