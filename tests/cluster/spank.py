@@ -86,6 +86,7 @@ def normal(text: str) -> str:
 AGENT = Path(__file__).resolve().parents[1] / "spank" / "fake_agent.py"
 AGENT_PATH = "/run/fake_agent.py"
 SOCKET = "/run/slurm-affinode/shepherd.sock"
+CONTROL = "/run/slurm-affinode/control.sock"
 
 
 @dataclass(slots=True)
@@ -107,8 +108,8 @@ class FakeAgent:
         wait_until("the fake agent serves", self.log, bool)
 
     def make_way(self) -> None:
-        """Takes the socket away from the node's own agent: from here on there is none."""
-        self.cluster.shell(self.node, f"rm -f {SOCKET}")
+        """The node's own agent stands still, without its sockets: to everybody else there is none."""
+        self.cluster.shell(self.node, f"kill -STOP $(cat /run/slurm-affinode-agent.pid); rm -f {SOCKET} {CONTROL}")
 
     def stop(self) -> None:
         """Ends it, as a crash would."""
@@ -117,15 +118,15 @@ class FakeAgent:
         )
 
     def remove(self) -> None:
-        """Ends it and takes away what it left; the node's own agent, whose socket it had taken, begins anew."""
+        """Ends it and takes away what it left; the node's own agent begins anew."""
         self.stop()
         self.cluster.shell(
             self.node,
-            f"rm -rf {SOCKET} /shared/slurm-affinode/images/affinode.*; kill $(cat /run/slurm-affinode-agent.pid)",
+            f"rm -rf {SOCKET} /shared/slurm-affinode/images/affinode.*; kill -KILL $(cat /run/slurm-affinode-agent.pid)",
         )
         wait_until(
             f"the agent of {self.node} serves again",
-            lambda: self.cluster.run(self.node, "test", "-S", SOCKET).returncode == 0,
+            lambda: self.cluster.run(self.node, "test", "-S", SOCKET, "-a", "-S", CONTROL).returncode == 0,
         )
 
     def log(self) -> list[dict[str, str]]:
