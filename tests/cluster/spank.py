@@ -122,7 +122,8 @@ class FakeAgent:
         self.stop()
         self.cluster.shell(
             self.node,
-            f"rm -rf {SOCKET} /shared/slurm-affinode/images/affinode.*; kill -KILL $(cat /run/slurm-affinode-agent.pid)",
+            f"rm -rf {SOCKET} /shared/slurm-affinode/images/affinode.*\n"
+            "kill -KILL $(cat /run/slurm-affinode-agent.pid)",
         )
         wait_until(
             f"the agent of {self.node} serves again",
