@@ -45,18 +45,18 @@ def dumps(cluster: Cluster) -> list[str]:
     return [node for node in ("c1", "c2") if cluster.run(node, "test", "-e", HELD).returncode == 0]
 
 
+def full_node(cluster: Cluster, node: str, *, idle: int) -> str:
+    """Both GPUs of a node held: one computes, the other's job idles for ``idle`` seconds; that job's id."""
+    computes = f"{WORKLOADS}/busy.py --seconds 280"
+    cluster.submit("--partition=gpu", "--gres=gpu:1", f"--nodelist={node}", wrap=computes, user="bob")
+    return cluster.submit(OPTION, f"--nodelist={node}", script=idle_job(idle=idle))
+
+
 def test_two_idle_jobs_and_one_that_waits(cluster: Cluster, paused: None) -> None:
     """On two nodes, each with an agent of its own: exactly one sleeps; the other's status says why it does not."""
     jobs = {}
     for node in ("c1", "c2"):
-        cluster.submit(
-            "--partition=gpu",
-            "--gres=gpu:1",
-            f"--nodelist={node}",
-            wrap=f"{WORKLOADS}/busy.py --seconds 200",
-            user="bob",
-        )
-        jobs[node] = cluster.submit(OPTION, f"--nodelist={node}", script=idle_job(idle=60))
+        jobs[node] = full_node(cluster, node, idle=60)
         hold_criu(cluster, node, "before", "dump")
     for job in jobs.values():
         wait_until("its window is full", lambda job=job: next_code(cluster, job), lambda code: code == "no-pressure")  # type: ignore[misc]
@@ -82,14 +82,8 @@ def test_promise_of_a_suspension_that_is_taken_back(cluster: Cluster, paused: No
     """On each node the first attempt fails: the promise is free again, and in the end exactly one job sleeps."""
     jobs = {}
     for node in ("c1", "c2"):
-        cluster.submit(
-            "--partition=gpu",
-            "--gres=gpu:1",
-            f"--nodelist={node}",
-            wrap=f"{WORKLOADS}/busy.py --seconds 200",
-            user="bob",
-        )
-        jobs[node] = cluster.submit(OPTION, f"--nodelist={node}", script=idle_job(idle=60))
+        # Longer than the waiting job is waited for: one that just ended would give it the GPU without a suspension.
+        jobs[node] = full_node(cluster, node, idle=200)
         cluster.exec(node, "gpu-emulatorctl", "fault", "checkpoint-fails", "--count", "1")
     try:
         waiting = cluster.submit("--partition=gpu", "--gres=gpu:1", wrap="sleep 5", user="carol")
