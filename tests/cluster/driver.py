@@ -18,6 +18,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "containers" / "cluster"
 COMMAND_S = 60.0
 WAIT_S = 60.0
 POLL_S = 0.2
+POLL_SHARE = 0.4
+"""A wait spends no more than this share of its time in looking: several clusters share two cores."""
+POLL_MOST_S = 1.5
 
 T = TypeVar("T")
 
@@ -27,11 +30,12 @@ WAIT_FOR_STATE = r"""
 job=$1 deadline=$((SECONDS + $2)) wanted=" $3 "
 ended=" COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL BOOT_FAIL DEADLINE OUT_OF_MEMORY "
 while :; do
-  state=$(scontrol --oneliner show job "$job" 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' | head -n 1)
+  state=$(scontrol --oneliner show job "$job" 2>/dev/null)
+  state=${state#* JobState=} state=${state%%[!A-Z_]*}
   case "$wanted" in *" ${state:-none} "*) echo "$state"; exit 0 ;; esac
   case "$ended" in *" ${state:-none} "*) echo "$state"; exit 3 ;; esac
   [ "$SECONDS" -lt "$deadline" ] || { echo "${state:-unknown}"; exit 4; }
-  sleep 0.1
+  sleep 0.2
 done
 """
 
@@ -259,12 +263,14 @@ def wait_until(
     """Looks again and again until what it sees is good; what it saw. Fails with the last sight after the deadline."""
     deadline = time.monotonic() + timeout_s
     while True:
+        began = time.monotonic()
         seen = look()
         if good(seen):
             return seen
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise ClusterError(f"after {timeout_s:g} s still not true that {what}: {seen!r}")
-        time.sleep(POLL_S)
+        time.sleep(min(max(POLL_S, (now - began) * (1 / POLL_SHARE - 1)), POLL_MOST_S))
 
 
 def _run_of(line: str) -> Run:
