@@ -26,6 +26,7 @@ from slurm_affinode.store.tables import (
 REMEMBERED = timedelta(days=90)
 """Warnings older than this count for nothing."""
 FOREVER_MS = 1 << 62
+"""Until when a claim holds that is settled for good, plus the moment at which it was: what is old may be deleted."""
 SEEN = -1
 """Number of a row that says when a finding was first seen; its recipient is when it was seen last."""
 UNSEEN_MS = 86_400_000
@@ -91,7 +92,8 @@ class ZombieLog:
     def delete_before(self, moment: datetime, told: AuditEntry) -> int:
         """Delete older records and, in the same transaction, add one that says so; how many went.
 
-        Warnings, wishes and broken claims of that time go as well: they count for nothing any more.
+        Warnings, wishes and claims of that time go as well: they count for nothing any more. Where these are all that
+        there is, nothing is added.
         """
         limit = _ms(moment)
 
@@ -99,8 +101,11 @@ class ZombieLog:
             gone = connection.execute(delete(zombie_audit).where(zombie_audit.c.at_ms < limit)).rowcount
             connection.execute(delete(zombie_warnings).where(zombie_warnings.c.at_ms < limit))
             connection.execute(delete(zombie_keeps).where(zombie_keeps.c.until_ms < limit))
-            connection.execute(delete(zombie_claims).where(zombie_claims.c.until_ms < limit))
-            _append(connection, [_row(told)])
+            until = zombie_claims.c.until_ms
+            settled = until.between(FOREVER_MS, FOREVER_MS + limit - 1)
+            connection.execute(delete(zombie_claims).where(or_(until < limit, settled)))
+            if gone:
+                _append(connection, [_row(told)])
             return int(gone)
 
         return write(self._engine, work)
@@ -165,9 +170,9 @@ class ZombieLog:
 
         return write(self._engine, work)
 
-    def settle(self, claim: str, run: str, until: datetime | None) -> None:
-        """It is done: nobody does it again before ``until`` (``None``: ever)."""
-        until_ms = FOREVER_MS if until is None else _ms(until)
+    def settle(self, claim: str, run: str, now: datetime, until: datetime | None) -> None:
+        """It is done: nobody does it again before ``until`` (``None``: before ``delete_before`` forgets it)."""
+        until_ms = FOREVER_MS + _ms(now) if until is None else _ms(until)
         mine = and_(zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH), zombie_claims.c.run == run)
         write(self._engine, lambda c: c.execute(update(zombie_claims).where(mine).values(until_ms=until_ms)))
 
@@ -176,7 +181,7 @@ class ZombieLog:
         mine = zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH)
         with reading(self._engine) as connection:
             until = connection.execute(select(zombie_claims.c.until_ms).where(mine)).scalar()
-        return until is not None and int(until) == FOREVER_MS
+        return until is not None and int(until) >= FOREVER_MS
 
     def release(self, claim: str, run: str) -> None:
         """It was not done: the next run may."""

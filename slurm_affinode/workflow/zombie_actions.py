@@ -93,8 +93,8 @@ def _one(action: Action, tools: Tools) -> Outcome:
         if outcome.result == "done":
             # A suspension has only begun: if it fails, the job is there again.
             again = outcome.action.verb in ("drain", "resume", "suspend") or action.settings.cancel_steps
-            rest = tools.now() + REST if again else None
-            tools.log.settle(claim, tools.who.run, rest)
+            now = tools.now()
+            tools.log.settle(claim, tools.who.run, now, now + REST if again else None)
         else:
             tools.log.release(claim, tools.who.run)
     return written(outcome, tools)

@@ -32,9 +32,10 @@ def note_look(config: Config, command: str, findings: Sequence[Finding], *, job:
 
 
 def prune(log: ZombieLog, before: datetime, who: Who, now: datetime, why: str) -> int:
-    """Delete records older than ``before``; how many. That they went, and why, is a record itself."""
+    """Delete records older than ``before``; how many. That they went, and why, is a record itself.
+
+    What was remembered beside them (warnings, wishes, what was done) goes with them, also where no record is as old.
+    """
     count = log.count_before(before)
-    if count:
-        text = f"{count} records before {before:%Y-%m-%d %H:%M} UTC were deleted: {why}"
-        log.delete_before(before, AuditEntry(now, who.run, who.actor, "prune", "done", text))
-    return count
+    text = f"{count} records before {before:%Y-%m-%d %H:%M} UTC were deleted: {why}"
+    return log.delete_before(before, AuditEntry(now, who.run, who.actor, "prune", "done", text))

@@ -42,7 +42,7 @@ def collect(nodes: Iterable[str], ask: AskNode, cluster: str, log: ZombieLog, *,
         claim = f"epilog|{report['node']}|{report['id']}"
         if log.claim(claim, run, now, HOLD):
             log.record([_entry(report, cluster, run)])
-            log.settle(claim, run, None)
+            log.settle(claim, run, now, None)
             taken += 1
         elif not log.settled(claim):
             continue

@@ -66,10 +66,10 @@ def test_a_claim_is_one_runs_alone(log: ZombieLog) -> None:
     assert log.claim("cancel|a", "r2", NOW + HOLD, HOLD)
     log.release("cancel|a", "r2")
     assert log.claim("cancel|a", "r3", NOW, HOLD)
-    log.settle("cancel|a", "r3", None)
+    log.settle("cancel|a", "r3", NOW, None)
     assert not log.claim("cancel|a", "r4", NOW + timedelta(days=3650), HOLD)
     assert log.claim("drain|b", "r1", NOW, HOLD)
-    log.settle("drain|b", "r1", NOW + timedelta(hours=1))
+    log.settle("drain|b", "r1", NOW, NOW + timedelta(hours=1))
     assert not log.claim("drain|b", "r2", NOW + HOLD, HOLD)
     assert log.claim("drain|b", "r2", NOW + timedelta(hours=1), HOLD)
 
@@ -157,3 +157,17 @@ def test_old_records_go_with_a_record_of_it(log: ZombieLog) -> None:
     assert log.ledger(later).warnings == {}
     log.record([entry(at=later)])
     assert [one.number for one in log.history()] == [2, 3, 4]
+
+
+def test_what_was_done_is_forgotten_with_the_records_of_it(log: ZombieLog) -> None:
+    """Claims do not pile up for ever; one that is held now, and one that was settled since, stay. Nobody is told."""
+    for name in ("old", "young", "held"):
+        assert log.claim(name, "r1", NOW, HOLD)
+    log.settle("old", "r1", NOW, None)
+    log.settle("young", "r1", NOW + timedelta(days=2), None)
+    who, later = Who("r9", "root@login"), NOW + timedelta(days=3)
+    assert zombie_audit.prune(log, NOW, who, later, "nightly.keep_audit") == 0
+    assert (log.settled("old"), log.settled("young"), log.claim("held", "r2", NOW, HOLD)) == (True, True, False)
+    assert zombie_audit.prune(log, NOW + timedelta(days=1), who, later, "nightly.keep_audit") == 0
+    assert (log.settled("old"), log.settled("young"), log.claim("held", "r2", NOW, HOLD)) == (False, True, True)
+    assert log.history() == []
