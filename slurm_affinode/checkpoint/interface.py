@@ -221,6 +221,16 @@ class Image:
     store: str
     """Name of the store that it was found in: a path, for people."""
 
+    @property
+    def job(self) -> str:
+        """Name of its job's directory."""
+        return self.manifest.key.name
+
+    @property
+    def entry(self) -> str:
+        """Name of its own directory there."""
+        return f"{self.manifest.seq:04d}"
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:

@@ -7,16 +7,14 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from slurm_affinode.checkpoint import rootdir
+from slurm_affinode.checkpoint.entries import BAD, GONE
 from slurm_affinode.checkpoint.interface import ImageDamaged
 from slurm_affinode.checkpoint.writer import TMP, locked
 from slurm_affinode.core.suspension import of_this_run, owns
 from slurm_affinode.model.suspension import LiveRun, Manifest
 
-GONE = ".gone"
-BAD = ".bad"
-
-Load = Callable[[int, str], Manifest]
-"""The manifest of an entry (number of the image, name of the entry). Raises ``ImageDamaged``."""
+Load = Callable[[str], Manifest]
+"""The manifest of an entry. Raises ``ImageDamaged``."""
 
 
 def by_job(live: Collection[LiveRun]) -> dict[int, list[LiveRun]]:
@@ -48,12 +46,12 @@ def _needed(job_fd: int, entry: str, load: Load, runs: Sequence[LiveRun]) -> boo
             return True
         # A copy that may be taken up has its manifest already; a broken dump has none.
         with suppress(ImageDamaged, ValueError):
-            return _of_one(load(int(entry[:4]), entry), runs)
+            return _of_one(load(entry), runs)
         return False
     if not entry.isdecimal():
         return False
     try:
-        found = load(int(entry), entry)
+        found = load(entry)
     except ImageDamaged:  # it is evidence, and the job may be held because of it
         return bool(runs)
     return _of_one(found, runs)

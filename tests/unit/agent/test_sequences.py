@@ -468,6 +468,6 @@ def test_slurm_that_ends_jobs_above_their_memory_limit(world, monkeypatch, param
 
 def test_a_full_store_is_refused(world, monkeypatch):
     agent = Agent(world, "c1")
-    agent.parts.shared._reserve = 1 << 60
+    agent.parts.shared.budget.reserve = 1 << 60
     [refusal] = agent.suspender.refusals(agent.watched())
     assert refusal.code == "no-room"

@@ -130,7 +130,7 @@ def test_where_no_tier_takes_the_image_the_job_runs_on(world: World, caplog: pyt
     """Memory takes it, but nothing durable does: it is taken back, and nothing is left."""
     agent = Tiered(world, "c1")
     for tier in agent.parts.tiers.tiers[1:]:
-        tier.store._reserve = 1 << 60
+        tier.store.budget.reserve = 1 << 60
     begin = agent.parts.tiers.check_room
     agent.parts.tiers.check_room = lambda uid, estimate: None  # type: ignore[method-assign]
     done = agent.suspend()

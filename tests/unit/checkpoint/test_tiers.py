@@ -250,7 +250,7 @@ def test_room_is_what_can_be_made(make_node: Callable[..., Node]) -> None:
     assert node.where(image) == ["disk", "shared"]
     node.tiers.check_room(1001, 4 * MIB)
     node.shared.remove(image)
-    node.shared._reserve = 1 << 60
+    node.shared.budget.reserve = 1 << 60
     with pytest.raises(NoRoom):
         node.tiers.check_room(1001, 4 * MIB)
 
@@ -466,7 +466,7 @@ def test_compressed_and_no_room_to_unpack(packing_node: Node) -> None:
     image = compressible(node)
     for store in (node.memory, node.disk):
         store.remove(image)
-        store._reserve = 1 << 60
+        store.budget.reserve = 1 << 60
     with pytest.raises(ImageDamaged, match="no tier of this node has room"):
         node.tiers.sound(node.tiers.copies(LATER)[0])
     assert node.where(image) == ["shared"]

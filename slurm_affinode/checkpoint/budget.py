@@ -1,0 +1,48 @@
+"""What a store may take: its quota, each user's, what has to stay free, and what is promised to images under way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_affinode.checkpoint.interface import NoRoom, Usage
+from slurm_affinode.sizes import size as gib
+
+
+class Budget:
+    """Of one store. Its callers see to it that one thread at a time is here."""
+
+    def __init__(self, path: Path, *, quota: int | None, user_quota: int | None, reserve: int) -> None:
+        """``path``: for messages. ``quota``, ``user_quota``, ``reserve``: as of ``DirectoryStore``, bytes."""
+        self._path = path
+        self.quota, self.user_quota, self.reserve = quota, user_quota, reserve
+        self._promised: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def promise(self, image: tuple[str, int], uid: int, size: int) -> None:
+        """So many bytes are about to be written; ``usage`` does not know of them yet."""
+        self._promised[image] = uid, size
+
+    def settle(self, image: tuple[str, int]) -> None:
+        """They were written, or will not be."""
+        self._promised.pop(image, None)
+
+    def left(self, usage: Usage) -> int:
+        """Bytes that an image may still have."""
+        promised = self._sum()
+        left = usage.free - self.reserve - promised
+        return max(0, left if self.quota is None else min(left, self.quota - usage.used - promised))
+
+    def check(self, usage: Usage, uid: int, size: int) -> None:
+        """Raises ``NoRoom`` with the numbers where a user's image of so many bytes does not fit."""
+        promised = self._sum()
+        free = max(0, usage.free - self.reserve - promised)
+        if size > free:
+            raise NoRoom(f"{self._path}: {gib(free)} free, {gib(size)} needed")
+        for what, held, quota in (
+            ("the store has", usage.used + promised, self.quota),
+            (f"user {uid} has", usage.by_user.get(uid, 0) + self._sum(uid), self.user_quota),
+        ):
+            if quota is not None and held + size > quota:
+                raise NoRoom(f"{self._path}: {what} {gib(held)} of {gib(quota)}, {gib(size)} needed")
+
+    def _sum(self, uid: int | None = None) -> int:
+        return sum(size for user, size in self._promised.values() if uid in (None, user))

@@ -1,0 +1,214 @@
+"""What lies in a store: ``CLUSTER.JOBID`` directories of root's, and in each the entries of its images.
+
+    SEQ          an image, complete
+    SEQ.tmp      one that is being written, or a copy that was begun
+    SEQ.N.bad    one that was set aside
+    SEQ.N.gone   one that is being removed
+
+An entry is read with the manifest that was signed for it, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from slurm_affinode.checkpoint import manifest, rootdir
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom
+from slurm_affinode.checkpoint.writer import MANIFEST, SIGNATURE, TMP, locked
+from slurm_affinode.model.suspension import Manifest
+
+JOB = re.compile(r"(?P<cluster>[A-Za-z0-9_-]{1,64})\.(?P<job>[1-9]\d{0,9})")
+BAD = ".bad"
+GONE = ".gone"
+_SEQ = re.compile(r"\d{4}")
+_MANIFEST_LIMIT = 64 << 20
+
+
+class Entries:
+    """Of one store."""
+
+    def __init__(self, path: Path, key: bytes, *, owner: int, create: bool) -> None:
+        """``key``: of the signatures. ``owner``: whom all has to belong to. Raises ``CheckpointError``."""
+        self.path = path
+        self._key = key
+        self.owner = owner
+        self.top = rootdir.open_top(path, owner=owner, create=create)
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        if self.top >= 0:
+            os.close(self.top)
+            self.top = -1
+
+    def mounted(self) -> None:
+        """Raises ``NoRoom`` where the path is not the directory any more that was opened: unmounted, or replaced."""
+        try:
+            now, then = self.path.lstat(), os.fstat(self.top)
+        except OSError as error:
+            raise NoRoom(f"{self.path}: is not there any more: {error.strerror}") from None
+        if (now.st_dev, now.st_ino) != (then.st_dev, then.st_ino):
+            raise NoRoom(f"{self.path}: is not the file system any more that the agent was started with")
+        if os.fstatvfs(self.top).f_flag & os.ST_RDONLY:
+            raise NoRoom(f"{self.path}: is read-only")
+
+    # --- jobs
+
+    def jobs(self) -> list[str]:
+        """Names of the jobs' directories."""
+        return [name for name in rootdir.names(self.top) if JOB.fullmatch(name)]
+
+    @contextmanager
+    def job(self, name: str) -> Iterator[int | None]:
+        """A job's directory; ``None``: there is none. Raises ``ImageDamaged`` where it is not ours."""
+        if not JOB.fullmatch(name):
+            raise ImageDamaged(f"{name!r} is not the name of a job in a store")
+        try:
+            fd = rootdir.open_directory(self.top, name, owner=self.owner)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def make_job(self, name: str) -> int:
+        """The same, made where it is missing; the caller closes it. Raises ``NoRoom``."""
+        try:
+            rootdir.make_directory(self.top, name)
+            return rootdir.open_directory(self.top, name, owner=self.owner)
+        except OSError as error:
+            raise NoRoom(f"{self.path}: nothing can be written: {error.strerror}") from None
+
+    # --- images
+
+    @staticmethod
+    def complete(job_fd: int) -> list[int]:
+        """Numbers of a job's complete images, oldest first."""
+        return [int(name) for name in rootdir.names(job_fd) if _SEQ.fullmatch(name)]
+
+    @staticmethod
+    def next(job_fd: int) -> int:
+        """The lowest number above all that were ever begun and are still to be seen."""
+        return max((int(name[:4]) + 1 for name in rootdir.names(job_fd) if _SEQ.match(name)), default=1)
+
+    def image(self, job_fd: int, name: str, seq: int) -> Image:
+        """A complete image. Raises ``ImageDamaged``, also where there is none."""
+        return Image(self.manifest(job_fd, name, f"{seq:04d}"), str(self.path))
+
+    def manifest(self, job_fd: int, name: str, entry: str) -> Manifest:
+        """The manifest in an entry of the job ``name``. Raises ``ImageDamaged``: there is none for this very place."""
+        seq = int(entry[:4])
+        label = f"{name}/{seq:04d}"
+        try:
+            with rootdir.directory(job_fd, entry, owner=self.owner) as fd:
+                data = rootdir.read(fd, MANIFEST, owner=self.owner, limit=_MANIFEST_LIMIT)
+                signature = rootdir.read(fd, SIGNATURE, owner=self.owner, limit=4096)
+            found = manifest.decode(data, signature, self._key)
+        except FileNotFoundError:
+            raise ImageDamaged(f"{label}: is not there") from None
+        except ImageDamaged as error:
+            raise ImageDamaged(f"{label}: {error}") from None
+        if (found.key.name, found.seq) != (name, seq):
+            raise ImageDamaged(f"{label}: is the image {found.key.name}/{found.seq:04d}, put elsewhere")
+        return found
+
+    def images(self) -> Iterator[Image | ImageDamaged]:
+        """All complete ones; an error for each that is not sound."""
+        for name in self.jobs():
+            try:
+                with self.job(name) as job_fd:
+                    if job_fd is not None:
+                        yield from self._of_job(job_fd, name)
+            except ImageDamaged as error:
+                yield error
+
+    def _of_job(self, job_fd: int, name: str) -> Iterator[Image | ImageDamaged]:
+        for seq in self.complete(job_fd):
+            try:
+                yield self.image(job_fd, name, seq)
+            except ImageDamaged as error:
+                yield error
+
+    def begun(self) -> Iterator[tuple[Manifest, int]]:
+        """Copies that are not complete, with the bytes that there are of them; not those that grow right now."""
+        for name, job_fd, entry in self._ending(TMP):
+            if not locked(job_fd, entry):
+                with suppress(ImageDamaged, OSError, ValueError):
+                    facts = self.manifest(job_fd, name, entry)
+                    with rootdir.directory(job_fd, entry, owner=self.owner) as fd:
+                        held = rootdir.size_of(fd)
+                    yield facts, held
+
+    def aside(self) -> Iterator[str]:
+        """What was set aside: ``CLUSTER.JOBID/SEQ.N.bad``."""
+        return (f"{name}/{entry}" for name, _, entry in self._ending(BAD))
+
+    def _ending(self, suffix: str) -> Iterator[tuple[str, int, str]]:
+        """Entries with this ending: name and directory of the job, name of the entry."""
+        for name in self.jobs():
+            with suppress(ImageDamaged, OSError), self.job(name) as job_fd:
+                if job_fd is not None:
+                    for entry in rootdir.names(job_fd):
+                        if entry.endswith(suffix):
+                            yield name, job_fd, entry
+
+    # --- removing
+
+    def remove(self, name: str, *entries: str) -> None:
+        """Remove entries of a job; from the first moment on nobody finds them. What is not there is no error.
+
+        Raises ``CheckpointError`` where one is being written.
+        """
+        with self.job(name) as job_fd:
+            if job_fd is None:
+                return
+            for entry in entries:
+                if entry.endswith(TMP) and locked(job_fd, entry):
+                    raise CheckpointError(f"{name}/{entry}: is being written")
+                self.drop(job_fd, entry)
+        self.tidy(name)
+
+    def tidy(self, name: str) -> None:
+        """Remove a job's directory if nothing is in it."""
+        with suppress(OSError):
+            os.rmdir(name, dir_fd=self.top)
+
+    @staticmethod
+    def set_aside(job_fd: int, entry: str) -> None:
+        """Put an entry out of the way, and keep it."""
+        with suppress(FileNotFoundError):
+            _rename(job_fd, entry, f"{entry}.{time.monotonic_ns()}{BAD}")
+
+    @staticmethod
+    def drop(job_fd: int, entry: str) -> None:
+        """Remove an entry, whatever it is."""
+        gone = f"{entry}.{time.monotonic_ns()}{GONE}"
+        try:
+            _rename(job_fd, entry, gone)
+        except FileNotFoundError:
+            return
+        try:
+            shutil.rmtree(gone, dir_fd=job_fd)
+        except NotADirectoryError:
+            os.unlink(gone, dir_fd=job_fd)
+        except OSError:  # a link, which rmtree does not follow; or another process removes it too
+            with suppress(OSError):
+                os.unlink(gone, dir_fd=job_fd)
+
+    @staticmethod
+    def uncomplete(job_fd: int, entry: str) -> None:
+        """Make a complete image one that was begun."""
+        with suppress(FileNotFoundError):
+            _rename(job_fd, entry, entry + TMP)
+
+
+def _rename(job_fd: int, entry: str, to: str) -> None:
+    os.rename(entry, to, src_dir_fd=job_fd, dst_dir_fd=job_fd)
+    os.fsync(job_fd)
