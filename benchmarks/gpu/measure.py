@@ -21,7 +21,7 @@ from gpu.programs import HERE, Program, Programs, end, looked_after
 from slurm_affinode.checkpoint import namespace, room
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.cuda_helper import Driver
+from slurm_affinode.checkpoint.cuda_driver import Driver
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, CudaError, Feature, Tree
 from slurm_affinode.gpu.nvml import NvmlDriver

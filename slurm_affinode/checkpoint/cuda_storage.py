@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from slurm_affinode.checkpoint import cuda_helper
+from slurm_affinode.checkpoint import cuda_driver
 from slurm_affinode.checkpoint.abilities import COMPLETE, ENTRY_POINTS
-from slurm_affinode.checkpoint.cuda_helper import Driver, DriverSaysError, NotAvailableError
+from slurm_affinode.checkpoint.cuda_driver import Driver, DriverSaysError, NotAvailableError
 
 BLOCK = 64 << 20
 SLOTS = 4
@@ -112,7 +112,7 @@ class Storage:
             if not rescued and _size(path) != file["size"]:
                 raise StorageError(f"{path}: is missing, or has not the size that was written")
             sources[(pairs or {}).get(file["uuid"], file["uuid"])] = (file["uuid"], path)
-        arguments = cuda_helper.restore_arguments(self._driver.load(), pairs)
+        arguments = cuda_driver.restore_arguments(self._driver.load(), pairs)
         with self._contexts(list(sources)):
             handle, mapped = self._mapped("CUcheckpointRestoreArgs", "cuCheckpointProcessRestore", pid, arguments)
             for one in mapped:
@@ -126,7 +126,7 @@ class Storage:
     def _contexts(self, uuids: list[str]) -> Iterator[None]:
         """Primary contexts on those GPUs, and the ring page-locked."""
         call = self._driver.call
-        shown = cuda_helper.devices(self._driver)
+        shown = cuda_driver.devices(self._driver)
         with contextlib.ExitStack() as stack:
             for uuid in uuids:
                 device = call("cuDeviceGet", shown.index(uuid))
@@ -151,7 +151,7 @@ class Storage:
         finally:
             field.value = None
         info = ctypes.cast(cell, ctypes.POINTER(_Info)).contents
-        shown = cuda_helper.devices(self._driver)
+        shown = cuda_driver.devices(self._driver)
         found = []
         for number in range(info.count):
             one = info.devices[number]
@@ -162,7 +162,7 @@ class Storage:
 
     def _complete(self, handle: int) -> None:
         """By its address: bindings 13.5 look for it as a function of CUDA 13.5, and driver 615 has it in 13.4."""
-        at = cuda_helper.address(self._driver, COMPLETE, ENTRY_POINTS[COMPLETE])
+        at = cuda_driver.address(self._driver, COMPLETE, ENTRY_POINTS[COMPLETE])
         if not at:
             raise NotAvailableError(f"the driver has no {COMPLETE}")
         code = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(at)(handle)

@@ -127,13 +127,13 @@ def test_the_driver_wants_contexts_on_the_gpus_of_the_process(cuda: Cuda, node: 
 
 
 FAILING = """
-from slurm_affinode.checkpoint import cuda_helper, cuda_storage
+from slurm_affinode.checkpoint import cuda_driver, cuda_storage
 def fails(descriptor, data, offset, whole=cuda_storage._write_all):
     if offset > 0:
         raise OSError(5, "Input/output error")
     whole(descriptor, data, offset)
 cuda_storage._write_all = fails
-driver = cuda_helper.Driver()
+driver = cuda_driver.Driver()
 storage = cuda_storage.storage_of(driver)
 """
 
