@@ -26,6 +26,7 @@ from slurm_affinode.agent import munge
 from slurm_affinode.agent.peers import peer_of
 from slurm_affinode.agent.service import Caller, RequestError
 from slurm_affinode.agent.sockets import listen_tcp, listen_unix
+from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.throttle import Seats, Seldom
 from slurm_affinode.errors import AffinodeError
 
@@ -195,19 +196,17 @@ class ControlServer:
     # --- the answering threads
 
     def _handle(self, connection: _Connection, line: bytes) -> None:
-        try:
-            answer = self._local(line, connection.uid) if connection.uid is not None else self._remote(line)
-            connection.sock.settimeout(ANSWER_S)
-            connection.sock.sendall(answer + b"\n")
-        except OSError:
-            pass  # whoever asked has gone
-        except AffinodeError as error:
-            if self._seldom.now(connection.holder):
-                log.warning("a request of %s is refused: %s", _shown(connection.holder), error)
-        except Exception:
-            log.exception("a request of %s could not be answered", _shown(connection.holder))
-        finally:
-            self._end(connection)
+        with surviving(log, "a request of %s could not be answered", _shown(connection.holder)):
+            try:
+                answer = self._local(line, connection.uid) if connection.uid is not None else self._remote(line)
+                connection.sock.settimeout(ANSWER_S)
+                connection.sock.sendall(answer + b"\n")
+            except OSError:
+                pass  # whoever asked has gone
+            except AffinodeError as error:
+                if self._seldom.now(connection.holder):
+                    log.warning("a request of %s is refused: %s", _shown(connection.holder), error)
+        self._end(connection)
 
     def _local(self, line: bytes, uid: int) -> bytes:
         return _dump(self._reply(line, Caller(uid, name_of(uid), local=True)))
@@ -218,21 +217,18 @@ class ControlServer:
         return munge.encode(_dump(self._reply(message.payload, caller)), only_uid=message.uid)
 
     def _reply(self, payload: bytes, caller: Caller) -> dict[str, Any]:
-        try:
-            request = parse_request(payload)
-            if not caller.local and request.get("to") != self._node:
-                raise RequestError("bad-request", "the request is meant for another node", exit_code=2)  # noqa: TRY301
-            return {"ok": True, **self._answer(request, caller)}
-        except AffinodeError as error:
-            code = error.code if isinstance(error, RequestError) else _code_of(error)
-            return {
-                "ok": False,
-                "error": {"code": code, "message": str(error), "hint": error.hint, "exit_code": error.exit_code},
-            }
-        except Exception:
-            log.exception("a request of uid %d could not be answered", caller.uid)
-            message = "a fault of the agent; its log says more"
-            return {"ok": False, "error": {"code": "fault", "message": message, "hint": None, "exit_code": 3}}
+        with surviving(log, "a request of uid %d could not be answered", caller.uid):
+            try:
+                request = parse_request(payload)
+                if not caller.local and request.get("to") != self._node:
+                    raise RequestError("bad-request", "the request is meant for another node", exit_code=2)
+                return {"ok": True, **self._answer(request, caller)}
+            except AffinodeError as error:
+                code = error.code if isinstance(error, RequestError) else _code_of(error)
+                said = {"code": code, "message": str(error), "hint": error.hint, "exit_code": error.exit_code}
+                return {"ok": False, "error": said}
+        message = "a fault of the agent; its log says more"
+        return {"ok": False, "error": {"code": "fault", "message": message, "hint": None, "exit_code": 3}}
 
 
 def parse_request(payload: bytes) -> dict[str, Any]:

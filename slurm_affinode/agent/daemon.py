@@ -31,6 +31,7 @@ from slurm_affinode.agent.registry import Registry
 from slurm_affinode.agent.service import Caller, Service
 from slurm_affinode.agent.shepherd_server import ShepherdServer
 from slurm_affinode.agent.sockets import prepare_directory
+from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.watch import Watch, by_index
 from slurm_affinode.agent.work import Work
 from slurm_affinode.config import Config, policy_path
@@ -231,10 +232,8 @@ class Admins:
 
 
 def _safely(call: Callable[[], None]) -> None:
-    try:
+    with surviving(log, "a call in the background failed"):
         call()
-    except Exception:
-        log.exception("a call in the background failed")
 
 
 def serve(config: Config, parts: Parts) -> None:

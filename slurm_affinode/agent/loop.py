@@ -15,6 +15,7 @@ from slurm_affinode.agent.queue import Queue, QueueView
 from slurm_affinode.agent.registry import Registry, WatchedJob
 from slurm_affinode.agent.settings import idle_rule
 from slurm_affinode.agent.shepherds import one_line
+from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.watch import Watch, by_index
 from slurm_affinode.agent.work import Promised, Promising, Work
 from slurm_affinode.core.idle import IdleDetector, IdleState, still_idle
@@ -374,11 +375,8 @@ def run(
 
 
 def _safely(call: Callable[[], None]) -> None:
-    try:
+    with surviving(log, "a round of the loop failed"):
         call()
-    except Exception:
-        # One round with a fault of ours must not end the service for all jobs.
-        log.exception("a round of the loop failed")
 
 
 def period_of(config: AgentConfig) -> float:

@@ -21,6 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from slurm_affinode import process
+from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.config import Config, policy_path
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.suspension import JobKey
@@ -97,13 +98,10 @@ class Mailer:
     def _run(self) -> None:
         while True:
             event = self._queue.get()
-            try:
+            with surviving(LOG, "job %s: no mail to %s", event.job_id, event.user):
                 if not self._stop.is_set():
                     self._mail(event)
-            except Exception:  # whatever it is: a mail is not worth an agent's thread
-                LOG.exception("job %s: no mail to %s", event.job_id, event.user)
-            finally:
-                self._queue.task_done()
+            self._queue.task_done()
 
     def _mail(self, event: SuspensionMail) -> None:
         assert self._send is not None  # noqa: S101 - tell() saw to it

@@ -16,7 +16,7 @@ from pathlib import Path
 from slurm_affinode.agent.notes import Note
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.checkpoint.interface import CheckpointError
-from slurm_affinode.checkpoint.tiers import Copy
+from slurm_affinode.checkpoint.tier import Copy
 from slurm_affinode.core.eviction import Demand
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.files import write_text
@@ -64,8 +64,6 @@ class Prefetcher:
             work()
         except (AffinodeError, OSError) as error:
             self._parts.log.warning("images ahead of their jobs: %s", error)
-        except Exception:
-            self._parts.log.exception("images ahead of their jobs, by a fault of the agent")
 
     def _to_mend(self, notes: Sequence[Note]) -> Callable[[], object] | None:
         """An image of this node that the shared tier has lost, or never had, or that could not be restored from it."""

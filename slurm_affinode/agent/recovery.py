@@ -13,6 +13,7 @@ from slurm_affinode.agent.journal import Record
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.requeue import NotRequeued, Requeuer, Silent
+from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.tree import TreeGoneError
 from slurm_affinode.agent.undo import Undo
 from slurm_affinode.agent.waker import is_over
@@ -92,12 +93,11 @@ class JobKeeper:
 
     def _try(self, record: Record) -> None:
         done = False
-        try:
-            done = self.take_up(record)
-        except AffinodeError as error:
-            self._parts.log.warning("job %s: %s", record.key.job_id, error)
-        except Exception:
-            self._parts.log.exception("job %s: recovery failed, by a fault of the agent", record.key.job_id)
+        with surviving(self._parts.log, "job %s: recovery failed, by a fault of the agent", record.key.job_id):
+            try:
+                done = self.take_up(record)
+            except AffinodeError as error:
+                self._parts.log.warning("job %s: %s", record.key.job_id, error)
         with self._lock:
             if done:
                 self._waiting.pop(record.key, None)

@@ -280,10 +280,8 @@ class Service:
                     return
                 if self.stopping.wait(ENDED_WAIT_S):
                     return
-        except AffinodeError as error:
+        except (AffinodeError, OSError) as error:
             log.warning("job %d: its images are not tidied up: %s", job_id, one_line(str(error)))
-        except Exception:
-            log.exception("job %d: its images are not tidied up, by a fault of the agent", job_id)
 
 
 def _whole(request: Mapping[str, Any], key: str) -> int:

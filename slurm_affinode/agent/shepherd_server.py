@@ -27,6 +27,7 @@ from slurm_affinode.agent.shepherds import (
     one_line,
 )
 from slurm_affinode.agent.sockets import listen_unix
+from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.throttle import Seats, Seldom
 
 log = logging.getLogger(__name__)
@@ -175,6 +176,13 @@ class ShepherdServer:
         self._selector.register(sock, selectors.EVENT_READ, connection)
 
     def _serve(self, connection: Connection) -> None:
+        peer = connection.peer
+        with surviving(log, "uid %d, process %d: a message could not be handled", peer.uid, peer.pid) as fault:
+            self._receive(connection)
+        if fault.error is not None:
+            self._drop(connection)
+
+    def _receive(self, connection: Connection) -> None:
         fds: list[int] = []
         try:
             packet, fds, flags, _ = socket.recv_fds(connection.sock, MAX_PACKET_BYTES + 1, STREAMS)
@@ -189,12 +197,6 @@ class ShepherdServer:
             self._drop(connection, str(error))
         except (BadMessage, NotAShepherd) as error:
             self._drop(connection, str(error))
-        except Exception:
-            # A fault of ours in one message must not end the service for all jobs.
-            log.exception(
-                "uid %d, process %d: a message could not be handled", connection.peer.uid, connection.peer.pid
-            )
-            self._drop(connection)
         finally:
             for fd in fds:
                 os.close(fd)

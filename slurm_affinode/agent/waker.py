@@ -17,6 +17,7 @@ from pathlib import Path
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.notes import Note, Plan
 from slurm_affinode.agent.parts import Parts
+from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.core.policy import WAITS_FOR_ROOM
 from slurm_affinode.core.waketime import wake_time
@@ -25,7 +26,7 @@ from slurm_affinode.files import write_text
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Refusal
-from slurm_affinode.slurm.faults import UnknownJobError
+from slurm_affinode.slurm.faults import ControllerDownError, UnknownJobError
 
 NOW = "now"
 """``Note.wake`` of a job that somebody has woken."""
@@ -109,15 +110,14 @@ class JobWaker:
             if now < self._next:
                 return
             self._next = now + parts.settings.wake_every_s
-        try:
-            mine = self._lease.held(parts.now(), _LEASE_FACTOR * parts.settings.wake_every_s)
-            if mine:
-                self._look()
-            self._tidy(mine)
-        except AffinodeError as error:
-            parts.log.warning("waking: %s", error)
-        except Exception:
-            parts.log.exception("waking failed, by a fault of the agent")
+        with surviving(parts.log, "waking failed, by a fault of the agent"):
+            try:
+                mine = self._lease.held(parts.now(), _LEASE_FACTOR * parts.settings.wake_every_s)
+                if mine:
+                    self._look()
+                self._tidy(mine)
+            except AffinodeError as error:
+                parts.log.warning("waking: %s", error)
 
     def _look(self) -> None:
         parts = self._parts
@@ -137,7 +137,7 @@ class JobWaker:
         ]
         for note, job in asleep:
             if note.wake not in ("auto", "hold"):
-                self._release(note, job)
+                self._try_release(note, job)
         candidates = [(note, job) for note, job in asleep if note.wake == "auto" and self._may(note)]
         if candidates:
             self._auto(candidates, jobs, parts.slurm.nodes(), {note.job_id for note in notes})
@@ -169,7 +169,16 @@ class JobWaker:
         for note, job in candidates:
             if waited_for(job, jobs, ours) or not free.take(job):
                 continue
+            self._try_release(note, job)
+
+    def _try_release(self, note: Note, job: Job) -> None:
+        """A job that Slurm does not release keeps no other one asleep."""
+        try:
             self._release(note, job)
+        except ControllerDownError:
+            raise
+        except AffinodeError as error:
+            self._parts.log.warning("job %s: not released: %s", job.job_id, error)
 
     def _release(self, note: Note, job: Job) -> bool:
         """Release the job if its image is where it may start; whether it was."""

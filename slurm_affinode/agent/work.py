@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from slurm_affinode.agent.interface import Arrival, LookAgain, Orchestration, Refused
 from slurm_affinode.agent.registry import Link, WatchedJob
 from slurm_affinode.agent.shepherds import Hold, Reply, Restored, Signal, Start, Wait, one_line
+from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.errors import AffinodeError
 
 log = logging.getLogger(__name__)
@@ -116,18 +117,17 @@ class Work:
 
     def _suspend(self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising) -> None:
         outcome = Outcome(self._now(), False, "the agent was stopped first", "stopped")
-        try:
-            outcome = self._promised(job, why, look_again, promising)
-        except Refused as error:
-            outcome = Outcome(self._now(), False, str(error), error.refusal.code)
-        except AffinodeError as error:
-            outcome = Outcome(self._now(), False, str(error), "failed")
-        except Exception as error:
-            log.exception("job %d: not suspended, by a fault of the agent", job.job_id)
-            outcome = Outcome(self._now(), False, f"a fault of the agent: {type(error).__name__}", "fault")
-        finally:
-            log.log(logging.INFO if outcome.done else logging.WARNING, "job %d: %s", job.job_id, one_line(outcome.text))
-            self._leave(job.job_id, outcome)
+        with surviving(log, "job %d: not suspended, by a fault of the agent", job.job_id) as fault:
+            try:
+                outcome = self._promised(job, why, look_again, promising)
+            except Refused as error:
+                outcome = Outcome(self._now(), False, str(error), error.refusal.code)
+            except AffinodeError as error:
+                outcome = Outcome(self._now(), False, str(error), "failed")
+        if fault.error is not None:
+            outcome = Outcome(self._now(), False, f"a fault of the agent: {type(fault.error).__name__}", "fault")
+        log.log(logging.INFO if outcome.done else logging.WARNING, "job %d: %s", job.job_id, one_line(outcome.text))
+        self._leave(job.job_id, outcome)
 
     def _promised(self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising) -> Outcome:
         promised = promising()
@@ -175,22 +175,20 @@ class Work:
         threading.Thread(target=_keep_waiting, args=(arrival.link, over), name="waiting", daemon=True).start()
         reply: Reply = Hold("the agent could not restore it; see its log")
         text = "restore failed"
-        try:
-            reply = self._orchestration.restorer.restore(arrival)
-            text = {Start: "started afresh", Hold: "held"}.get(type(reply), "restored")
-            if isinstance(reply, Restored) and reply.trouble:
-                text = f"restored; {reply.trouble}"
-        except AffinodeError as error:
-            reply, text = Hold(str(error)), f"held: {error}"
-        except Exception:
-            log.exception("job %d: not restored, by a fault of the agent", arrival.job_id)
-        finally:
-            over.set()
-            log.info("job %d: %s", arrival.job_id, one_line(text))
+        with surviving(log, "job %d: not restored, by a fault of the agent", arrival.job_id):
             try:
-                then(arrival, reply)
-            finally:
-                self._leave(arrival.job_id, Outcome(self._now(), not isinstance(reply, Hold), text, "restore"))
+                reply = self._orchestration.restorer.restore(arrival)
+                text = {Start: "started afresh", Hold: "held"}.get(type(reply), "restored")
+                if isinstance(reply, Restored) and reply.trouble:
+                    text = f"restored; {reply.trouble}"
+            except AffinodeError as error:
+                reply, text = Hold(str(error)), f"held: {error}"
+        over.set()
+        log.info("job %d: %s", arrival.job_id, one_line(text))
+        try:
+            then(arrival, reply)
+        finally:
+            self._leave(arrival.job_id, Outcome(self._now(), not isinstance(reply, Hold), text, "restore"))
 
     def stop(self, wait_s: float) -> None:
         """Take no more work. What is under way has ``wait_s`` seconds; the journal has what is not done by then."""

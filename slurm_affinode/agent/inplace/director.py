@@ -27,6 +27,7 @@ from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.journal import Record
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.registry import WatchedJob
+from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.tree import TreeGoneError
 from slurm_affinode.core.inplace import Card
 from slurm_affinode.errors import AffinodeError
@@ -99,11 +100,8 @@ class Director:
     def _run(self) -> None:
         while not self._stop.is_set():
             began = time.monotonic()
-            try:
+            with surviving(self._parts.log, "a look at the sleeping jobs failed"):
                 self.round()
-            except Exception:
-                # One round with a fault of ours must not leave all sleepers asleep for ever.
-                self._parts.log.exception("a look at the sleeping jobs failed")
             busy = self._sleepers or len(self._starters) or self._comments.due
             # Where many sockets have to be told of it is looked less often.
             pause_s = max(self._rules.poll_s, _MOST_OF_TIME * (time.monotonic() - began))
@@ -342,25 +340,27 @@ class Director:
             sleeper.waking = False
 
     def _wake(self, sleeper: Sleeper) -> None:
+        with surviving(self._parts.log, "job %s: not woken, by a fault of the agent", sleeper.job_id) as fault:
+            self._try_to_wake(sleeper)
+        if fault.error is not None:
+            self._not_woken(sleeper, f"a fault of the agent: {type(fault.error).__name__}")
+        sleeper.waking = False
+        self._line.changed()
+        self._poke.set()
+
+    def _try_to_wake(self, sleeper: Sleeper) -> None:
         try:
             self._waking.wake(sleeper)
         except TreeGoneError:
             self._gone(sleeper)
         except AffinodeError as error:
             self._not_woken(sleeper, str(error))
-        except Exception as error:
-            self._parts.log.exception("job %s: not woken, by a fault of the agent", sleeper.job_id)
-            self._not_woken(sleeper, f"a fault of the agent: {type(error).__name__}")
         else:
             with self._changed:
                 self._sleepers.pop(sleeper.job_id, None)
                 self._changed.notify_all()
             self._comments.clear(sleeper.job_id)
             self.woken(sleeper.job_id)
-        finally:
-            sleeper.waking = False
-            self._line.changed()
-            self._poke.set()
 
     def _not_woken(self, sleeper: Sleeper, why: str) -> None:
         pause = min(_RETRY_MAX_S, _RETRY_S * 2.0 ** min(sleeper.failures, 10))
