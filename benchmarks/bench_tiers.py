@@ -26,7 +26,8 @@ from pathlib import Path
 
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image
-from slurm_affinode.checkpoint.tiers import Copy, Tier, Tiers
+from slurm_affinode.checkpoint.tier import Copy, Tier
+from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
 
 SHARE = 0.8

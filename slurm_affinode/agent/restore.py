@@ -24,7 +24,7 @@ from slurm_affinode.agent.streams import STREAMS, say
 from slurm_affinode.agent.watch import by_index
 from slurm_affinode.checkpoint.interface import CudaState, ImageDamaged, RestoreFailed
 from slurm_affinode.checkpoint.room import shortage
-from slurm_affinode.checkpoint.tiers import Copy
+from slurm_affinode.checkpoint.tier import Copy
 from slurm_affinode.core.suspension import pair_gpus
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuError

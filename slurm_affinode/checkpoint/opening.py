@@ -11,7 +11,8 @@ from slurm_affinode.checkpoint import packing
 from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError
-from slurm_affinode.checkpoint.tiers import Tier, Tiers
+from slurm_affinode.checkpoint.tier import Tier
+from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.core.eviction import Demand
 from slurm_affinode.nodeconfig import SuspendConfig
 from slurm_affinode.sizes import parse_size

@@ -1,8 +1,7 @@
 """The image stores of a node, fastest first: host memory, its own disk, the shared file system.
 
 A dump goes to the first tier that has room, and is copied on until it is durable before its tree goes. From there the
-copy to the shared tier goes on by itself. A copy in a fast tier is dropped, wholly or in part, only where a whole one
-is in a slower durable tier; which one goes is decided by ``core/eviction.py``.
+copy to the shared tier goes on by itself. What stays where is decided in ``retention.py``.
 """
 
 from __future__ import annotations
@@ -11,55 +10,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, suppress
 
-from slurm_affinode.checkpoint import digest
 from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.copying import How, Progress
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom
+from slurm_affinode.checkpoint.retention import Retention
+from slurm_affinode.checkpoint.tier import Copy, Tier
 from slurm_affinode.checkpoint.writer import ImageWriter
-from slurm_affinode.core.eviction import Demand, Held, Turnover, make_room
+from slurm_affinode.core.eviction import Demand
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
-from slurm_affinode.sizes import size as gib
 
 LOG = logging.getLogger("slurm_affinode.agent")
-_FIRST_SPEED = {"memory": 4e9, "disk": 1e9, "shared": 3e8}
-"""Bytes per second that a tier is read at, until it was measured."""
-_KNOWN = 0.3
 _NO_LIMIT = Limiter(0)
-
-
-@dataclass(frozen=True, slots=True)
-class Tier:
-    """One of them."""
-
-    name: str
-    """``memory``, ``disk`` or ``shared``."""
-    store: DirectoryStore
-    durable: bool = True
-    shared: bool = False
-    """Every node sees it."""
-    direct: bool = False
-    """Written past the page cache."""
-    level: int = 0
-    """What is copied here is compressed by zstd at this level; 0: it is not."""
-    left: Callable[[], int | None] = lambda: None
-    """Bytes that may be taken beside what its store says (host memory); ``None``: no other limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A complete copy of an image."""
-
-    image: Image
-    tier: Tier
-
-    @property
-    def id(self) -> tuple[str, int]:
-        """Of the image."""
-        return self.image.manifest.key.name, self.image.manifest.seq
 
 
 class Tiers:
@@ -79,16 +43,11 @@ class Tiers:
         """``report``: of a job whose image had trouble. ``missing``: why a tier is not there. ``to_shared``,
         ``ahead``: limits of copies to the shared tier, and of those to this node before a job starts.
         """
-        self.tiers = tuple(tiers)
         self.missing = tuple(missing)
-        self.demand = demand or Demand()
+        self.retention = Retention(tiers, demand or Demand(), now)
         self._now, self.report = now, report
         self._to_shared, self._ahead = to_shared, ahead
         self.stopping = threading.Event()
-        self._speeds = dict(_FIRST_SPEED)
-        self._turnover = {tier.name: Turnover(now()) for tier in self.tiers}
-        self._pins: dict[tuple[str, int], int] = {}
-        self._lock = threading.RLock()
 
     @classmethod
     def of(cls, local: DirectoryStore, shared: DirectoryStore | None) -> Tiers:
@@ -99,6 +58,24 @@ class Tiers:
     def stop(self) -> None:
         """Copies end soon, to be taken up by the next agent."""
         self.stopping.set()
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Fastest first."""
+        return self.retention.tiers
+
+    @property
+    def demand(self) -> Demand:
+        """How often images are wanted."""
+        return self.retention.demand
+
+    def relieve(self) -> None:
+        """Give host memory back where the node is short of it."""
+        self.retention.relieve()
+
+    def pinned(self, copy: Copy) -> AbstractContextManager[None]:
+        """While a copy is in use."""
+        return self.retention.pinned(copy)
 
     @property
     def stores(self) -> tuple[DirectoryStore, ...]:
@@ -125,7 +102,7 @@ class Tiers:
         why: CheckpointError | None = None
         for tier in (one for one in self.tiers if one.durable):
             try:
-                if not self._may_take(tier, estimate):
+                if not self.retention.may_take(tier, estimate):
                     tier.store.check_room(uid, estimate)
             except CheckpointError as error:
                 why = why or error
@@ -139,9 +116,9 @@ class Tiers:
         self.demand.requested(key.name, self._now())
         for tier in self.tiers:
             try:
-                self._make_room(tier, Held(f"{key.name}/new", estimate, 0, estimate / self._speed(tier)), key.name)
+                self.retention.make_room_for_new(tier, key, estimate)
                 writer = tier.store.begin(key, uid=uid, estimate=estimate, at_least=at_least)
-                self._took(tier, estimate)
+                self.retention.took(tier, estimate)
             except (CheckpointError, OSError) as error:
                 why.append(_text(error))
             else:
@@ -251,14 +228,14 @@ class Tiers:
             stop=self.stopping.is_set,
         )
         with self.pinned(copy):
-            self._make_room(to, self._held(copy, to), facts.key.name)
+            self.retention.make_room_for(to, self.retention.held(copy, to))
             began = time.monotonic()
             try:
                 made = copy.tier.store.copy(copy.image, to.store, how)
             except OSError as error:
                 raise NoRoom(f"{to.store.path}: {facts.key.name} cannot be copied: {_text(error)}") from None
-            self._took(to, facts.size)
-            self._measured(copy.tier, facts.size, time.monotonic() - began)
+            self.retention.took(to, facts.size)
+            self.retention.measured(copy.tier, facts.size, time.monotonic() - began)
             return Copy(made, to)
 
     def publish(self, name: str, seq: int) -> bool:
@@ -305,129 +282,18 @@ class Tiers:
                 return None
             if tier.durable and not durable:
                 continue
-            held = self._held(copy, tier, expected_s=expected_s)
+            held = self.retention.held(copy, tier, expected_s=expected_s)
             try:
-                if not self._may_take(tier, held.size - held.held):
+                if not self.retention.may_take(tier, held.size - held.held):
                     continue
                 with suppress(NoRoom):
-                    self._make_room(tier, held, held.name)
+                    self.retention.make_room_for(tier, held)
                     return self.move(copy, tier, self._ahead if expected_s else _NO_LIMIT)
             except ImageDamaged:
                 raise
             except (CheckpointError, OSError) as error:
                 self.report(copy.image.manifest.key, f"not brought to the tier {tier.name}: {_text(error)}")
         return None
-
-    # --- room
-
-    def _room(self, tier: Tier) -> int:
-        room, left = tier.store.room(), tier.left()
-        return room if left is None else max(0, min(room, left))
-
-    def _may_take(self, tier: Tier, count: int) -> bool:
-        """Whether there is room, or could be made."""
-        room = self._room(tier)
-        return room >= count or room + sum(one.held for one, _ in self._candidates(tier)) >= count
-
-    def _candidates(self, tier: Tier) -> list[tuple[Held, Image]]:
-        """What may go from a tier: what is wholly in a slower durable one, and not in use."""
-        slower = [one for one in self.tiers[self.tiers.index(tier) + 1 :] if one.durable]
-        found = []
-        with suppress(CheckpointError, OSError):
-            whole = [(one.manifest, one.manifest.size) for one in tier.store.images() if isinstance(one, Image)]
-            for facts, held in (*whole, *tier.store.begun()):
-                name = facts.key.name
-                if (name, facts.seq) in self._pins:
-                    continue
-                where = next((one for one in slower if self._has(one, facts)), None)
-                if where is not None:
-                    load_s = facts.size / self._speed(where)
-                    found.append((Held(name, facts.size, held, load_s), Image(facts, str(tier.store.path))))
-        return found
-
-    @staticmethod
-    def _has(tier: Tier, facts: Manifest) -> bool:
-        try:
-            return tier.store.get(facts.key.name, facts.seq).manifest == facts
-        except (CheckpointError, OSError):
-            return False
-
-    def _make_room(self, tier: Tier, wanted: Held, name: str) -> None:
-        """Raises ``NoRoom`` where what is there is worth more, or has to stay."""
-        with self._lock:
-            room = self._room(tier)
-            need = wanted.size - wanted.held
-            if room >= need or tier.shared:
-                return
-            candidates = self._candidates(tier)
-            rates = self._rates(tier, [name, *(one.name for one, _ in candidates)])
-            rates[wanted.name] = rates[name]
-            plan = make_room([one for one, _ in candidates], wanted, room, rates, grain=digest.BLOCK)
-            if plan.room < need:
-                raise NoRoom(f"{tier.store.path}: {gib(room)} free, {gib(need)} needed")
-            self._cut(tier, [(cut.name, cut.keep) for cut in plan.cuts], candidates)
-
-    def _cut(self, tier: Tier, cuts: Sequence[tuple[str, int]], candidates: Sequence[tuple[Held, Image]]) -> None:
-        for name, keep in cuts:
-            for held, image in candidates:
-                if held.name == name:
-                    with suppress(CheckpointError, OSError):
-                        tier.store.cut(image, keep)
-                        LOG.info("%s: %s of %s left in the tier %s", name, gib(keep), gib(held.size), tier.name)
-
-    def relieve(self) -> None:
-        """Give host memory back where the node is short of it."""
-        with self._lock:
-            for tier in self.node:
-                left = tier.left()
-                if left is None or left > 0:
-                    continue
-                candidates = self._candidates(tier)
-                rates = self._rates(tier, [one.name for one, _ in candidates])
-                wanted = Held("", -left + digest.BLOCK, 0, 0.0)
-                plan = make_room([one for one, _ in candidates], wanted, 0, rates, grain=digest.BLOCK, must=True)
-                self._cut(tier, [(cut.name, cut.keep) for cut in plan.cuts], candidates)
-
-    def _held(self, copy: Copy, tier: Tier, *, expected_s: float | None = None) -> Held:
-        facts = copy.image.manifest
-        with suppress(CheckpointError, OSError):
-            for begun, held in tier.store.begun():
-                if begun == facts:
-                    return Held(facts.key.name, facts.size, held, facts.size / self._speed(copy.tier), expected_s)
-        return Held(facts.key.name, facts.size, 0, facts.size / self._speed(copy.tier), expected_s)
-
-    def _rates(self, tier: Tier, names: Sequence[str]) -> dict[str, float]:
-        now = self._now()
-        return self.demand.rates(names, now, self._turnover[tier.name].horizon_s(self._capacity(tier), now))
-
-    def _took(self, tier: Tier, count: int) -> None:
-        self._turnover[tier.name].took(count, self._capacity(tier), self._now())
-
-    @staticmethod
-    def _capacity(tier: Tier) -> int:
-        usage = tier.store.usage()
-        return usage.used + usage.free if usage.quota is None else min(usage.quota, usage.used + usage.free)
-
-    def _speed(self, tier: Tier) -> float:
-        return self._speeds.get(tier.name, 1e9)
-
-    def _measured(self, tier: Tier, size: int, took_s: float) -> None:
-        if size >= digest.BLOCK and took_s > 0:
-            before = self._speed(tier)
-            self._speeds[tier.name] = before + _KNOWN * (size / took_s - before)
-
-    @contextmanager
-    def pinned(self, copy: Copy) -> Iterator[None]:
-        """While a copy is in use."""
-        with self._lock:
-            self._pins[copy.id] = self._pins.get(copy.id, 0) + 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._pins[copy.id] -= 1
-                if not self._pins[copy.id]:
-                    del self._pins[copy.id]
 
 
 def _text(error: Exception) -> str:

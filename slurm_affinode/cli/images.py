@@ -15,7 +15,8 @@ from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged
 from slurm_affinode.checkpoint.manifest import load_key, summary
 from slurm_affinode.checkpoint.opening import open_tiers
-from slurm_affinode.checkpoint.tiers import Tier, Tiers
+from slurm_affinode.checkpoint.tier import Tier
+from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.cli.nodeoptions import config_file
 from slurm_affinode.cli.options import json_option, print_json, print_table, printable, progress, warn
 from slurm_affinode.config import Config

@@ -15,7 +15,8 @@ from slurm_affinode.agent.prefetch import Prefetcher, load_demand
 from slurm_affinode.agent.shepherds import Hold, Restored
 from slurm_affinode.agent.waker import JobWaker, Lease
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.tiers import Tier, Tiers
+from slurm_affinode.checkpoint.tier import Tier
+from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.model.suspension import Phase
 
 

@@ -15,7 +15,8 @@ from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged, NoRoom
 from slurm_affinode.checkpoint.opening import filesystem, open_tiers
-from slurm_affinode.checkpoint.tiers import Copy, Tier, Tiers
+from slurm_affinode.checkpoint.tier import Copy, Tier
+from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 from slurm_affinode.nodeconfig import SuspendConfig
 from slurm_affinode.tierconfig import TiersConfig
@@ -203,7 +204,7 @@ def test_another_node_brings_the_image_to_its_fast_tier(make_node: Callable[...,
     node = make_node()
     image = node.dump()
     other = make_node("c2")
-    other.tiers.tiers = (*other.tiers.tiers[:2], node.tiers.tiers[2])
+    other.tiers.retention.tiers = (*other.tiers.tiers[:2], node.tiers.tiers[2])
     copies, _ = other.tiers.copies(LATER)
     assert [one.tier.name for one in copies] == ["shared"]
     found = other.tiers.sound(copies)
@@ -422,7 +423,7 @@ def packing_node(make_node: Callable[..., Node]) -> Node:
     """The shared tier is compressed."""
     pytest.importorskip("zstandard")
     node = make_node()
-    node.tiers.tiers = (*node.tiers.tiers[:2], replace(node.tiers.tiers[2], level=3))
+    node.tiers.retention.tiers = (*node.tiers.tiers[:2], replace(node.tiers.tiers[2], level=3))
     return node
 
 
