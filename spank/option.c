@@ -1,4 +1,5 @@
 #include "option.h"
+#include "wake.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -31,7 +32,6 @@ static const char *const when_names[WHENS] = {"pressure", "always"};
 /* Signals that a job can be told with; KILL and STOP cannot be caught. */
 static const char *const signal_names[] = {"HUP",  "INT",  "QUIT", "ABRT", "USR1", "USR2",  "ALRM",
                                            "TERM", "CONT", "TSTP", "URG",  "WINCH", "IO",   "PWR"};
-static const char *const wake_words[] = {"auto", "hold", "midnight", "noon", "fika", "teatime", "tomorrow"};
 
 static const char window_forms[] = "90s, 15m, 2h, or Slurm's MINUTES, MM:SS, HH:MM:SS, DAYS-HH[:MM[:SS]]";
 
@@ -177,59 +177,6 @@ static bool read_percent(const char *text, uint32_t *centi)
     return *text == '\0' && *centi <= 10000;
 }
 
-/* TEXT has the form of PATTERN, in which 0 stands for any digit. */
-static bool has_form(const char *text, const char *pattern)
-{
-    for (; *pattern != '\0'; pattern++, text++)
-        if (*pattern == '0' ? !is_digit(*text) : *text != *pattern)
-            return false;
-    return *text == '\0';
-}
-
-static unsigned two_digits(const char *text)
-{
-    return (unsigned)(text[0] - '0') * 10 + (unsigned)(text[1] - '0');
-}
-
-static bool is_clock(const char *text)
-{
-    if (!has_form(text, "00:00") && !has_form(text, "00:00:00"))
-        return false;
-    return two_digits(text) < 24 && two_digits(text + 3) < 60 && (text[5] == '\0' || two_digits(text + 6) < 60);
-}
-
-static bool is_date(const char *text, size_t length)
-{
-    char date[11];
-
-    if (length != 10)
-        return false;
-    memcpy(date, text, length);
-    date[length] = '\0';
-    if (!has_form(date, "0000-00-00"))
-        return false;
-    return two_digits(date + 5) >= 1 && two_digits(date + 5) <= 12 && two_digits(date + 8) >= 1 &&
-           two_digits(date + 8) <= 31;
-}
-
-static bool is_wake(const char *text)
-{
-    static const char *const units[] = {"",     "second", "seconds", "minute", "minutes", "hour",
-                                        "hours", "day",    "days",    "week",   "weeks"};
-    const char *time = strchr(text, 'T');
-    uint32_t count;
-
-    if (index_of(text, wake_words, sizeof(wake_words) / sizeof(*wake_words)) >= 0 || is_clock(text))
-        return true;
-    if (strncmp(text, "now+", 4) == 0) {
-        text += 4;
-        return read_number(&text, &count) && index_of(text, units, sizeof(units) / sizeof(*units)) >= 0;
-    }
-    if (time != NULL)
-        return is_date(text, (size_t)(time - text)) && is_clock(time + 1);
-    return is_date(text, strlen(text));
-}
-
 static bool read_signal(char *text, struct suspend_option *option)
 {
     char *at = strchr(text, '@');
@@ -280,9 +227,9 @@ static bool set_key(enum key key, char *value, struct suspend_option *option, ch
         option->mode = (enum suspend_mode)found;
         return true;
     case KEY_WAKE:
-        if (!is_wake(value) || strlen(value) >= sizeof(option->wake))
+        if (!wake_is_known(value) || strlen(value) >= sizeof(option->wake))
             return refuse(error, size, "wake", given,
-                          "are auto, hold, or a time: now+2hours, 18:30, 2030-12-31, 2030-12-31T18:30, midnight, noon, "
+                          "are auto, hold, or a time: 2h, now+2hours, 18:30, 2030-12-31, 2030-12-31T18:30, midnight, noon, "
                           "tomorrow");
         snprintf(option->wake, sizeof(option->wake), "%s", value);
         return true;

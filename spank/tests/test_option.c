@@ -28,6 +28,10 @@ static const struct {
     {"15m,wake=hold,when=always", "window=900,util=0,mode=requeue,wake=hold,when=always"},
     {"15m,wake=now+2hours", "window=900,util=0,mode=requeue,wake=now+2hours,when=pressure"},
     {"15m,wake=now+90", "window=900,util=0,mode=requeue,wake=now+90,when=pressure"},
+    {"15m,wake=2h", "window=900,util=0,mode=requeue,wake=2h,when=pressure"},
+    {"15m,wake=90s", "window=900,util=0,mode=requeue,wake=90s,when=pressure"},
+    {"15m,wake=9:30", "window=900,util=0,mode=requeue,wake=9:30,when=pressure"},
+    {"15m,wake=2028-02-29", "window=900,util=0,mode=requeue,wake=2028-02-29,when=pressure"},
     {"15m,wake=18:30", "window=900,util=0,mode=requeue,wake=18:30,when=pressure"},
     {"15m,wake=2030-12-31", "window=900,util=0,mode=requeue,wake=2030-12-31,when=pressure"},
     {"15m,wake=2030-12-31T18:30:05", "window=900,util=0,mode=requeue,wake=2030-12-31T18:30:05,when=pressure"},
@@ -40,7 +44,7 @@ static const struct {
 
 static const char windows[] = ": allowed 90s, 15m, 2h, or Slurm's MINUTES, MM:SS, HH:MM:SS, DAYS-HH[:MM[:SS]]";
 static const char keys[] = ": allowed are util=, mode=, wake=, when=, signal= after WINDOW";
-static const char wakes[] = ": allowed are auto, hold, or a time: now+2hours, 18:30, 2030-12-31, 2030-12-31T18:30, "
+static const char wakes[] = ": allowed are auto, hold, or a time: 2h, now+2hours, 18:30, 2030-12-31, 2030-12-31T18:30, "
                             "midnight, noon, tomorrow";
 static const char percentages[] = ": allowed is a percentage from 0 to 100, such as 5 or 2.5";
 static const char signals[] = ": allowed is NAME@SECONDS, such as USR1@60: a signal that can be caught, 0 to 65535 seconds";
@@ -92,8 +96,17 @@ static const struct {
     {"15m,wake=soon", "wake 'soon'", wakes},
     {"15m,wake=25:00", "wake '25:00'", wakes},
     {"15m,wake=2030-13-01", "wake '2030-13-01'", wakes},
+    {"15m,wake=2030-02-29", "wake '2030-02-29'", wakes},
+    {"15m,wake=2030-04-31T10:00", "wake '2030-04-31T10:00'", wakes},
+    {"15m,wake=0000-01-01", "wake '0000-01-01'", wakes},
+    {"15m,wake=0s", "wake '0s'", wakes},
+    {"15m,wake=30", "wake '30'", wakes},
+    {"15m,wake=9:60", "wake '9:60'", wakes},
     {"15m,wake=2030-12-31T", "wake '2030-12-31T'", wakes},
     {"15m,wake=now+2fortnights", "wake 'now+2fortnights'", wakes},
+    {"15m,wake=now+9999999weeks", "wake 'now+9999999weeks'", wakes},
+    {"15m,wake=now+367days", "wake 'now+367days'", wakes},
+    {"15m,wake=400d", "wake '400d'", wakes},
     {"15m,wake=now+", "wake 'now+'", wakes},
     {"15m,signal=USR1", "signal 'USR1'", signals},
     {"15m,signal=USR1@", "signal 'USR1@'", signals},

@@ -25,7 +25,7 @@ WRONG = {
     "15m,util": "util has no value: write util=VALUE",
     "15m,mode=kill": "mode 'kill': allowed are requeue, inplace",
     "15m,when=later": "when 'later': allowed are pressure, always",
-    "15m,wake=someday": "wake 'someday': allowed are auto, hold, or a time: now+2hours",
+    "15m,wake=someday": "wake 'someday': allowed are auto, hold, or a time: 2h, now+2hours",
     "15m,signal=USR1": "signal 'USR1': allowed is NAME@SECONDS, such as USR1@60",
     "15m,signal=KILL@5": "signal 'KILL@5': allowed is NAME@SECONDS",
     "15m,mode=requeue,mode=requeue": "mode is given twice",

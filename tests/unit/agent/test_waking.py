@@ -14,6 +14,7 @@ from slurm_affinode.agent.parts import Settings
 from slurm_affinode.agent.waker import Free, Lease, waited_for
 from slurm_affinode.model.cluster import GpuCount, Node
 from slurm_affinode.model.ledger import LedgerEntry, decode
+from slurm_affinode.slurm.faults import InvalidStateError
 
 NODE = Node(
     name="c2", state="MIXED", flags=frozenset(), reason=None, reason_user=None, reason_time=None,
@@ -72,6 +73,22 @@ def test_the_option_says_when(asleep, wake, released):
     look(world, agent, ())
     assert world.held is not released
     assert any(effect.startswith("begin 20") for effect in world.effect_log) is (wake not in ("hold", "now"))
+
+
+def test_a_job_that_slurm_does_not_release_keeps_no_other_asleep(asleep):
+    """Its begin time is refused; the one behind it wakes."""
+    world, agent = asleep
+    note = agent.parts.notes.all()[0]
+    agent.parts.notes.write(replace(note, wake="now"))
+    agent.parts.notes.write(replace(note, job_id=9, wake="2999-01-01", since_epoch=note.since_epoch - 10))
+    agent.waker._everywhere = lambda job: True
+
+    def refuse(job, when):
+        raise InvalidStateError("invalid time")
+
+    agent.parts.slurm.set_begin = refuse
+    look(world, agent, (), (make_job(world, job_id=9),))
+    assert not world.held
 
 
 def test_a_job_whose_restore_failed_is_woken_by_hand_only(asleep):

@@ -17,6 +17,11 @@ ASLEEP = datetime(2026, 11, 20, 15, 30, tzinfo=UTC)
         ("now+90", "2026-11-20T15:31:30"),
         ("now+2hours", "2026-11-20T17:30:00"),
         ("now+1day", "2026-11-21T15:30:00"),
+        ("2h", "2026-11-20T17:30:00"),
+        ("90s", "2026-11-20T15:31:30"),
+        ("1d", "2026-11-21T15:30:00"),
+        ("9:05", "2026-11-21T09:05:00"),
+        ("2026-12-01T8:15", "2026-12-01T08:15:00"),
         ("16:00", "2026-11-20T16:00:00"),
         ("15:30", "2026-11-21T15:30:00"),
         ("06:00:30", "2026-11-21T06:00:30"),
@@ -33,7 +38,9 @@ def test_times_are_those_that_slurm_would_take(text, expected):
     assert wake_time(text, ASLEEP) == datetime.fromisoformat(expected).replace(tzinfo=UTC)
 
 
-@pytest.mark.parametrize("text", ["", "auto", "25:00", "now+", "now+3fortnights", "2026-13-01"])
+@pytest.mark.parametrize(
+    "text", ["", "auto", "25:00", "now+", "now+3fortnights", "2026-13-01", "2026-02-29", "30", "now+999999999weeks"]
+)
 def test_what_is_no_time_is_an_error(text):
-    with pytest.raises(ValueError, match=r"time|month|hour"):
+    with pytest.raises(ValueError, match=r"time|month|hour|day"):
         wake_time(text, ASLEEP)
