@@ -9,14 +9,15 @@ from typing import Any
 
 import click
 
-from slurm_affinode.agent.control import name_of
 from slurm_affinode.agent.reach import Reach
 from slurm_affinode.cli.nodeoptions import config_file
 from slurm_affinode.cli.options import json_option, print_json, print_table, printable, warn
 from slurm_affinode.cli.reaching import reach_of
 from slurm_affinode.config import Config
 from slurm_affinode.core.spans import span
+from slurm_affinode.core.waketime import wake_time
 from slurm_affinode.sizes import size
+from slurm_affinode.users import name_of_user
 
 _EPILOG = """\b
   slurm-affinode status                  your jobs with --gpu-suspend-idle; as root everybody's
@@ -57,7 +58,7 @@ def _all(reach: Reach, nodes: tuple[str, ...], *, as_json: bool) -> int:
     rows: dict[int, dict[str, Any]] = {}
     problems: dict[str, str] = {}
     answered = 0
-    for node, answer in reach.everywhere(nodes, os.getuid(), user=name_of(os.getuid())):
+    for node, answer in reach.everywhere(nodes, os.getuid(), user=name_of_user(os.getuid())):
         if isinstance(answer, str):
             problems[node] = answer
             continue
@@ -84,7 +85,7 @@ def _all(reach: Reach, nodes: tuple[str, ...], *, as_json: bool) -> int:
 
 def _line(row: Mapping[str, Any]) -> tuple[object, ...]:
     if row["state"] == "suspended":
-        idle, after = f"asleep {span(row['suspended_s'])}", row["failure"] or _wakes(row["wake"])
+        idle, after = f"asleep {span(row['suspended_s'])}", row["failure"] or _wakes(row["wake"], row["since"])
         held = f"{size(row['gpu_bytes'])} in its image"
     elif (one := row.get("in_place")) is not None and one["starting"]:
         idle, held, after = "", "", one["waits"] or ""
@@ -158,10 +159,10 @@ def _asleep(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         # Two sizes, and none is part of the other: what was never written takes no room in an image.
         ("GPU memory", f"{size(row['gpu_bytes'])}, given back"),
         ("image", f"{size(row['image_bytes'])} on disk, with the contents of host and GPU memory; {where}"),
-        ("wake", f"{_wakes(row['wake'])}; or: slurm-affinode wake {row['job_id']}"),
+        ("wake", f"{_wakes(row['wake'], row['since'])}; or: slurm-affinode wake {row['job_id']}"),
     ]
     if row["suspensions"] > 1:
-        pairs.append(("suspended", f"for the {row['suspensions']}. time"))
+        pairs.append(("suspended", f"{row['suspensions']} times so far"))
     if row["failure"]:
         pairs.append(("failure", row["failure"]))
     return pairs
@@ -179,7 +180,7 @@ def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     if row["gpus"] is not None:
         pairs.append(("GPUs", ", ".join(f"{gpu['name']} ({gpu['uuid']})" for gpu in row["gpus"])))
     if one["asked"] is None:
-        by_itself = "on a request" if one["wakes_on_request"] else _wakes(row["option"]["wake"])
+        by_itself = "on a request" if one["wakes_on_request"] else _wakes(row["option"]["wake"], one["since"])
         pairs.append(("wakes", f"{by_itself}; or: slurm-affinode wake {row['job_id']}"))
     else:
         pairs.append(("is to wake", f"since {_time(one['asked'])}: {one['asked_why']}"))
@@ -197,11 +198,20 @@ def _sleeps(one: Mapping[str, Any]) -> str:
     return f"{one['why']}, {size(one['gpu_bytes'])} in host memory{wakes}"
 
 
-def _wakes(wake: str) -> str:
-    return {
+def _wakes(wake: str, since: float) -> str:
+    """When a job that sleeps since ``since`` goes on; ``now``: somebody has woken it."""
+    said = {
         "auto": "when GPUs are free and nobody waits",
         "hold": "when it is asked to",
-    }.get(wake, f"at {wake}")
+        "now": "as soon as Slurm has GPUs for it: it is released",
+    }
+    if wake in said:
+        return said[wake]
+    try:
+        at = wake_time(wake, datetime.fromtimestamp(since, UTC).astimezone())
+    except ValueError:
+        return f"at {wake}"
+    return f"at {_time(at.timestamp())} ({wake})"
 
 
 def _time(epoch: float) -> str:

@@ -106,6 +106,25 @@ def test_status_of_a_suspended_job(run: Any) -> None:
         assert text in done.output, text
 
 
+@pytest.mark.parametrize(
+    ("wake", "said"),
+    [
+        ("hold", "when it is asked to"),
+        ("auto", "when GPUs are free and nobody waits"),
+        ("now", "as soon as Slurm has GPUs for it: it is released"),
+        ("2h", "at 2023-11-15 00:13:20 (2h)"),
+        ("now+30days", "at 2023-12-14 22:13:20 (now+30days)"),
+        ("2030-12-31T18:30", "at 2030-12-31 18:30:00 (2030-12-31T18:30)"),
+    ],
+)
+def test_status_says_when_a_job_wakes(run: Any, wake: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time as a time, counted from when it fell asleep."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    done = run(Reach({"jobs": [SUSPENDED | {"wake": wake}]}), "status", "8")
+    assert f"{said}; or: slurm-affinode wake 8" in done.output
+
+
 def test_status_as_json(run: Any) -> None:
     """What the agent said, as it is."""
     assert json.loads(run(Reach({"jobs": [SUSPENDED]}), "status", "8", "--json").output)["jobs"] == [SUSPENDED]
