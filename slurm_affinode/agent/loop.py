@@ -17,7 +17,7 @@ from slurm_affinode.agent.settings import idle_rule
 from slurm_affinode.agent.shepherds import one_line
 from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.watch import Watch, by_index
-from slurm_affinode.agent.work import Promised, Promising, Work
+from slurm_affinode.agent.work import SUSPENDING, Promised, Promising, Work
 from slurm_affinode.core.idle import IdleDetector, IdleState, still_idle
 from slurm_affinode.core.policy import Candidate, Decision, Policy, Surroundings, decide
 from slurm_affinode.errors import AffinodeError
@@ -278,7 +278,7 @@ class Loop:
         return idle.progress_s
 
     def _surroundings(self, latest: Queue | None, under_way: Mapping[int, str]) -> Surroundings:
-        suspending = sum(what == "suspending" for what in under_way.values())
+        suspending = sum(what == SUSPENDING for what in under_way.values())
         no_room = self._no_room
         if latest is None:
             return Surroundings(None, None, suspending, no_room)

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from slurm_affinode.agent.interface import Arrival, LookAgain, Orchestration, Refused
@@ -29,6 +29,12 @@ Promised = Callable[[bool], None]
 Promising = Callable[[], Promised | None]
 """Promises a job's GPUs to one that waits for them; ``None``: those who wait have the promise of another node."""
 PROMISED = "promised"
+SUSPENDING = "suspending"
+SIGNALLED = "signalled"
+"""Its owner asked for a signal some time before: it is waited for, and takes no other job's turn."""
+LINK_LOOK_S = 1.0
+"""How often a job that has been signalled is looked for: its GPUs are promised to another one."""
+STOPPED = "the agent was stopped first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +73,25 @@ class Work:
     # --- what is going on
 
     def under_way(self) -> Mapping[int, str]:
-        """Job id -> ``suspending`` or ``restoring``."""
+        """Job id -> ``signalled``, ``suspending`` or ``restoring``."""
         with self._lock:
             return dict(self._under_way)
 
     def freeing(self) -> int:
-        """GPUs of jobs that are being suspended: they will be free soon."""
+        """GPUs of jobs that are being suspended, or will be when their notice is over: they will be free soon."""
         with self._lock:
-            return sum(self._gpus.get(job_id, 0) for job_id, what in self._under_way.items() if what == "suspending")
+            going = (job_id for job_id, what in self._under_way.items() if what in (SUSPENDING, SIGNALLED))
+            return sum(self._gpus.get(job_id, 0) for job_id in going)
 
     def outcome(self, job_id: int) -> Outcome | None:
         """How the last attempt on a job ended."""
         with self._lock:
             return self._outcomes.get(job_id)
+
+    def tell(self, job_id: int, text: str) -> None:
+        """Something else has happened to a job: what ``status`` shows of it last."""
+        with self._lock:
+            self._outcomes[job_id] = Outcome(self._now(), True, text, "woken")
 
     def forget(self, job_id: int) -> None:
         """The job has ended for good."""
@@ -110,13 +122,22 @@ class Work:
         self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising = lambda: lambda freed: None
     ) -> bool:
         """Begin to suspend a job; ``False``: it is being worked on already."""
-        if not self._take(job.job_id, "suspending", len(job.devices or ())):
+        notice = job.option.signal
+        gpus = len(job.devices or ())
+        if notice is None or notice.before_s == 0:
+            if not self._take(job.job_id, SUSPENDING, gpus):
+                return False
+            self._suspends.submit(self._suspend, job, why, look_again, promising)
+            return True
+        if not self._take(job.job_id, SIGNALLED, gpus):
             return False
-        self._suspends.submit(self._suspend, job, why, look_again, promising)
+        threading.Thread(
+            target=self._suspend, args=(job, why, look_again, promising), name=f"notice-{job.job_id}", daemon=True
+        ).start()
         return True
 
     def _suspend(self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising) -> None:
-        outcome = Outcome(self._now(), False, "the agent was stopped first", "stopped")
+        outcome = self._stopped()
         with surviving(log, "job %d: not suspended, by a fault of the agent", job.job_id) as fault:
             try:
                 outcome = self._promised(job, why, look_again, promising)
@@ -146,12 +167,33 @@ class Work:
         if refusals:
             raise Refused(refusals[0])
         notice = job.option.signal
-        if notice is not None:
-            number = signal.Signals[f"SIG{notice.name}"].value
-            log.info("job %d: signal %s, %d s before it is suspended", job.job_id, notice.name, notice.before_s)
-            job.link.send(Signal(number))
-            if self._stop.wait(notice.before_s):
-                return Outcome(self._now(), False, "the agent was stopped first", "stopped")
+        if notice is None:
+            return self._act(job, why, look_again)
+        number = signal.Signals[f"SIG{notice.name}"].value
+        log.info("job %d: signal %s, %d s before it is suspended", job.job_id, notice.name, notice.before_s)
+        job.link.send(Signal(number))
+        if notice.before_s == 0:
+            return self._act(job, why, look_again)
+        if not self._waited(job, notice.before_s):
+            return (
+                self._stopped() if self._stop.is_set() else Outcome(self._now(), False, "its script has ended", "gone")
+            )
+        try:
+            return self._suspends.submit(self._act, job, why, look_again).result()
+        except CancelledError:
+            return self._stopped()
+
+    def _waited(self, job: WatchedJob, seconds: float) -> bool:
+        """Let time pass; ``False`` where meanwhile the agent was stopped, or the job ended."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if self._stop.wait(min(left, LINK_LOOK_S)) or not job.link.open:
+                return False
+        return True
+
+    def _act(self, job: WatchedJob, why: str, look_again: LookAgain) -> Outcome:
+        with self._lock:
+            self._under_way[job.job_id] = SUSPENDING
         seen = look_again()
         if seen is not None:
             return Outcome(self._now(), False, f"not suspended, it works again: {seen}", "busy")
@@ -160,6 +202,9 @@ class Work:
         if suspension.failure is not None:
             return Outcome(self._now(), False, f"not suspended, it runs on: {suspension.failure}", "failed")
         return Outcome(self._now(), True, f"suspended: {why}", "suspended")
+
+    def _stopped(self) -> Outcome:
+        return Outcome(self._now(), False, STOPPED, "stopped")
 
     # --- restoring
 

@@ -67,7 +67,7 @@ class Candidate:
     suspensions: int = 0
     """How often this submission was suspended before."""
     busy_with: str | None = None
-    """``suspending``, ``restoring``: it is being worked on."""
+    """``signalled``, ``suspending``, ``restoring``: it is being worked on."""
     refusals: tuple[Refusal, ...] = ()
     """Why it cannot be suspended at all."""
     wanted_by: tuple[str, ...] = ()

@@ -198,6 +198,21 @@ def test_signal_comes_first(node: Node1) -> None:
     wait_until("it is suspended", lambda: node.acts.suspended_jobs)
 
 
+def test_job_that_was_signalled_takes_nobody_elses_turn(node: Node1) -> None:
+    """Another one is suspended meanwhile, one at a time; when the first ends, it is waited for no more."""
+    node.acts.go.set()
+    shepherd = watched(node, option="window=1,when=always,signal=USR1@3600")
+    wait_until("it was signalled", lambda: node.daemon.work.under_way().get(7) == "signalled")
+    with node.daemon.registry._lock:
+        first = node.daemon.registry._jobs[7]
+        node.daemon.registry._jobs[9] = replace(first, job_id=9, option=replace(first.option, signal=None))
+    wait_until("the other is suspended", lambda: [job for job, _ in node.acts.suspended_jobs] == [9])
+    assert ask(node, verb="status", job=7)["jobs"][0]["state"] == "signalled"
+    shepherd.close()
+    wait_until("it is let go", lambda: 7 not in node.daemon.work.under_way())
+    assert [job for job, _ in node.acts.suspended_jobs] == [9]
+
+
 def test_waker_is_called_again_and_again(node: Node1) -> None:
     """Whatever the other threads do."""
     wait_until("it was called", lambda: node.acts.ticks, lambda ticks: ticks > 3)
