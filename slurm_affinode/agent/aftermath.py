@@ -132,6 +132,7 @@ class Aftermath:
             since_epoch=record.phases.get(Phase.QUEUED.value, parts.now()), why=words.one(facts.get("why") or ""),
             gpus=facts.get("gpus") or 0, gpu_bytes=facts.get("gpu_bytes") or 0,
             image_bytes=facts.get("image_bytes") or 0, wake=option.wake, user=facts.get("user"),
+            trouble=None if facts.get("trouble") is None else words.one(facts["trouble"]),
         )  # fmt: skip
         try:
             parts.notes.write(note)

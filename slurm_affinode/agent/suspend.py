@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from slurm_affinode.agent import words
 from slurm_affinode.agent.aftermath import Aftermath
@@ -24,7 +25,8 @@ from slurm_affinode.agent.streams import StreamsError
 from slurm_affinode.agent.tree import Member, TreeGoneError
 from slurm_affinode.agent.undo import Undo
 from slurm_affinode.checkpoint import preflight
-from slurm_affinode.checkpoint.interface import CheckpointError, Tree, Writer
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom, Tree, Writer
+from slurm_affinode.checkpoint.writer import ImageWriter
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.cluster import Job
@@ -66,6 +68,8 @@ class _Attempt:
     seq: int = 0
     phases: dict[str, float] = field(default_factory=dict)
     image_bytes: int | None = None
+    trouble: str | None = None
+    """What went wrong on the way, and was mended."""
 
 
 class JobSuspender:
@@ -162,14 +166,14 @@ class JobSuspender:
     def _suspend(self, job: WatchedJob, why: str, look_again: LookAgain) -> Suspension:
         parts = self._parts
         # Slurm's present word: what it said last may be from before an srun. That it answers is a condition, too.
-        job = replace(job, slurm=parts.slurm.job(job.job_id))
-        assert job.slurm is not None  # noqa: S101 - set above
-        if job.slurm.state != "RUNNING" or job.slurm.restarts != job.restarts or job.slurm.submit is None:
-            raise Refused(Refusal("state", f"Slurm says that it is {job.slurm.state.lower()}"))
+        slurm = parts.slurm.job(job.job_id)
+        job = replace(job, slurm=slurm)
+        if slurm.state != "RUNNING" or slurm.restarts != job.restarts or slurm.submit is None:
+            raise Refused(Refusal("state", f"Slurm says that it is {slurm.state.lower()}"))
         refusals = self.refusals(job)
         if refusals:
             raise Refused(refusals[0])
-        key = JobKey(parts.cluster, job.job_id, round(job.slurm.submit.timestamp()))
+        key = JobKey(parts.cluster, job.job_id, round(slurm.submit.timestamp()))
         attempt = self._begin(job, key, why)
         try:
             self._lock_all(attempt)
@@ -254,20 +258,37 @@ class JobSuspender:
         job = attempt.job
         # The GPU memory is among that of the processes by now.
         estimate = preflight.estimate(parts.look(job.init_pid, attempt.root.pid), 0, _OUTPUT_BYTES)
-        tree = Tree(job.init_pid, attempt.root.pid, attempt.root.pid_ns)
-        with parts.tiers.begin(attempt.key, uid=job.uid, estimate=estimate, at_least=self._next_seq(attempt)) as writer:
-            attempt.seq = writer.seq
-            self._mark(attempt, Phase.DUMPING, seq=writer.seq)
-            writer.follow()
-            result = parts.imager.dump(tree, writer.criu_fd, timeout_s=parts.settings.dump_s)
-            try:
-                outputs = parts.streams.save(job.init_pid, writer.save)
-            except StreamsError as error:
-                raise TakenBack(str(error)) from None
-            image = writer.commit(self._manifest(attempt, result.pids_ns, outputs, writer))
+        image = parts.tiers.write(
+            attempt.key, partial(self._fill, attempt), uid=job.uid, estimate=estimate, at_least=self._next_seq(attempt)
+        )
         parts.tiers.settle(image)
         attempt.image_bytes = image.manifest.size
-        self._mark(attempt, Phase.DUMPED, image_bytes=image.manifest.size)
+        self._mark(attempt, Phase.DUMPED, image_bytes=image.manifest.size, trouble=attempt.trouble)
+
+    def _fill(self, attempt: _Attempt, writer: ImageWriter) -> Image:
+        """The dump into one store. Raises ``NoRoom`` where that ran full; the tree can then be dumped into another."""
+        parts, job = self._parts, attempt.job
+        attempt.seq = writer.seq
+        self._mark(attempt, Phase.DUMPING, seq=writer.seq)
+        writer.follow()
+        tree = Tree(job.init_pid, attempt.root.pid, attempt.root.pid_ns)
+        try:
+            result = parts.imager.dump(tree, writer.criu_fd, timeout_s=parts.settings.dump_s)
+            outputs = parts.streams.save(job.init_pid, writer.save)
+            return writer.commit(self._manifest(attempt, result.pids_ns, outputs, writer))
+        except StreamsError as error:
+            raise TakenBack(str(error)) from None
+        except NoRoom as error:
+            attempt.trouble = f"its image did not fit where it was dumped to first: {error}"
+            self._go_on(attempt)
+            raise
+
+    def _go_on(self, attempt: _Attempt) -> None:
+        """What the dump has stopped must not be stopped in the next one: it would be so ever after."""
+        before = {member.pid for member in attempt.tree if member.state == "T"}
+        stopped = [m.pid for m in self._members(attempt) if m.state == "T" and m.pid not in before]
+        if stopped:
+            self._parts.processes.resume(stopped)
 
     def _next_seq(self, attempt: _Attempt) -> int:
         """Above that of every image the job has had, in any store."""
@@ -337,7 +358,7 @@ class JobSuspender:
 
     def _mark(self, attempt: _Attempt, phase: Phase, **facts: object) -> None:
         entry = attempt.record.write(phase, **facts)
-        attempt.phases[phase.value] = entry.time_epoch
+        attempt.phases.setdefault(phase.value, entry.time_epoch)  # a dump may be tried twice, and began with the first
         self._parts.registry.set_phase(attempt.job.job_id, phase)
 
     def _suspension(self, attempt: _Attempt, phase: Phase, failure: str | None = None) -> Suspension:

@@ -19,11 +19,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from slurm_affinode import process
-from slurm_affinode.checkpoint import localfiles, namespace
+from slurm_affinode.checkpoint import localfiles, namespace, rootdir
 from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
 from slurm_affinode.checkpoint.interface import (
     CheckpointError,
     DumpFailed,
+    DumpNoRoom,
     DumpResult,
     InheritFd,
     RestoreFailed,
@@ -91,7 +92,8 @@ class Criu:
         return self._version
 
     def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float) -> DumpResult:
-        """Write the tree to the directory and leave it stopped. Raises ``DumpFailed``: the tree goes on as it was.
+        """Write the tree to the directory and leave it stopped. Raises ``DumpFailed``: the tree goes on as it was;
+        ``DumpNoRoom`` where the directory's file system ran full.
 
         ``timeout_s`` is for stopping the tree *and* for all of it: past it CRIU is killed, which may harm the tree.
         """
@@ -111,11 +113,11 @@ class Criu:
         except UnreachableError as error:
             raise DumpFailed(f"the dump was given up: {error}") from None
         if done.returncode != 0:
-            raise DumpFailed(f"CRIU could not dump it: {self._why(directory_fd, 'dump.log', done)}")
+            raise _failed(directory_fd, f"CRIU could not dump it: {self._why(directory_fd, 'dump.log', done)}")
         try:
             inventory = inspect(directory_fd)
         except BadImage as error:
-            raise DumpFailed(f"CRIU said it was done, but the image is not complete: {error}") from None
+            raise _failed(directory_fd, f"CRIU said it was done, but the image is not complete: {error}") from None
         if inventory.pids[0] != tree.root_pid_ns:
             raise DumpFailed(f"the image holds process {inventory.pids[0]} in place of {tree.root_pid_ns}")
         missing = self._stragglers(tree, inventory)
@@ -244,6 +246,13 @@ def cgroup_files(
         if file.exists():
             found.append(file)
     return found
+
+
+def _failed(directory_fd: int, why: str) -> DumpFailed:
+    """The error of a dump. Where its directory is full CRIU's log is cut off, too, and need not say so."""
+    if rootdir.is_full(directory_fd) or any(os.strerror(number) in why for number in rootdir.FULL):
+        return DumpNoRoom(f"the image store ran full during the dump ({why})")
+    return DumpFailed(why)
 
 
 def _adopt_affinity(init_pid: int) -> None:

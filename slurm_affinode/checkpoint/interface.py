@@ -60,6 +60,10 @@ class NoRoom(CheckpointError):
     """The store is full, or a quota is."""
 
 
+class DumpNoRoom(DumpFailed, NoRoom):
+    """No image was made, as the file system ran full; the tree is as after ``DumpFailed``. Elsewhere it may succeed."""
+
+
 class CudaState(StrEnum):
     """``CUprocessState``. Also processes without CUDA are ``RUNNING``: ask ``users`` first."""
 
@@ -203,7 +207,10 @@ class Imager(Protocol):
         ...
 
     def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float) -> DumpResult:
-        """Write the tree to the directory and leave it stopped. Raises ``DumpFailed``: the tree goes on as it was."""
+        """Write the tree to the directory and leave it stopped. Raises ``DumpFailed``: the tree goes on as it was.
+
+        ``DumpNoRoom``: the file system of the directory ran full meanwhile.
+        """
         ...
 
     def restore(

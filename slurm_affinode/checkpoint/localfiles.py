@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from slurm_affinode.checkpoint import rootdir
-from slurm_affinode.checkpoint.interface import DumpFailed, ImageDamaged, RestoreFailed
+from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
 from slurm_affinode.checkpoint.namespace import PROC
 
 INDEX = "local.json"
@@ -45,7 +45,7 @@ class LocalFile:
 
 
 def save(pids: Collection[int], directory_fd: int, *, places: Sequence[str] = PLACES, proc: Path = PROC) -> int:
-    """Copy them into CRIU's directory, with the tree stopped; how many bytes. Raises ``DumpFailed``."""
+    """Copy them into CRIU's directory, with the tree stopped; how many bytes. Raises ``DumpFailed``, ``DumpNoRoom``."""
     found: dict[str, LocalFile] = {}
     owner: tuple[int, int] | None = None
     total = 0
@@ -72,7 +72,8 @@ def save(pids: Collection[int], directory_fd: int, *, places: Sequence[str] = PL
             index = {"uid": owner[0], "gid": owner[1], "files": [asdict(one) for one in found.values()]}
             rootdir.write(directory_fd, INDEX, json.dumps(index).encode())
     except OSError as error:
-        raise DumpFailed(f"a temporary file of the job cannot be kept: {error.strerror}: {error.filename}") from None
+        kind = DumpNoRoom if error.errno in rootdir.FULL else DumpFailed
+        raise kind(f"a temporary file of the job cannot be kept: {error.strerror}: {error.filename}") from None
     return total
 
 

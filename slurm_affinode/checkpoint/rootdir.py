@@ -6,6 +6,7 @@ directory on the way is ever followed.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 DIR_MODE = 0o700
 FILE_MODE = 0o600
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a write where there is no room."""
+_LITTLE = 4 << 20
 
 
 def open_top(path: Path, *, owner: int, create: bool) -> int:
@@ -135,6 +139,12 @@ def names(at: int) -> list[str]:
     """Names in a directory, sorted."""
     with reading(at) as fd, os.scandir(fd) as entries:
         return sorted(entry.name for entry in entries)
+
+
+def is_full(at: int) -> bool:
+    """Whether next to nothing can be written to the file system of a directory any more, or no file be made."""
+    facts = os.fstatvfs(at)
+    return facts.f_bavail * facts.f_frsize < _LITTLE or (facts.f_files > 0 and facts.f_favail == 0)
 
 
 def size_of(at: int) -> int:

@@ -22,6 +22,8 @@ from slurm_affinode.checkpoint.writer import ImageWriter
 from slurm_affinode.core.eviction import Demand
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 
+Fill = Callable[[ImageWriter], Image]
+"""Writes an image and commits it."""
 LOG = logging.getLogger("slurm_affinode.agent")
 _NO_LIMIT = Limiter(0)
 
@@ -110,19 +112,30 @@ class Tiers:
                 return
         raise why or NoRoom("there is no durable image store")
 
-    def begin(self, key: JobKey, *, uid: int, estimate: int, at_least: int = 1) -> ImageWriter:
-        """A new image in the fastest tier that takes it. Raises ``NoRoom``."""
+    def write(self, key: JobKey, fill: Fill, *, uid: int, estimate: int, at_least: int = 1) -> Image:
+        """Have ``fill`` write a new image in the fastest tier that takes it; where that runs full, in the next one.
+
+        ``fill`` is called anew for each tier that takes the image, and raises ``NoRoom`` where that ran full. ``uid``,
+        ``estimate``, ``at_least``: as of ``DirectoryStore.begin``. Raises ``NoRoom``, and what else ``fill`` raises.
+        """
         why: list[str] = []
         self.demand.requested(key.name, self._now())
         for tier in self.tiers:
             try:
                 self.retention.make_room_for_new(tier, key, estimate)
                 writer = tier.store.begin(key, uid=uid, estimate=estimate, at_least=at_least)
-                self.retention.took(tier, estimate)
             except (CheckpointError, OSError) as error:
                 why.append(_text(error))
+                continue
+            try:
+                with writer:
+                    image = fill(writer)
+            except NoRoom as error:
+                self.report(key, f"the tier {tier.name} ran full while its image was written: {error}")
+                why.append(str(error))
             else:
-                return writer
+                self.retention.took(tier, image.manifest.size)
+                return image
         if len(why) > 1:
             self.report(key, f"no tier takes its image: {'; '.join(why)}")
         raise NoRoom(why[0] if why else "there is no image store")

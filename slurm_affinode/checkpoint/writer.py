@@ -50,6 +50,9 @@ def begin_directory(job_fd: int, seq: int, *, owner: int, fresh: bool) -> tuple[
         criu_fd = rootdir.open_directory(fd, CRIU, owner=owner)
     except BaseException:
         os.close(fd)
+        if fresh:
+            with suppress(OSError):
+                os.rmdir(name, dir_fd=job_fd)
         raise
     if not lock(criu_fd):
         os.close(criu_fd)
@@ -106,17 +109,21 @@ class ImageWriter:
         return self._fd
 
     def save(self, name: str, source_fd: int, size: int) -> int:
-        """Copy the first ``size`` bytes of an open file to ``name``; the number of bytes that there were."""
+        """Copy the first ``size`` bytes of an open file to ``name``; the number of bytes that there were.
+
+        Raises ``NoRoom``.
+        """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(name, flags, rootdir.FILE_MODE, dir_fd=self._fd)
         at = 0
         try:
-            while at < size and (chunk := os.pread(source_fd, min(_COPY, size - at), at)):
-                at += _write_all(fd, chunk)
+            fd = os.open(name, flags, rootdir.FILE_MODE, dir_fd=self._fd)
+            try:
+                while at < size and (chunk := os.pread(source_fd, min(_COPY, size - at), at)):
+                    at += _write_all(fd, chunk)
+            finally:
+                os.close(fd)
         except OSError as error:
             raise NoRoom(f"{self._place.store}: {name} cannot be written: {error.strerror}") from None
-        finally:
-            os.close(fd)
         return at
 
     def follow(self) -> None:

@@ -15,9 +15,11 @@ from slurm_affinode.agent.prefetch import Prefetcher, load_demand
 from slurm_affinode.agent.shepherds import Hold, Restored
 from slurm_affinode.agent.waker import JobWaker, Lease
 from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import DumpNoRoom, Image, NoRoom
 from slurm_affinode.checkpoint.tier import Tier
 from slurm_affinode.checkpoint.tiers import Tiers
-from slurm_affinode.model.suspension import Phase
+from slurm_affinode.checkpoint.writer import ImageWriter
+from slurm_affinode.model.suspension import Manifest, Phase
 
 
 @pytest.fixture
@@ -150,6 +152,56 @@ def test_a_full_memory_tier_is_passed_over(world: World) -> None:
     agent.settle()
     assert agent.where() == ["disk", "shared"]
     assert agent.asleep() is None
+
+
+@pytest.mark.parametrize("when", ["while CRIU writes", "when it is committed"])
+def test_a_memory_tier_that_runs_full_during_the_dump(world: World, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """The tree is dumped once more, to the disk, as it was and not stopped; ``status`` says so; it comes back."""
+    agent = Tiered(world, "c1")
+    dump, dumped = agent.imager.dump, list[bool]()
+
+    def fails_first(tree, directory_fd, *, timeout_s):  # type: ignore[no-untyped-def]
+        dumped.append(any(process.stopped for process in world.nodes["c1"].processes))
+        if when == "while CRIU writes" and len(dumped) == 1:
+            raise DumpNoRoom("the image store ran full during the dump")
+        return dump(tree, directory_fd, timeout_s=timeout_s)
+
+    agent.imager.dump = fails_first  # type: ignore[method-assign]
+    commit = ImageWriter.commit
+
+    def full_first(self: ImageWriter, facts: Manifest) -> Image:
+        if when == "when it is committed" and len(dumped) == 1:
+            raise NoRoom("the image cannot be made durable: No space left on device")
+        return commit(self, facts)
+
+    monkeypatch.setattr(ImageWriter, "commit", full_first)
+    assert agent.suspend().phase is Phase.QUEUED
+    agent.settle()
+    assert dumped == [False, False]
+    assert agent.where() == ["disk", "shared"]
+    assert "did not fit where it was dumped to first" in (agent.asleep() or "")
+    assert isinstance(again_at(world, "c1").restore(), Restored)
+    assert world.steps() == [STEPS]
+    assert world.running()
+
+
+def test_where_every_tier_runs_full_during_the_dump_the_job_runs_on(world: World) -> None:
+    """Tried in each, taken back, nothing left."""
+    agent = Tiered(world, "c1")
+    tried: list[int] = []
+
+    def fails(tree, directory_fd, *, timeout_s):  # type: ignore[no-untyped-def]
+        tried.append(directory_fd)
+        raise DumpNoRoom("the image store ran full during the dump")
+
+    agent.imager.dump = fails  # type: ignore[method-assign]
+    done = agent.suspend()
+    assert done.phase is Phase.RUNNING
+    assert "ran full during the dump" in (done.failure or "")
+    assert len(tried) == 3
+    assert world.running()
+    assert agent.where() == []
+    assert not any(list(store.path.glob("*/*")) for store in agent.parts.tiers.stores)
 
 
 def test_trouble_is_in_the_status(world: World) -> None:

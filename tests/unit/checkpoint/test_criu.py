@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_affinode.checkpoint import rootdir
 from slurm_affinode.checkpoint.criu import Criu, cgroup_files
 from slurm_affinode.checkpoint.criu_images import PAGE, BadImage, failure, inspect, message, records
-from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, RestoreFailed, Tree
+from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, RestoreFailed, Tree
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.process import Completed
 
@@ -171,6 +172,26 @@ def test_a_dump_that_fails_says_why(image: tuple[Path, int]) -> None:
         Criu(runner=Program(status=1)).dump(tree, image[1], timeout_s=5)
     with pytest.raises(DumpFailed, match="given up"):
         Criu(runner=Program(error=UnreachableError("criu: no answer within 5 s"))).dump(tree, image[1], timeout_s=5)
+
+
+def test_a_dump_into_a_full_file_system_is_told_from_others(
+    image: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its log; and by what is left there, as a log is cut off, too, where nothing can be written."""
+    tree = Tree(os.getpid(), os.getpid(), 7)
+    (image[0] / "dump.log").write_text("(0.1) Error (criu/a.c:1): Can't write: No space left on device\n")
+    with pytest.raises(DumpNoRoom, match="ran full"):
+        Criu(runner=Program(status=1)).dump(tree, image[1], timeout_s=5)
+    (image[0] / "dump.log").write_text("")
+    (image[0] / "pages-7.img").write_bytes(b"half")
+    for status in (0, 1):
+        with pytest.raises(DumpFailed) as caught:
+            Criu(runner=Program(status=status)).dump(tree, image[1], timeout_s=5)
+        assert not isinstance(caught.value, DumpNoRoom)
+    monkeypatch.setattr(rootdir, "is_full", lambda at: at == image[1])
+    for status in (0, 1):
+        with pytest.raises(DumpNoRoom):
+            Criu(runner=Program(status=status)).dump(tree, image[1], timeout_s=5)
 
 
 def test_an_exit_status_of_0_is_not_believed(image: tuple[Path, int]) -> None:

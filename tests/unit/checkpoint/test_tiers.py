@@ -13,10 +13,11 @@ import pytest
 from slurm_affinode.checkpoint import digest
 from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import Image, ImageDamaged, NoRoom
+from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, Image, ImageDamaged, NoRoom
 from slurm_affinode.checkpoint.opening import filesystem, open_tiers
 from slurm_affinode.checkpoint.tier import Copy, Tier
 from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.checkpoint.writer import ImageWriter
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 from slurm_affinode.nodeconfig import SuspendConfig
 from slurm_affinode.tierconfig import TiersConfig
@@ -50,11 +51,14 @@ class Node:
 
     def dump(self, job: int = 123, size: int = 4 * MIB, *, publish: bool = True, settle: bool = True) -> Image:
         key = JobKey("cluster", job, JOB.submit_epoch)
-        with self.tiers.begin(key, uid=1001, estimate=size) as writer:
+
+        def fill(writer: ImageWriter) -> Image:
             criu = Path(f"/proc/self/fd/{writer.criu_fd}")
             (criu / "pages-1.img").write_bytes(os.urandom(size))
             (criu / "pstree.img").write_bytes(b"tree")
-            image = writer.commit(replace(MANIFEST, key=key))
+            return writer.commit(replace(MANIFEST, key=key))
+
+        image = self.tiers.write(key, fill, uid=1001, estimate=size)
         if settle:
             self.tiers.settle(image)
         if publish:
@@ -127,6 +131,48 @@ def test_where_memory_is_full_the_dump_goes_to_the_disk(make_node: Callable[...,
     second = node.dump(2)
     assert node.where(first) == ["memory"]
     assert node.where(second) == ["disk", "shared"]
+
+
+def test_a_tier_that_runs_full_meanwhile_leaves_the_image_to_the_next(make_node: Callable[..., Node]) -> None:
+    """Nothing is left of it there, and it is told of; what is no lack of room is not tried again."""
+    node = make_node()
+    tried: list[str] = []
+
+    def fill(writer: ImageWriter) -> Image:
+        tried.append(str(Path(f"/proc/self/fd/{writer.fd}").readlink()))
+        Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img").write_bytes(b"half")
+        if len(tried) == 1:
+            raise DumpNoRoom("the image store ran full during the dump")
+        return writer.commit(MANIFEST)
+
+    image = node.tiers.write(JOB, fill, uid=1001, estimate=4)
+    assert [path.rsplit("/", 3)[1] for path in tried] == ["memory", "disk"]
+    assert node.where(image) == ["disk"]
+    assert list((node.memory.path / JOB.name).iterdir()) == []
+    assert node.told == [
+        (123, "the tier memory ran full while its image was written: the image store ran full during the dump")
+    ]
+
+    def fail(writer: ImageWriter) -> Image:
+        tried.append("once")
+        raise DumpFailed("it holds something that cannot be dumped")
+
+    with pytest.raises(DumpFailed, match="cannot be dumped"):
+        node.tiers.write(JOB, fail, uid=1001, estimate=4)
+    assert tried[2:] == ["once"]
+
+
+def test_where_every_tier_runs_full_each_is_named(make_node: Callable[..., Node]) -> None:
+    """And nothing is left."""
+    node = make_node()
+
+    def fill(writer: ImageWriter) -> Image:
+        raise NoRoom(f"{len(node.told)}: full")
+
+    with pytest.raises(NoRoom, match="0: full"):
+        node.tiers.write(JOB, fill, uid=1001, estimate=4)
+    assert node.told[-1] == (123, "no tier takes its image: 0: full; 1: full; 2: full")
+    assert [list(store.path.glob("*/*")) for store in node.tiers.stores] == [[], [], []]
 
 
 def test_what_is_on_the_disk_too_makes_room_in_memory(make_node: Callable[..., Node]) -> None:
@@ -290,14 +336,16 @@ def test_what_is_written_when_the_agent_ends_is_taken_up(
 def test_zeros_take_no_room(make_node: Callable[..., Node], tmp_path: Path) -> None:
     """Blocks of zeros are holes in a copy, holes are not read; contents and digests are the same."""
     node = make_node()
-    with node.tiers.begin(JOB, uid=1001, estimate=1) as writer:
-        path = Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img")
-        with path.open("wb") as file:
+
+    def fill(writer: ImageWriter) -> Image:
+        with Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img").open("wb") as file:
             file.write(os.urandom(300_000))
             file.write(bytes(8 * MIB))
             file.seek(40 * MIB)
             file.write(b"end")
-        image = writer.commit(MANIFEST)
+        return writer.commit(MANIFEST)
+
+    image = node.tiers.write(JOB, fill, uid=1001, estimate=1)
     node.tiers.settle(image)
     copied = node.file(node.disk, image)
     assert copied.stat().st_size == 40 * MIB + 3
@@ -339,9 +387,12 @@ def config(tmp_path: Path, memory: Path, **more: object) -> SuspendConfig:
 
 def write(tiers: Tiers, facts: Manifest, size: int) -> Image:
     """A dump."""
-    with tiers.begin(facts.key, uid=facts.uid, estimate=size) as writer:
+
+    def fill(writer: ImageWriter) -> Image:
         Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img").write_bytes(os.urandom(size))
-        image = writer.commit(facts)
+        return writer.commit(facts)
+
+    image = tiers.write(facts.key, fill, uid=facts.uid, estimate=size)
     tiers.settle(image)
     tiers.publish(facts.key.name, image.manifest.seq)
     return image
@@ -360,6 +411,27 @@ def test_a_full_tmpfs(tmp_path: Path, mounted: Callable[..., Path]) -> None:
         for image in store.images():
             assert isinstance(image, Image)
             store.verify(image)
+        store.close()
+
+
+@pytest.mark.parametrize("options", ["size=16m", "size=1g,nr_inodes=4"])
+def test_a_tmpfs_that_runs_full_while_it_is_written(tmp_path: Path, mounted: Callable[..., Path], options: str) -> None:
+    """Bytes or files run out after the image was begun: it is on the disk, whole, and the tmpfs is as it was."""
+    memory = mounted("memory", options.removeprefix("size="))
+    tiers = open_tiers(config(tmp_path, memory), KEY)
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(20 * MIB))
+
+    def fill(writer: ImageWriter) -> Image:
+        with source.open("rb") as file:
+            assert writer.save("out.1", file.fileno(), 20 * MIB) == 20 * MIB
+        return writer.commit(MANIFEST)
+
+    image = tiers.write(JOB, fill, uid=1001, estimate=MIB)
+    assert [copy.tier.name for copy in tiers._all(JOB.name, 1)] == ["disk"]
+    assert tiers.settle(image).tier.name == "disk"
+    assert list(memory.glob("*/*")) == []
+    for store in tiers.stores:
         store.close()
 
 
@@ -429,11 +501,14 @@ def packing_node(make_node: Callable[..., Node]) -> Node:
 
 def compressible(node: Node) -> Image:
     """An image of text, noise and zeros."""
-    with node.tiers.begin(JOB, uid=1001, estimate=1) as writer:
+
+    def fill(writer: ImageWriter) -> Image:
         path = Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img")
         path.write_bytes(b"the same again " * 200_000 + os.urandom(MIB) + bytes(3 * MIB) + b"end")
         path.with_name("small.img").write_bytes(b"as it is")
-        image = writer.commit(MANIFEST)
+        return writer.commit(MANIFEST)
+
+    image = node.tiers.write(JOB, fill, uid=1001, estimate=1)
     node.tiers.settle(image)
     node.tiers.publish(JOB.name, 1)
     return image
