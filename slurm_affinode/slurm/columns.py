@@ -73,6 +73,12 @@ def whole(cells: pl.Series) -> Typed:
     return _fallback(cells, quick.set(quick > units.NO_VALUE, None), units.parse_count)
 
 
+def joules(cells: pl.Series) -> Typed:
+    """ConsumedEnergy: ``4217``, also ``1.5K`` (1000-based)."""
+    quick = cells.cast(pl.Int64, strict=False)
+    return _fallback(cells, quick.set(quick > units.NO_VALUE, None), units.parse_joules)
+
+
 def seconds(cells: pl.Series) -> Typed:
     """Spans like ``[DD-]HH:MM:SS[.frac]`` in seconds, fraction kept."""
     plain = cells.str.contains(r"^\d+:\d+(?::\d+)?(?:\.\d+)?$")

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import polars as pl
 
+from slurm_affinode.model.cluster import ENDED_STATES
 from slurm_affinode.slurm.accounting import Problem
 from slurm_affinode.slurm.schema import JOB_KEY, JOBS, STEP_KEY, STEPS, TIME, conform
 
@@ -27,6 +28,7 @@ RECORDS: dict[str, pl.DataType] = {
 _OF_STEP = ["line", "printed", "gpus_said", *("job_name" if name == "step_name" else name for name in STEPS)]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RUN = ("cluster", "job_id")
+_OVER = sorted(ENDED_STATES | {"REQUEUED"})
 
 
 def gpu_clusters(records: pl.DataFrame) -> frozenset[str]:
@@ -36,11 +38,24 @@ def gpu_clusters(records: pl.DataFrame) -> frozenset[str]:
 
 
 def settle(records: pl.DataFrame) -> pl.DataFrame:
-    """``records`` in which one that never started has nothing allocated: its nodes and CPUs are what was asked for."""
+    """``records`` in which one that ended has an end, and one that never started nothing allocated.
+
+    Where ``End`` is not said, an ended run ended ``Elapsed`` after its start. The nodes and CPUs of what never started
+    are what was asked for.
+    """
+    if endless(records).any():
+        ended = endless(records) & pl.col("elapsed_s").is_not_null()
+        lasted = pl.duration(milliseconds=pl.col("elapsed_s") * 1000, time_unit="ms")
+        records = records.with_columns(pl.when(ended).then(pl.col("start") + lasted).otherwise("end").alias("end"))
     if not records["start"].has_nulls():
         return records
     started = pl.col("start").is_not_null()
     return records.with_columns(pl.when(started).then(name).alias(name) for name in ("gpus", "nodes", "cpus"))
+
+
+def endless(records: pl.DataFrame) -> pl.Series:
+    """Which ``records`` are of runs that are over, with a start and no end."""
+    return records["start"].is_not_null() & records["end"].is_null() & records["state"].is_in(_OVER)
 
 
 def assemble(records: pl.DataFrame, *, counting: frozenset[str]) -> tuple[pl.DataFrame, pl.DataFrame, list[Problem]]:

@@ -17,7 +17,7 @@ import polars as pl
 
 from slurm_affinode.errors import InputError
 from slurm_affinode.slurm.accounting import Accounting, Problem, TimeDecision
-from slurm_affinode.slurm.records import RECORDS, assemble, gpu_clusters
+from slurm_affinode.slurm.records import RECORDS, assemble, endless, gpu_clusters
 from slurm_affinode.slurm.sacct_convert import Converter
 from slurm_affinode.slurm.sacct_lines import CHUNK_BYTES, Block, read_blocks
 from slurm_affinode.slurm.schema import empty
@@ -33,6 +33,7 @@ _MAGIC = {
 }
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_LINES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,18 +201,37 @@ def _first_problem(problem: Problem, name: str, unit: str) -> InputError:
 
 def _notes(blocks: list[Block], records: pl.DataFrame, unfinished: int | None) -> tuple[str, ...]:
     wrong = sum(block.not_utf8 for block in blocks)
-    continued = sum(block.continued for block in blocks)
+    continued = [line for block in blocks for line in block.continued]
     repaired = sum(block.repaired for block in blocks)
-    stand_ins = (records["job_id"] < 0).sum()
+    stand_ins = int((records["job_id"] < 0).sum())
+    no_end = int((endless(records) & records["step_id"].is_null()).sum())
     notes = [
-        (wrong, f"{wrong:,} bytes are not UTF-8 and are shown as \\xNN"),
-        (continued, f"{continued:,} records go over several lines (a newline in a text)"),
-        (repaired, f"{repaired:,} records hold the delimiter in a text"),
+        (wrong, f"{_counted(wrong, 'byte is', 'bytes are')} not UTF-8 and shown as \\xNN"),
+        (continued, _over_lines(continued)),
+        (repaired, f"{_counted(repaired, 'record holds', 'records hold')} the delimiter in a text"),
         (
             stand_ins,
-            f"{stand_ins:,} records of array tasks have no raw id (no JobIDRaw column): they get negative stand-ins, "
-            "and GPU labels cannot name them",
+            f"{_counted(stand_ins, 'record', 'records')} of array tasks without a raw id (no JobIDRaw column): they "
+            "get negative stand-ins, and GPU labels cannot name them",
+        ),
+        (
+            no_end,
+            f"{_counted(no_end, 'run is', 'runs are')} over, but neither End nor Elapsed says since when: counted as "
+            "running",
         ),
         (unfinished, "the last line has no newline: the file may have been cut at a record's end"),
     ]
     return tuple(text for there, text in notes if there)
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def _over_lines(first_lines: list[int]) -> str:
+    """What is worth a look: a line that belongs to no record looks like the rest of a name."""
+    if not first_lines:
+        return ""
+    shown = ", ".join(map(str, first_lines[:_LINES_SHOWN])) + (", ..." if len(first_lines) > _LINES_SHOWN else "")
+    counted = _counted(len(first_lines), "record goes", "records go")
+    return f"{counted} over several lines (a newline in a text), from line {shown}"

@@ -92,8 +92,7 @@ class Converter:
     def _ids(self) -> None:
         printed = self._column("jobid")
         raw = self._column("jobidraw")
-        shown = printed if printed is not None else raw
-        assert shown is not None  # noqa: S101 - a header has one of the two
+        shown = self._cells["jobidraw"] if printed is None else printed
         if raw is not None and printed is not None:
             shown = printed.set(printed == "", None).fill_null(raw)
         self._out["printed"] = shown
@@ -300,7 +299,7 @@ class Converter:
                 self._out["total_cpu_s"] = total.set(~known, None)
         if (cells := self._column("maxrss")) is not None:
             self._take(columns.bytes_(cells), "maxrss", "max_rss_bytes")
-        self._first(("consumedenergyraw", columns.whole), ("consumedenergy", columns.whole), target="energy_j")
+        self._first(("consumedenergyraw", columns.whole), ("consumedenergy", columns.joules), target="energy_j")
         if (energy := self._out.get("energy_j")) is not None:
             # Without an energy plugin Slurm writes 0, which nothing that ran can have used.
             self._out["energy_j"] = energy.set(energy == 0, None)

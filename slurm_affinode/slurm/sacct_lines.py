@@ -6,7 +6,6 @@ over several lines (a newline in a name), delimiters in names, lines that are cu
 
 from __future__ import annotations
 
-import codecs
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -32,8 +31,8 @@ class Block:
     """``LINE`` (Int64) and the columns of ``header.names`` (String; an empty cell is empty or null)."""
     header: Header
     problems: tuple[Problem, ...] = ()
-    continued: int = 0
-    """Records that were put together from several lines."""
+    continued: tuple[int, ...] = ()
+    """First lines of the records that were put together from several lines."""
     repaired: int = 0
     """Records in which a delimiter was found to belong to a text."""
     not_utf8: int = 0
@@ -117,16 +116,8 @@ def _utf8(data: bytes) -> tuple[bytes, int]:
         if not data.isascii():
             data.decode("utf-8")
     except UnicodeDecodeError:
-        wrong = 0
-
-        def count(error: UnicodeError) -> tuple[str | bytes, int]:
-            nonlocal wrong
-            assert isinstance(error, UnicodeDecodeError)  # noqa: S101 - decoding raises nothing else
-            wrong += error.end - error.start
-            return codecs.backslashreplace_errors(error)
-
-        codecs.register_error("slurm_affinode.count", count)
-        return data.decode("utf-8", "slurm_affinode.count").encode(), wrong
+        wrong = len(data) - len(data.decode("utf-8", "ignore").encode())
+        return data.decode("utf-8", "backslashreplace").encode(), wrong
     return data, 0
 
 
@@ -205,7 +196,7 @@ def _block(lines: pl.Series, header: Header, first_line: int, *, complete: bool)
         extra.insert_column(0, pl.Series(LINE, slow.row_lines, dtype=pl.Int64))
         cells = pl.concat([cells, extra]).sort(LINE)
     unfinished = None if complete else (slow.last_group if slow.last_group_end == last else last)
-    return Block(cells, header, tuple(slow.problems), slow.continued, slow.repaired, unfinished=unfinished)
+    return Block(cells, header, tuple(slow.problems), tuple(slow.continued), slow.repaired, unfinished=unfinished)
 
 
 def _cells(lines: pl.Series, header: Header) -> pl.DataFrame:

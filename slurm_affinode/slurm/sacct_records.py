@@ -31,7 +31,7 @@ class SlowPath:
         self.problems: list[Problem] = []
         self.taken: set[int] = set()
         """Positions of regular lines that became part of a group."""
-        self.continued = 0
+        self.continued: list[int] = []
         self.repaired = 0
         self.last_group = 0
         """Line at which the last group begins."""
@@ -103,18 +103,16 @@ class SlowPath:
         if len(pieces) - 1 < header.delimiters:
             self._problem(line, job, f"{self._count(whole)}: cut, or of another file")
             return
-        if len(pieces) - 1 == header.delimiters:
-            cells: list[str] | None = pieces[: len(header.names)]
-        else:
-            cells = repair(pieces, header)
-            if cells is None:
-                self._problem(line, job, f"{self._count(whole)}, and no one reading of them makes sense")
-                return
-            self.repaired += 1
-        assert cells is not None  # noqa: S101 - for the type checker
+        regular = len(pieces) - 1 == header.delimiters
+        cells = pieces[: len(header.names)] if regular else repair(pieces, header)
+        if cells is None:
+            self._problem(line, job, f"{self._count(whole)}, and no one reading of them makes sense")
+            return
+        self.repaired += not regular
         self.rows.append(cells)
         self.row_lines.append(line)
-        self.continued += len(texts) > 1
+        if len(texts) > 1:
+            self.continued.append(line)
 
     def _job(self, pieces: list[str]) -> str | None:
         at = self._header.id_column

@@ -26,6 +26,9 @@ NO_VALUE = 1 << 62
 MAX_SECONDS = 10**11
 """Three thousand years: what is longer is damaged."""
 
+MAX_GPUS = 10**7
+"""More than any cluster has: a larger number is damaged."""
+
 SCALE = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50, "E": 1 << 60}
 
 
@@ -108,8 +111,25 @@ def parse_memory(text: str, *, bare: str = "") -> Memory | None:
 
 def parse_count(text: str) -> int | None:
     """A count with an optional decimal suffix as in NNodes ``1.5K`` (1024-based). ``None`` for unknown."""
-    found = parse_memory(text)
+    try:
+        found = parse_memory(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a count") from None
     return None if found is None else found.size_bytes
+
+
+def parse_joules(text: str) -> int | None:
+    """ConsumedEnergy: ``1.53M``, with powers of 1000, unlike sizes (sacct's print.c). ``None`` for unknown."""
+    clean = text.strip()
+    if is_unknown(clean) or clean.lower() == "nan":
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTPE]?)", clean, re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is not an energy in joules")
+    number, suffix = match.groups()
+    scale = 1000 ** " KMGTPE".index(suffix.upper() or " ")
+    joules = int(number) * scale if number.isdigit() else round(float(number) * scale)
+    return None if joules >= NO_VALUE else joules
 
 
 def parse_tres(text: str) -> dict[str, str]:
@@ -150,7 +170,7 @@ def gpus_of_tres(amounts: Mapping[str, str]) -> Gpus:
     if "gres/gpu" in amounts:
         return Gpus(_whole(amounts["gres/gpu"]), kind)
     if typed:
-        return Gpus(sum(_whole(amount) for amount in typed.values()), kind)
+        return Gpus(_believable(sum(_whole(amount) for amount in typed.values())), kind)
     return Gpus(None)
 
 
@@ -178,7 +198,7 @@ def parse_gres(text: str) -> Gpus:
         kinds.update(word for word in words[1 : -1 if amount is not None else None] if word)
     if not seen:
         return Gpus(None)
-    return Gpus(total, "+".join(sorted(kinds)) or None)
+    return Gpus(_believable(total), "+".join(sorted(kinds)) or None)
 
 
 def parse_exit_code(text: str) -> tuple[int | None, int | None]:
@@ -197,10 +217,14 @@ def _split_outside_parentheses(text: str) -> list[str]:
 
 
 def _whole(amount: str) -> int:
-    try:
-        return int(amount)
-    except ValueError:
-        value = parse_count(amount)
-        if value is None:
-            raise ValueError(f"{amount!r} is not a count") from None
-        return value
+    value = int(amount) if amount.isdecimal() else parse_count(amount)
+    if value is None:
+        raise ValueError(f"{amount!r} is not a count")
+    return _believable(value)
+
+
+def _believable(gpus: int) -> int:
+    """``gpus``, unless it is so large that it must be damaged."""
+    if gpus > MAX_GPUS:
+        raise ValueError(f"{gpus} GPUs are more than any job has")
+    return gpus

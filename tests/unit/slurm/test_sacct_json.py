@@ -69,7 +69,7 @@ def test_limits_and_numbers_that_are_not_set() -> None:
     unlimited["time"]["limit"] = {"set": True, "infinite": True, "number": 0}
     unset = job(2)
     unset["time"]["limit"] = {"set": False, "infinite": False, "number": 0}
-    unset["time"]["end"] = 0
+    unset["time"]["end"], unset["state"]["current"] = 0, "RUNNING"
     found = parse(unlimited, unset)
     assert found.jobs["timelimit_unlimited"].to_list() == [True, None]
     assert found.jobs["timelimit_s"].to_list() == [None, None]

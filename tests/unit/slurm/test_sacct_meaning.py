@@ -220,6 +220,40 @@ def test_use_of_cpu_memory_energy_and_gpus() -> None:
     ]
 
 
+def test_an_ended_run_without_end_ended_elapsed_after_its_start() -> None:
+    """A field set without End makes no run that goes on for ever; one that runs has no end."""
+    found = parse(
+        "JobID|State|Start|Elapsed|AllocTRES\n"
+        "1|TIMEOUT|2026-01-01T10:00:00|1-00:00:00|gres/gpu=1\n1.batch|CANCELLED|2026-01-01T10:00:00|01:00:00|\n"
+        "2|RUNNING|2026-01-01T10:00:00|02:00:00|gres/gpu=1\n3|CANCELLED by 1000|Unknown|00:00:00|\n"
+    )
+    assert found.jobs["end"].to_list() == [utc("2026-01-02T10:00"), None, None]
+    assert found.steps["end"].to_list() == [utc("2026-01-01T11:00")]
+    assert not found.notes
+
+
+def test_a_run_that_is_over_since_nobody_knows_when_is_said() -> None:
+    """Neither End nor Elapsed: it would count until now."""
+    found = parse("JobID|State|Start|End\n1|FAILED|2026-01-01T10:00:00|Unknown\n")
+    assert found.jobs["end"].to_list() == [None]
+    assert found.notes[0].startswith("1 run is over, but neither End nor Elapsed")
+
+
+def test_energy_is_printed_in_powers_of_1000() -> None:
+    """sacct shortens ConsumedEnergy by 1000, where sizes of memory go by 1024."""
+    found = parse("JobID|ConsumedEnergy\n1|1.5M\n2|4217\n3|NaN\n4|1.2x\n")
+    assert found.jobs["energy_j"].to_list() == [1.5e6, 4217.0, None, None]
+    assert [problem.line for problem in found.problems] == [5]
+
+
+@pytest.mark.parametrize("tres", ["gres/gpu=99999999999999999999", "gres/gpu:a=9999999,gres/gpu:b=9999999"])
+def test_more_gpus_than_exist_are_a_damaged_record(tres: str) -> None:
+    """One record is reported and left out; the others count."""
+    found = parse(f"JobID|Start|AllocTRES\n1|2026-01-01T10:00:00|{tres}\n2|2026-01-01T10:00:00|gres/gpu=2\n")
+    assert found.jobs.select("job_id", "gpus").rows() == [(2, 2)]
+    assert "more than any job has" in str(found.problems[0])
+
+
 def test_nodes_and_cpus_come_from_what_the_input_has() -> None:
     """Columns of their own, else TRES, else the node list."""
     ran = "2026-01-01T10:00:00"

@@ -88,7 +88,7 @@ def test_names_with_the_delimiter_in_the_last_column() -> None:
     """Further delimiters belong to the name."""
     found = parse(HEAD + row(1, name="a|b|c") + row(2))
     assert found.jobs["job_name"].to_list() == ["a|b|c", "train"]
-    assert "hold the delimiter" in found.notes[0]
+    assert "1 record holds the delimiter" in found.notes[0]
 
 
 def test_names_with_newlines() -> None:
@@ -96,6 +96,7 @@ def test_names_with_newlines() -> None:
     found = parse(HEAD + row(1, name="two\nlines\n\nand|more") + row(2))
     assert found.jobs["job_name"].to_list() == ["two\nlines\n\nand|more", "train"]
     assert not found.problems
+    assert found.notes[0].endswith("from line 2"), "who doubts that it is a name can look there"
 
 
 @pytest.mark.parametrize("chunk", [20, 64, 100, 1 << 20])
@@ -134,7 +135,7 @@ def test_bytes_that_are_not_utf8_stay_readable() -> None:
     """They are shown as escapes, and said."""
     found = parse((HEAD + row(1, name="caf\u00e9")).encode("latin-1") + row(2, name="naïve").encode())
     assert found.jobs["job_name"].to_list() == ["caf\\xe9", "naïve"]
-    assert "1 bytes are not UTF-8" in found.notes[0]
+    assert "1 byte is not UTF-8" in found.notes[0]
 
 
 @pytest.mark.parametrize(
