@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import os
-import pwd
 import selectors
 import socket
 import threading
@@ -29,6 +28,7 @@ from slurm_affinode.agent.sockets import listen_tcp, listen_unix
 from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.throttle import Seats, Seldom
 from slurm_affinode.errors import AffinodeError
+from slurm_affinode.users import name_of_user
 
 log = logging.getLogger(__name__)
 
@@ -209,11 +209,11 @@ class ControlServer:
         self._end(connection)
 
     def _local(self, line: bytes, uid: int) -> bytes:
-        return _dump(self._reply(line, Caller(uid, name_of(uid), local=True)))
+        return _dump(self._reply(line, Caller(uid, name_of_user(uid), local=True)))
 
     def _remote(self, line: bytes) -> bytes:
         message = munge.decode(line)
-        caller = Caller(message.uid, name_of(message.uid), local=False)
+        caller = Caller(message.uid, name_of_user(message.uid), local=False)
         return munge.encode(_dump(self._reply(message.payload, caller)), only_uid=message.uid)
 
     def _reply(self, payload: bytes, caller: Caller) -> dict[str, Any]:
@@ -240,14 +240,6 @@ def parse_request(payload: bytes) -> dict[str, Any]:
     if not isinstance(request, dict) or request.get("service") != "slurm-affinode":
         raise RequestError("bad-request", "the request is not one of slurm-affinode", exit_code=2)
     return request
-
-
-def name_of(uid: int) -> str:
-    """The user's name, or the number where there is none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
-        return str(uid)
 
 
 def _code_of(error: AffinodeError) -> str:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 from slurm_affinode.agent import settings
 from slurm_affinode.agent.arrivals import Arrivals
-from slurm_affinode.agent.control import ControlServer, name_of
+from slurm_affinode.agent.control import ControlServer
 from slurm_affinode.agent.interface import AgentContext, Orchestration
 from slurm_affinode.agent.leftovers import LeftoverReports
 from slurm_affinode.agent.loop import Loop, period_of, run
@@ -39,6 +39,7 @@ from slurm_affinode.gpu.interface import GpuDriver
 from slurm_affinode.nodeconfig import listen_address
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.users import name_of_user
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class Daemon:
         self.admins = Admins(config.agent.admins, self.queue, self.later)
         self.service = Service(
             node=self.node, cluster=config.cluster.name or "default", registry=self.registry, loop=self.loop,
-            work=self.work, orchestration=self.orchestration, is_admin=self.admins, ask=self._ask, name_of=name_of,
+            work=self.work, orchestration=self.orchestration, is_admin=self.admins, ask=self._ask, name_of=name_of_user,
             gpu_indices=indices, stopping=self.stopping, orphans=self._orphans(),
             prolog_s=parse_span_s(config.inplace.prolog_timeout) if config.inplace.wake_at_prolog else 0.0,
         )  # fmt: skip
@@ -104,7 +105,7 @@ class Daemon:
         )  # fmt: skip
         if self.orchestration.in_place is not None:
             self.orchestration.in_place.idle_s = self.loop.movable_s
-            self.orchestration.in_place.woken = self._changed
+            self.orchestration.in_place.woken = self._woken
             self.orchestration.in_place.pressed = self._poke.set
             self.orchestration.in_place.gpus_of = self._gpus_of
         self._waker = threading.Thread(target=self._wake, name="waker", daemon=True)
@@ -180,7 +181,7 @@ class Daemon:
             return answer[0] if answer else None
 
         orphans = Orphans(self.watch.driver, fresh, self.node, reports=LeftoverReports(self.config.agent.leftovers))
-        return OrphanVerbs(orphans, policy_path(self.config), self._drain, name_of)
+        return OrphanVerbs(orphans, policy_path(self.config), self._drain, name_of_user)
 
     def _drain(self, reason: str) -> None:
         self.later(lambda: self.queue.drain(self.node, reason))
@@ -192,6 +193,10 @@ class Daemon:
     def _changed(self, job_id: int) -> None:
         self.loop.restart(job_id)
         self._poke.set()
+
+    def _woken(self, job_id: int, how: str) -> None:
+        self.work.tell(job_id, how)
+        self._changed(job_id)
 
     def _wake(self) -> None:
         every_s = parse_span_s(self.config.suspend.wake_every)

@@ -25,6 +25,7 @@ from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 from slurm_affinode.sizes import size
 from slurm_affinode.slurm.backends import open_client
 from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.users import name_of_user
 
 _EPILOG = """\b
 Only root can look into the stores: an image holds the memory of a user's job.
@@ -113,18 +114,9 @@ def _rows(
     for _, (facts, tiers) in sorted(images.items()):
         dumped = datetime.fromtimestamp(facts.dumped_epoch, UTC)
         yield (
-            facts.key.name, facts.seq, _user(facts.uid), facts.node, f"{dumped:%Y-%m-%dT%H:%M:%SZ}",
+            facts.key.name, facts.seq, name_of_user(facts.uid), facts.node, f"{dumped:%Y-%m-%dT%H:%M:%SZ}",
             sum(gpu.allocated for gpu in facts.gpus), size(facts.gpu_bytes), size(facts.size), ", ".join(tiers),
         )  # fmt: skip
-
-
-def _user(uid: int) -> str:
-    import pwd  # noqa: PLC0415 - a look-up that may reach over the network, only here
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 @images.command()

@@ -146,6 +146,8 @@ def _awake(row: Mapping[str, Any], *, dry_run: bool) -> list[tuple[str, str]]:
         ]
     if row["last"] is not None:
         pairs.append(("last attempt", f"{_time(row['last']['at'])}: {row['last']['text']}"))
+    if row.get("said"):
+        pairs.append(("comment", row["said"]))
     if dry_run:
         pairs.append(("agent", "dry run: it only says what it would do"))
     return pairs

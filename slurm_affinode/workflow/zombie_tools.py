@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import socket
 import uuid
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from slurm_affinode.model.audit import AuditEntry
 from slurm_affinode.model.cleanup import Action, Policy
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.store.zombies import ZombieLog
+from slurm_affinode.users import name_of_user
 from slurm_affinode.workflow.postman import Post
 from slurm_affinode.workflow.zombie_recheck import AskNode, Look, Recheck
 
@@ -44,10 +44,7 @@ class Who:
     @classmethod
     def am_i(cls) -> Who:
         """A new run of this process's user, with whoever called sudo."""
-        try:
-            name = pwd.getpwuid(os.getuid()).pw_name
-        except KeyError:
-            name = str(os.getuid())
+        name = name_of_user(os.getuid())
         behind = os.environ.get("SUDO_USER")
         actor = f"{name}@{socket.gethostname().partition('.')[0]}" + (f" (sudo: {behind})" if behind else "")
         return cls(uuid.uuid4().hex[:12], actor)

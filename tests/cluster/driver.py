@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "containers" / "cluster"
 COMMAND_S = 60.0
 WAIT_S = 60.0
 POLL_S = 0.2
-POLL_SHARE = 0.4
+POLL_SHARE = 0.2
 """A wait spends no more than this share of its time in looking: several clusters share two cores."""
 POLL_MOST_S = 1.5
 
