@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from slurm_affinode.checkpoint import blockio, digest, packing, rootdir
+from slurm_affinode.checkpoint import blockio, digest, packing, rootdir, writeback
 from slurm_affinode.checkpoint.interface import ImageDamaged
 from slurm_affinode.checkpoint.writer import CRIU, MANIFEST, SIGNATURE
 from slurm_affinode.model.suspension import FileFact, Manifest
@@ -202,7 +202,7 @@ class _Copy:
             done = stop
         _add_zeros(state, end - done)
         if not packs and not blockio.is_direct(target):
-            digest.start_writing(target, begin, end - begin)
+            writeback.start_writing(target, begin, end - begin)
         return state.digest()
 
 

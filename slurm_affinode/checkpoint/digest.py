@@ -11,7 +11,6 @@ with SHA-256 where the processor has no instructions for it (AMD EPYC; Intel bef
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib
 import os
@@ -29,7 +28,6 @@ from slurm_affinode.checkpoint.interface import CheckpointError
 BLOCK = 64 << 20
 _READ = 1 << 20
 _POLL_S = 0.02
-_START_WRITING = 2  # SYNC_FILE_RANGE_WRITE
 _FILES_AHEAD = 32
 
 Progress = Callable[[int], None]
@@ -185,15 +183,6 @@ def of_file(kind: Kind, fd: int, size: int, executor: ThreadPoolExecutor) -> str
     return made
 
 
-def start_writing(fd: int, at: int, length: int) -> None:
-    """Have the kernel begin to write a part of a file to disk, without waiting. Only a hint; failures are none."""
-    if _sync_file_range is not None:
-        _sync_file_range(fd, ctypes.c_int64(at), ctypes.c_int64(length), _START_WRITING)
-
-
-_sync_file_range = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
-
-
 class Follower:
     """Digests files of a directory while another process appends to them; the end is then short.
 
@@ -228,7 +217,6 @@ class Follower:
         for name, fd in self._fds.items():
             size, made = os.fstat(fd).st_size, self._blocks[name]
             while (len(made) + 1) * BLOCK <= size:
-                start_writing(fd, len(made) * BLOCK, BLOCK)
                 made.append(self._executor.submit(block, self._kind, fd, len(made), size))
 
     def finish(self, name: str, fd: int, size: int) -> Reading:

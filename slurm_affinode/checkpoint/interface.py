@@ -264,7 +264,7 @@ class Writer(Protocol):
         ...
 
     def follow(self) -> None:
-        """Begin to digest CRIU's files while they are being written. Optional; saves time in ``commit``."""
+        """Begin to digest CRIU's files and to write them to disk while it adds to them. Saves time in ``commit``."""
         ...
 
     def commit(self, manifest: Manifest) -> Image:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from slurm_affinode.checkpoint import digest, manifest, rootdir
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom
+from slurm_affinode.checkpoint.writeback import Writeback
 from slurm_affinode.model.suspension import FileFact, Manifest
 
 CRIU = "criu"
@@ -101,6 +102,7 @@ class ImageWriter:
         self._fd, self.criu_fd = fds
         self._kind = digest.preferred()
         self._follower: digest.Follower | None = None
+        self._writeback: Writeback | None = None
         self._open = True
 
     @property
@@ -127,9 +129,10 @@ class ImageWriter:
         return at
 
     def follow(self) -> None:
-        """Begin to digest CRIU's files while they are being written."""
+        """Begin to digest CRIU's files, and to write them to disk, while it still adds to them."""
         if self._follower is None:
             self._follower = digest.Follower(self.criu_fd, self._kind)
+            self._writeback = Writeback(self.criu_fd)
 
     def commit(self, facts: Manifest) -> Image:
         """Digest, write and sign the manifest, make all durable, give it its name."""
@@ -147,6 +150,8 @@ class ImageWriter:
 
     def _files(self) -> tuple[FileFact, ...]:
         """Digests of all files, which are durable then: both at once, and of many files at once."""
+        if self._writeback is not None:
+            self._writeback.stop()
         top = [name for name in rootdir.names(self._fd) if name != CRIU]
         places = [(self._fd, name, name) for name in top]
         places += [(self.criu_fd, name, f"{CRIU}/{name}") for name in rootdir.names(self.criu_fd)]
@@ -219,6 +224,8 @@ class ImageWriter:
         self._open = False
         if self._follower is not None:
             self._follower.stop()
+        if self._writeback is not None:
+            self._writeback.close()
         for fd in (self.criu_fd, self._fd, self._place.job_fd):
             os.close(fd)
         self._place.done()

@@ -1,0 +1,89 @@
+"""Files go to disk while another process appends to them."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.checkpoint.writeback import Writeback, start_writing
+
+MIB = 1 << 20
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[int]:
+    """A descriptor of an empty directory."""
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+def test_what_has_come_is_written_once(directory: int, tmp_path: Path) -> None:
+    """In pieces of at least 4 MiB, each from where the last one ended; small files are left to the end."""
+    seen: queue.Queue[tuple[int, int]] = queue.Queue()
+
+    def start(fd: int, at: int, length: int) -> None:
+        start_writing(fd, at, length)
+        seen.put((at, length))
+
+    (tmp_path / "inventory.img").write_bytes(b"small")
+    writeback = Writeback(directory, every_s=0.001, start=start)
+    with (tmp_path / "pages-1.img").open("wb", buffering=0) as file:
+        file.write(bytes(9 * MIB))
+        begun = 0
+        while begun < 8 * MIB:
+            at, length = seen.get(timeout=WAIT_S)
+            assert at == begun
+            begun += length
+        file.write(bytes(7 * MIB))
+        while begun < 16 * MIB:
+            at, length = seen.get(timeout=WAIT_S)
+            assert at == begun
+            begun += length
+    writeback.close()
+    assert begun == 16 * MIB
+    assert seen.empty()
+
+
+def test_what_vanishes_or_is_no_file_is_passed_over(directory: int, tmp_path: Path) -> None:
+    """Links are not followed, a FIFO does not hold it up, removed files and a removed directory are no failure."""
+    seen: queue.Queue[str] = queue.Queue()
+
+    def start(fd: int, at: int, length: int) -> None:
+        seen.put(str(Path(f"/proc/self/fd/{fd}").readlink()))
+
+    elsewhere = tmp_path.with_name("elsewhere")
+    elsewhere.write_bytes(bytes(8 * MIB))
+    (tmp_path / "a-link").symlink_to(elsewhere)
+    os.mkfifo(tmp_path / "b-fifo")
+    (tmp_path / "c-directory").mkdir()
+    gone = tmp_path / "d-gone"
+    gone.write_bytes(bytes(8 * MIB))
+    writeback = Writeback(directory, every_s=0.001, start=start)
+    assert seen.get(timeout=WAIT_S) == str(gone)
+    gone.unlink()
+    last = tmp_path / "e-last"
+    last.write_bytes(bytes(8 * MIB))
+    while (found := seen.get(timeout=WAIT_S)) != str(last):
+        assert found.startswith(str(gone))
+    for path in tmp_path.iterdir():
+        path.rmdir() if path.is_dir() else path.unlink()
+    tmp_path.rmdir()
+    writeback.close()
+
+
+def test_it_ends_without_leaving_descriptors(directory: int, tmp_path: Path) -> None:
+    """Also those of the files that it had looked at."""
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - descriptors of this process
+    (tmp_path / "pages-1.img").write_bytes(bytes(8 * MIB))
+    seen: queue.Queue[int] = queue.Queue()
+    writeback = Writeback(directory, every_s=0.001, start=lambda fd, at, length: seen.put(length))
+    assert seen.get(timeout=WAIT_S) == 8 * MIB
+    writeback.stop()
+    writeback.close()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
