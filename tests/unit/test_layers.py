@@ -21,7 +21,7 @@ LAYERS = (
     {"demo", "api"},
     {"cli"},
 )
-SUPPORT = {"errors", "files", "process", "resources", "sizes", "timespec", "tomllines"}  # for all, knows nobody
+SUPPORT = {"errors", "files", "process", "resources", "sizes", "timespec", "tomllines", "users"}  # for all, knows nobody
 CONFIG = {"config", "nodeconfig", "tierconfig", "zombieconfig"}  # for all but model and core
 EFFECTS = {"files", "process", "resources"}  # of SUPPORT: not for model and core, which decide and do nothing
 
