@@ -38,7 +38,7 @@ class OrphanVerbs:
             raise RequestError("not-permitted", f"{verb} is for root and administrators")
         try:
             if verb == "processes":
-                return self._processes(request.get("since"), use=request.get("use") is True)
+                return self._processes(request)
             if verb == "leftover-reports":
                 return {"node": self.orphans.node, "reports": self.orphans.reports.all()}
             if verb == "leftovers-taken":
@@ -51,15 +51,16 @@ class OrphanVerbs:
         except GpuError as error:
             raise RequestError("no-driver", str(error), exit_code=3) from error
 
-    def _processes(self, since_us: object, *, use: bool) -> dict[str, Any]:
+    def _processes(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        since_us = request.get("since")
         if since_us is not None and not _whole(since_us):
             raise RequestError("bad-request", "since is no time", exit_code=2)
-        rows = self.orphans.gpus(since_us)  # type: ignore[arg-type]
+        rows = self.orphans.gpus(since_us, each=request.get("each") is True)
         for row in rows:
             for process in row["processes"] or ():
                 process["user"] = self.name_of(process["uid"])
         answer = {"node": self.orphans.node, "at": self.orphans.now(), "gpus": rows}
-        if use:
+        if request.get("use") is True:
             answer["jobs"] = self.orphans.uses()
         return answer
 

@@ -39,6 +39,8 @@ FREE_MIB = 600.0
 SETTLE_S = 1.0
 """What is left on a GPU at the end of a job has so long to end by itself."""
 POLL_S = 0.1
+EACH_S = 5.0
+"""How far back it is looked what a process computed: looks are 2 s apart, and the driver samples about each second."""
 SHOWN = 120
 
 
@@ -86,11 +88,11 @@ class Orphans:
 
     # --- looking
 
-    def gpus(self, since_us: int | None = None) -> list[dict[str, Any]]:
+    def gpus(self, since_us: int | None = None, *, each: bool = False) -> list[dict[str, Any]]:
         """Every device with what it shows and who is on it. Raises ``GpuError`` without a driver.
 
         ``since_us``: also how much the busiest process used since then (microseconds of the epoch), as far back as the
-        driver remembers.
+        driver remembers; ``each``: also how much each process used in the last ``EACH_S``.
         """
         rows = []
         with self.driver() as driver:
@@ -107,11 +109,24 @@ class Orphans:
                     row["processes"] = [self._row(one) for one in self._on(driver, [device])]
                 except GpuError as error:
                     row["fault"] = str(error)
+                if each:
+                    self._each(driver, device, row["processes"] or ())
                 if since_us is not None:
                     with contextlib.suppress(GpuError):  # not every driver can tell
                         used = driver.process_utilization(device, since_us)
                         row["busy_pct"] = max((max(one.sm_pct, one.memory_pct) for one in used), default=0.0)
         return rows
+
+    def _each(self, driver: GpuDriver, device: Device, rows: Iterable[dict[str, Any]]) -> None:
+        """What each process computed; ``None`` where the driver does not tell."""
+        try:
+            # By this node's clock, which is the driver's.
+            used = {one.pid: one for one in driver.process_utilization(device, int((self.now() - EACH_S) * 1e6))}
+        except GpuError:
+            return
+        for row in rows:
+            one = used.get(row["pid"])
+            row["sm_pct"], row["memory_pct"] = (0.0, 0.0) if one is None else (one.sm_pct, one.memory_pct)
 
     def uses(self) -> list[dict[str, Any]]:
         """What each job with a process here uses of CPU and memory."""
@@ -122,7 +137,7 @@ class Orphans:
         return {
             "pid": one.pid, "start_ticks": one.started, "uid": one.uid, "command": one.command,
             "used_mib": one.used_mib, "job": one.job, "step": one.step, "source": one.source,
-            "system": one.uid < self.first_user,
+            "system": one.uid < self.first_user, "sm_pct": None, "memory_pct": None,
         }  # fmt: skip
 
     def _on(self, driver: GpuDriver, devices: Iterable[Device]) -> list[OnGpu]:

@@ -118,7 +118,11 @@ def with_impact(
         holds = one.kind in ("squatter", "idle-allocation", "completing") or (
             isinstance(one.subject, NodeRef) and one.kind == "drained-kill-failed"
         )
-        if not holds or not (isinstance(one.subject, JobRef) or one.allocated_gpus):
+        if (
+            any(gpu.shared for gpu in one.gpus)
+            or not holds
+            or not (isinstance(one.subject, JobRef) or one.allocated_gpus)
+        ):
             out.append(one)
             continue
         known = None if features is None else [features[node] for node in one.nodes if node in features] or None

@@ -29,6 +29,10 @@ from slurm_affinode.slurm.schema import ALLOCATION_GPUS, conform
 
 MIB_PER_GIB = 1024.0
 PARTLY = "Ask for as many GPUs as the program uses."
+SHARED = {
+    "history": "the GPU is shared: nobody computed on it, and who holds its memory is not known",
+    "live": "the GPU is shared: memory and activity are those of the job's own processes",
+}
 ENDED = "It has ended. Let the program end by itself, or free its GPU memory, when it has nothing to compute."
 
 
@@ -49,6 +53,8 @@ class Held:
     """Limit in percent -> what was seen of each pair."""
     steps_ms: np.ndarray[Any, np.dtype[np.int64]]
     """Of each pair's device."""
+    shared: np.ndarray[Any, np.dtype[np.bool_]]
+    """Pairs of a run without a GPU of its own (gres/shard, gres/mps), on a GPU on which others were meanwhile."""
 
     @property
     def any(self) -> Trailing:
@@ -83,7 +89,31 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
         limit: trailing.follow(history, keys, query.since, query.until, limit_pct=limit, max_gap_steps=gap)
         for limit in sorted(set(limits_pct)) or [5.0]
     }
-    return Held(query, runs, nodes, devices, pairs, followed, steps)
+    return Held(query, runs, nodes, devices, pairs, followed, steps, _shared(pairs, mapped.pairs, runs))
+
+
+def _shared(pairs: pl.DataFrame, all_pairs: pl.DataFrame, runs: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    without = runs.filter(pl.col("gpus").fill_null(0) == 0)["run"]
+    mine = pairs.with_row_index("pair").filter(pl.col("run").is_in(without.implode()))
+    there = all_pairs.select("run", "at").join(runs.select("run", "start_ms", "end_ms"), on="run")
+    met = mine.join(there, on="at", suffix="_other").filter(
+        (pl.col("run") != pl.col("run_other"))
+        & (pl.col("start_ms") < pl.col("end_ms_other"))
+        & (pl.col("start_ms_other") < pl.col("end_ms"))
+    )
+    found = np.zeros(pairs.height, np.bool_)
+    found[met["pair"].to_numpy()] = True
+    return found
+
+
+def of_part(facts: GpuFacts) -> GpuFacts:
+    """What the samples of a whole GPU say of one of several jobs on it: while nobody computes none of them does.
+
+    Who holds the memory, draws the power, or computed before, they do not say.
+    """
+    before = None if facts.used_before else facts.used_before
+    peaks = facts.peaks_pct if facts.idle_s else {}
+    return replace(facts, memory_gib=None, power_w=None, used_before=before, peaks_pct=peaks)
 
 
 def find(held: Held, signatures: Sequence[Signature], *, source: Source = "history") -> list[Finding]:
@@ -141,8 +171,9 @@ def _see(held: Held, device: dict[str, Any], i: int, signatures: Sequence[Signat
     for one in signatures:
         followed = held.followed[one.compute.at_most_pct]
         facts, since = facts_of(followed, i, end, int(held.steps_ms[i]), held.query.thresholds.max_gap_steps)
+        facts = of_part(facts) if held.shared[i] else facts
         verdict = judge(one, facts, run)
-        seen = _seen(followed, i, device, facts, since)
+        seen = _seen(followed, i, device, facts, since, shared=bool(held.shared[i]))
         if verdict.fits:
             return replace(seen, verdict=verdict, gpu=replace(seen.gpu, flagged=True))
         best = best or seen
@@ -173,8 +204,8 @@ def facts_of(seen: Trailing, i: int, end_ms: int, step_ms: int, max_gap_steps: f
     return GpuFacts(known, (until - since) / 1000, fb, total, power, before), since
 
 
-def _seen(followed: Trailing, i: int, device: dict[str, Any], facts: GpuFacts, since: int) -> Seen:
-    gpu = gpu_evidence(followed, i, device, facts, since)
+def _seen(followed: Trailing, i: int, device: dict[str, Any], facts: GpuFacts, since: int, *, shared: bool) -> Seen:
+    gpu = replace(gpu_evidence(followed, i, device, facts, since), shared=shared)
     computes = facts.peak_pct is not None and since == NEVER
     return Seen(
         gpu, None, computes, trailing.moment(since), facts.idle_s or 0.0, trailing.moment(int(followed.last[i]))
@@ -276,6 +307,11 @@ def finding(
     held = [one.gpu.held_gib for one in flagged]
     known = [(gib, one.window_s) for gib, one in zip(held, flagged, strict=True) if gib is not None]
     since = [one.since for one in flagged if one.since is not None]
+    # Nobody gets the whole of a shared GPU when the job ends.
+    shared = any(one.gpu.shared for one in seen)
+    about = _about_gpus(flagged, computing, allocated, len(seen), seen)
+    if shared:
+        about = (*about, Evidence("shared", "yes", "", None, 0.0, SHARED[source]))
     return Finding(
         kind=kind,
         cluster=row["cluster"],
@@ -289,8 +325,8 @@ def finding(
         since=min(since, default=None),
         window_s=worst.window_s,
         score=worst.verdict.score,
-        evidence=(*worst.verdict.evidence, *_about_gpus(flagged, computing, allocated, len(seen), seen)),
-        held_gpu_hours=sum(one.window_s for one in flagged) / 3600,
+        evidence=(*worst.verdict.evidence, *about),
+        held_gpu_hours=None if shared else sum(one.window_s for one in flagged) / 3600,
         held_gib_hours=sum(gib * window for gib, window in known) / 3600 if known else None,
         impact=None,
         source=source,

@@ -23,6 +23,7 @@ from slurm_affinode.core.spans import span
 from slurm_affinode.model.finding import KINDS, Evidence, Finding, GpuEvidence, NodeRef, ProcessRef, QueueImpact
 from slurm_affinode.workflow.zombies import Found
 
+NOTHING = "Nothing is held against this job."
 BLOCKS = "_▁▂▃▄▅▆▇█"
 UNKNOWN = "·"
 
@@ -44,8 +45,11 @@ def found_json(found: Found) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def print_found(found: Found, *, wide: bool = False) -> None:
-    """A row per finding: what, who, since when, how much, and how many jobs wait; with ``wide`` all evidence."""
+def print_found(found: Found, *, wide: bool = False, explain: str | None = "") -> None:
+    """A row per finding: what, who, since when, how much, and how many jobs wait; with ``wide`` all evidence.
+
+    ``explain``: options with which ``zombies explain`` sees the same; ``None``: there are none.
+    """
     out = console()
     looked = f"{found.jobs} GPU jobs, {found.gpus} GPUs, {_time(found.since)} to {_time(found.until)}"
     if not found.findings:
@@ -76,8 +80,10 @@ def print_found(found: Found, *, wide: bool = False) -> None:
         out.print()
         out.print(Text(f"{len(found.findings)} found, {held:,.1f} GPU-hours held idle. Looked at {looked}."))
         first = next((one for one in found.findings if one.job is not None), None)
-        if first is not None and first.job is not None and not wide:
-            out.print(Text(f"Evidence: slurm-affinode zombies explain {first.job.id}, or --wide", style="dim"))
+        if first is not None and first.job is not None and explain is not None and not wide:
+            command = f"slurm-affinode zombies explain {first.job.id}{explain}"
+            # Not broken into lines: it is there to be copied.
+            out.print(Text(f"Evidence: --wide, or {printable(command)}", style="dim"), soft_wrap=True)
     if found.unmeasured:
         few = "1 GPU was" if found.unmeasured == 1 else f"{found.unmeasured} GPUs were"
         out.print(Text(f"{few} not measured, and accused of nothing.", style="dim"))
@@ -192,7 +198,7 @@ def print_explanation(page: Explanation) -> None:
     out.print(Text(printable(f"{gpus} on {where}; looked at {ran}{limit}")))
     if not page.findings:
         out.print()
-        out.print(Text("Nothing is held against this job.", style="green"))
+        out.print(Text(printable(page.answer), style="green" if page.answer == NOTHING else "yellow"))
     for one in page.findings:
         out.print()
         _print_finding(out, one)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from slurm_affinode.cli import zombie_show as show
 from slurm_affinode.cli.main import LazyGroup
@@ -43,6 +45,8 @@ from slurm_affinode.workflow import (
 )
 from slurm_affinode.workflow import zombies as workflow
 from slurm_affinode.workflow.zombie_audit import note_look
+from slurm_affinode.workflow.zombie_look import Eyes
+from slurm_affinode.workflow.zombie_nodes import asker
 
 _LIST_EPILOG = """\b
 Examples:
@@ -59,10 +63,12 @@ _EXPLAIN_EPILOG = """\b
 Examples:
   slurm-affinode zombies explain 123                   every GPU, every dimension, the time line
   slurm-affinode zombies explain 123_4 --html page.html
-  slurm-affinode zombies explain 123 --live            for its owner: from Slurm and Prometheus, without a store
+  slurm-affinode zombies explain 123 --live            as it is now; also for its owner, without a store
+  slurm-affinode zombies explain 123 --live --watch 1h --html page.html
 
 \b
 Without --live that is done where the site's store cannot be read or does not have the job.
+A look says what is, not for how long: that comes from --watch, --prometheus or a stored history that goes on.
 """
 
 
@@ -167,12 +173,30 @@ def list_(
     if as_json:
         print_json(show.found_json(found))
     else:
-        show.print_found(found, wide=wide)
+        show.print_found(found, wide=wide, explain=None if cockpit is not None else _explain_options(live=live))
         for note in found.notes:
             warn(note)
     if cockpit is None:
         note_look(config, "list --live" if live else "list", found.findings)
     return 1 if found.findings else 0
+
+
+def _explain_options(*, live: bool) -> str:
+    """The options of this command that ``explain`` needs, too, to see the same."""
+    context = click.get_current_context()
+    known = {param.name: param for param in explain.params if isinstance(param, click.Option)}
+    words = []
+    for name, value in context.params.items():
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if not given or name not in known or name in ("since", "until", "as_json") or (name == "watch_s" and not live):
+            continue
+        option = known[name].opts[0]
+        if known[name].is_flag:
+            words.append(option)
+            continue
+        for one in value if isinstance(value, tuple) else (value,):
+            words += [option, f"{one:g}s" if isinstance(one, float) else shlex.quote(str(one))]
+    return " ".join(["", *words])
 
 
 def prometheus_history(config: Config, request: workflow.Request, step: Callable[[str], None]) -> workflow.History:
@@ -193,7 +217,11 @@ def prometheus_history(config: Config, request: workflow.Request, step: Callable
 @click.option("--since", type=When(), metavar="TIME", help="Begin. [default: the start of the job]")
 @click.option("--until", type=When(), metavar="TIME", help="End, not included. [default: the end of the history]")
 @click.option("--window", "window_s", type=Span(), metavar="SPAN", help="In place of the windows of the signatures.")
-@click.option("--live", is_flag=True, help="The job as Slurm shows it now; its GPUs from Prometheus where that is set.")
+@click.option(
+    "--live", is_flag=True, help="As it is now: ask Slurm and the nodes of the job; and Prometheus where that is set."
+)
+@click.option("--watch", "watch_s", type=Span(), metavar="SPAN",
+              help="With --live: look for so long. [default: the shortest window, up to 2 minutes]")  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a page there.")
 @json_option
 def explain(
@@ -205,6 +233,7 @@ def explain(
     until: datetime | None,
     window_s: float | None,
     live: bool,
+    watch_s: float | None,
     html: Path | None,
     as_json: bool,
     asked: bool,
@@ -216,22 +245,24 @@ def explain(
     """
     slurm = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
 
-    def page_of(config: Config, *, prometheus: bool) -> Explanation:
-        request = workflow.Request(since=since, until=until)
-        history = prometheus_history(config, request, lambda _: None) if prometheus else None
-        return zombie_explain.explain(
-            config, job, cluster=cluster, since=since, until=until, window_s=window_s, slurm=slurm, history=history
-        )  # fmt: skip
+    def borrowed(step: Callable[[str], None]) -> workflow.History:
+        return prometheus_history(config, workflow.Request(since=since, until=until), step)
 
     def page_now() -> Explanation:
-        with zombie_explain_live.borrowed(config, slurm) as made:
-            return page_of(made, prometheus=asked or bool(config.prometheus.url))
+        with stages(quiet=as_json) as step:
+            return zombie_explain_live.explain(
+                config, job, Eyes(asker(config), say=step), slurm=slurm, since=since, until=until, window_s=window_s,
+                watch_s=watch_s, history=borrowed(step) if asked or config.prometheus.url else None,
+            )  # fmt: skip
 
-    if live:
+    if live or watch_s is not None:
         page = page_now()
     else:
         try:
-            page = page_of(config, prometheus=asked)
+            page = zombie_explain.explain(
+                config, job, cluster=cluster, since=since, until=until, window_s=window_s, slurm=slurm,
+                history=borrowed(lambda _: None) if asked else None,
+            )  # fmt: skip
         except (zombie_explain.UnknownJobError, UnreachableError) as stored:
             try:
                 page = page_now()

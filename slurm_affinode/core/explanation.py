@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from slurm_affinode.core.signature import Verdict
-from slurm_affinode.model.finding import Finding, GpuEvidence, JobRef, plain
+from slurm_affinode.core.signature import Verdict, lacks_only_time
+from slurm_affinode.core.spans import span
+from slurm_affinode.model.finding import KINDS, Finding, GpuEvidence, JobRef, plain
+
+LOOK_S = 3.0
+"""What is known for no longer than it was looked at, and this, comes from looking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +54,46 @@ class Explanation:
     notes: tuple[str, ...]
     runs: int
     """Runs that the job has had; the last one is explained."""
+    watched_s: float | None = None
+    """So long the GPUs were looked at just now; ``None``: everything is from the history."""
+
+    @property
+    def answer(self) -> str:
+        """In a sentence: what is held against the job; where nothing is, how much that says."""
+        if self.findings:
+            texts = [KINDS[one.kind] + (f" ({one.variant})" if one.variant not in (None, one.kind) else "")
+                     for one in self.findings]  # fmt: skip
+            text = "; ".join(texts)
+            return f"{text[:1].upper()}{text[1:]}."
+        dark = sum(not page.gpu.measured for page in self.gpus)
+        if (self.gpus or self.allocated_gpus) and dark == len(self.gpus):
+            return "Nothing is held against this job: what its GPUs did was not measured."
+        short = self._short()
+        if short:
+            return short
+        were = "was" if dark == 1 else "were"
+        more = f" {dark} of its {len(self.gpus)} GPUs {were} not measured." if dark else ""
+        return f"Nothing is held against this job.{more}"
+
+    def _short(self) -> str:
+        """That a GPU does nothing, and not for long enough; empty where none is so."""
+        late = [(page.gpu, one) for page in self.gpus for one in page.verdicts if lacks_only_time(one)]
+        if not late:
+            return ""
+        gpu, verdict = min(late, key=lambda one: one[1].signature.time.longer_than_s)
+        name = f"GPU {gpu.gpu} on {gpu.node or '?'}"
+        asks = f"{span(verdict.signature.time.longer_than_s)} that {verdict.signature.name} asks for"
+        looked = self.watched_s
+        if looked is not None and (gpu.idle_s is None or gpu.idle_s <= looked + LOOK_S):
+            seen = "looked at once" if gpu.idle_s is None else f"seen for {span(gpu.idle_s)}"
+            return f"Not watched long enough: {name} does nothing now, {seen}, and not for the {asks}."
+        return f"Nothing is held against this job yet: {name} does nothing for {span(gpu.idle_s or 0.0)} of the {asks}."
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
         return {
-            "job": plain(self.job), "cluster": self.cluster, "user": self.user, "account": self.account,
+            "answer": self.answer, "watched_s": self.watched_s, "job": plain(self.job),
+            "cluster": self.cluster, "user": self.user, "account": self.account,
             "partition": self.partition, "qos": self.qos, "nodes": list(self.nodes),
             "allocated_gpus": self.allocated_gpus, "since": self.since, "until": self.until,
             "findings": [one.as_json() for one in self.findings],

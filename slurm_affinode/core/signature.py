@@ -173,6 +173,23 @@ def judge(signature: Signature, gpu: GpuFacts, run: RunFacts) -> Verdict:
     return Verdict(signature, evidence, score, not why_not, why_not)
 
 
+def lacks_only_time(verdict: Verdict) -> bool:
+    """It is as the signature says, and does not last, or is not known to have lasted, for long enough.
+
+    Whether it was used before may be unknown for the same reason: nobody looked for longer.
+    """
+    by = {one.dimension: one for one in verdict.evidence}
+    if verdict.fits or by["time"].met or not by["compute"].met:
+        return False
+    late = [one for one in verdict.evidence if one.dimension == "time" or (one.dimension == "use" and one.unknown)]
+    against = [
+        one for one in verdict.evidence
+        if getattr(verdict.signature, one.dimension).required and not one.met and one not in late
+    ]  # fmt: skip
+    score = verdict.score + sum(one.weight for one in late)
+    return not against and score >= verdict.signature.min_score - 1e-9
+
+
 def _memory(rule: Memory, gpu: GpuFacts) -> Evidence:
     used, total = gpu.memory_gib, gpu.memory_total_gib
     share = None if used is None or not total else 100 * used / total

@@ -190,6 +190,8 @@ class GpuEvidence:
     """Any activity signal was there: without one the GPU is unknown and accuses nobody."""
     flagged: bool = False
     """Counts as idle in this finding."""
+    shared: bool = False
+    """Other jobs may be on it: memory and activity are those of the job's own processes, where they are known."""
 
 
 @dataclass(frozen=True, slots=True)

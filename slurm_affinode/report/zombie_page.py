@@ -79,24 +79,13 @@ def render(page: Explanation) -> str:
         "zombie.html.j2",
         title=f"Job {job.id}{name}",
         lead=lead,
-        answer=_answer(page),
+        answer=page.answer,
         cards=_cards(page),
         findings=[_shown(one) for one in page.findings],
         gpus=[_gpu(one, number, most_w) for number, one in enumerate(page.gpus)],
         notes=[fmt.visible(note) for note in page.notes],
         span=f"{fmt.moment(page.since)} to {fmt.moment(page.until)} UTC",
     )
-
-
-def _answer(page: Explanation) -> str:
-    if not page.findings:
-        if not page.gpus or not any(one.gpu.measured for one in page.gpus):
-            return "Nothing is held against this job: what its GPUs did was not measured."
-        return "Nothing is held against this job."
-    texts = [
-        KINDS[one.kind] + (f" ({one.variant})" if one.variant not in (None, one.kind) else "") for one in page.findings
-    ]
-    return _sentence("; ".join(texts)) + "."
 
 
 def _sentence(text: str) -> str:
@@ -109,8 +98,9 @@ def _cards(page: Explanation) -> list[Card]:
     idle = [one for one in page.findings if one.held_gpu_hours is not None]
     waited = [one.impact for one in page.findings if one.impact is not None]
     limit = page.job.time_limit_s
+    measured = sum(one.gpu.measured for one in page.gpus)
     return [
-        Card("GPUs", str(page.allocated_gpus or len(page.gpus)), sub=f"{len(page.gpus)} with a history"),
+        Card("GPUs", str(page.allocated_gpus or len(page.gpus)), sub=f"{measured} measured"),
         Card("Looked at", span((page.until - page.since).total_seconds()),
              sub="" if limit is None else f"of at most {span(limit)}"),
         Card("Idle until the end", span(max((one.window_s for one in idle), default=0.0)), kind="idle"),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import polars as pl
 
@@ -26,6 +27,7 @@ from slurm_affinode.workflow.zombies import COLUMNS, Request, Slurm
 
 SLOTS = 60
 """Columns of a time line."""
+WHICH_UNKNOWN = "which GPUs the job has is not known: nothing is held against it"
 
 
 class UnknownJobError(AffinodeError):
@@ -48,7 +50,7 @@ def explain(
 ) -> Explanation:
     """The page of the last run of ``job`` (``123``, ``123_4``, ``123+1``). Raises ``UnknownJobError``."""
     moment = now or datetime.now(UTC)
-    asked = _parse(job)
+    asked = parse(job)
     file = zombies.signatures(config)
     if window_s is not None:
         file = file.with_window(window_s)
@@ -94,6 +96,7 @@ def explain(
                     held.followed[one.compute.at_most_pct], i, int(held.pairs["end_ms"][i]), int(held.steps_ms[i]),
                     query.thresholds.max_gap_steps,
                 )  # fmt: skip
+                seen = squatters.of_part(seen) if held.shared[i] else seen
                 verdicts.append(judge_gpu(one, seen, facts))
                 gpu = gpu or squatters.gpu_evidence(
                     held.followed[one.compute.at_most_pct], i, table[rows[i]], seen, when, flagged
@@ -102,7 +105,7 @@ def explain(
             slots = _timeline(samples, table[rows[i]]["device"], begin, finish)
             pages.append(GpuPage(gpu, tuple(verdicts), slots))
     if not at and (row["gpus"] or 0) > 0:
-        notes.append("which GPUs the job has is not known: nothing is held against it")
+        notes.append(WHICH_UNKNOWN)
     node_names = tuple(held.nodes.filter(pl.col("run") == number)["node"])
     return Explanation(
         ref, row["cluster"], row["user"], row["account"], row["partition"], row["qos"], node_names, row["gpus"],
@@ -110,7 +113,8 @@ def explain(
     )  # fmt: skip
 
 
-def _parse(job: str) -> jobid.JobId:
+def parse(job: str) -> jobid.JobId:
+    """The id as people write it. Raises ``AffinodeError``."""
     try:
         return jobid.parse(job)
     except ValueError as error:
@@ -133,11 +137,18 @@ def _same(one: JobRef, other: JobRef) -> bool:
     return one.job_id == other.job_id and one.submit == other.submit
 
 
-def _timeline(history: SampleStore, device: int, begin: datetime, finish: datetime) -> tuple[Slot, ...]:
-    """``SLOTS`` stretches of equal length, fewer for a run that is shorter than as many seconds."""
+def grid(begin: datetime, finish: datetime) -> tuple[Slot, ...]:
+    """``SLOTS`` stretches of equal length, fewer for a run that is shorter than as many seconds; nothing is known."""
     whole_ms = int((finish - begin).total_seconds() * 1000)
     count = max(1, min(SLOTS, whole_ms // 1000))
-    each = whole_ms / count
+    each = timedelta(milliseconds=whole_ms / count)
+    return tuple(Slot(begin + number * each, None, None, None) for number in range(count))
+
+
+def _timeline(history: SampleStore, device: int, begin: datetime, finish: datetime) -> tuple[Slot, ...]:
+    """The grid with what is known of a GPU."""
+    slots = grid(begin, finish)
+    each = (finish - begin).total_seconds() * 1000 / len(slots)
     start_ms = int(begin.timestamp() * 1000)
     busiest = pl.max_horizontal(
         (pl.col(name) if name == "util_pct" else pl.col(name) * 100).mean() for name in ACTIVITY
@@ -151,10 +162,11 @@ def _timeline(history: SampleStore, device: int, begin: datetime, finish: dateti
         .collect()
     )
     known = {row["slot"]: row for row in frame.iter_rows(named=True)}
-    slots = []
-    for number in range(count):
-        row = known.get(number)
-        fb = None if row is None or row["fb_used_mib"] is None else row["fb_used_mib"] / 1024
-        slots.append(Slot(begin + timedelta(milliseconds=number * each), None if row is None else row["activity"], fb,
-                          None if row is None else row["power_w"]))  # fmt: skip
-    return tuple(slots)
+    return tuple(_filled(slot, known.get(number)) for number, slot in enumerate(slots))
+
+
+def _filled(slot: Slot, row: dict[str, Any] | None) -> Slot:
+    if row is None:
+        return slot
+    fb = None if row["fb_used_mib"] is None else row["fb_used_mib"] / 1024
+    return Slot(slot.start, row["activity"], fb, row["power_w"])

@@ -54,6 +54,10 @@ class LiveProcess:
     """How the job is known; ``environment``: by the process's own word."""
     system: bool
     """Of a user of the system: a driver's daemon, a display."""
+    sm_pct: float | None = None
+    """What it computed in the last seconds; 0: nothing, ``None``: the driver does not tell it for each process."""
+    memory_pct: float | None = None
+    """The same of the GPU's memory bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +81,17 @@ class LiveGpu:
     jobs: tuple[str, ...] = ()
     """Ids of jobs that the exporter names."""
     fault: str | None = None
+    part_of: int | None = None
+    """Raw id of the job whose part of a shared GPU this is; ``None``: the GPU itself."""
 
     @property
     def key(self) -> tuple[str, str]:
+        """Node and GPU, or a job's part of it."""
+        node, name = self.whole
+        return node, name if self.part_of is None else f"{name} of {self.part_of}"
+
+    @property
+    def whole(self) -> tuple[str, str]:
         """Node and GPU."""
         return self.node, f"{self.uuid or self.index}{'' if self.mig is None else f'/{self.mig}'}"
 
@@ -150,7 +162,7 @@ def _with_xids(answer: NodeAnswer, config: ZombiesConfig) -> NodeAnswer:
 
 
 def _agent(config: Config, node: str) -> dict[str, Any]:
-    request = {"verb": "processes", "use": True}
+    request = {"verb": "processes", "use": True, "each": True}
     if node == node_name(config):
         return client.ask_local(config.agent.run_dir, request, timeout_s=TIMEOUT_S)
     port = listen_address(config.agent.listen)[1] if config.agent.listen else DEFAULT_PORT
@@ -208,7 +220,8 @@ def from_agent(node: str, answer: Mapping[str, Any]) -> NodeAnswer:
 def _process(row: Mapping[str, Any]) -> LiveProcess:
     return LiveProcess(
         int(row["pid"]), int(row["start_ticks"]), int(row["uid"]), row.get("user"), str(row.get("command") or ""),
-        row.get("used_mib"), row.get("job"), row.get("source"), bool(row.get("system")),
+        row.get("used_mib"), row.get("job"), row.get("source"), bool(row.get("system")), row.get("sm_pct"),
+        row.get("memory_pct"),
     )  # fmt: skip
 
 

@@ -86,7 +86,7 @@ class Recheck:
                 if not node:
                     return Look("unknown", "a GPU is on an unknown node", job)
                 try:
-                    answer = self.ask(node, {"verb": "processes", "since": _us(finding.observed_at)})
+                    answer = self.ask(node, {"verb": "processes", "since": _us(finding.observed_at), "each": True})
                 except AffinodeError as error:
                     return Look("unknown", f"the evidence cannot be read again: {error}", job, seen)
                 for gpu in (one for one in flagged if one.node == node):
@@ -103,6 +103,8 @@ class Recheck:
         if row is None or not isinstance(reading, dict):
             why = "is not there" if row is None else str(row.get("fault") or "cannot be read")
             return Look("unknown", f"{name} {why}")
+        if gpu.shared:
+            return self._part(name, row, job)
         signals = {key: float(reading[key]) * factor for key, factor in SIGNALS.items() if reading.get(key) is not None}
         measured = len(signals)
         if row.get("busy_pct") is not None:
@@ -115,6 +117,18 @@ class Recheck:
         if measured < MIN_SIGNALS:
             return Look("unknown", f"{name} shows {measured} signals, which is too few to judge", evidence=signals)
         return Look("still", f"{name} is idle", evidence=signals)
+
+    def _part(self, name: str, row: Mapping[str, Any], job: Job) -> Look:
+        """A job's part of a shared GPU, by its own processes: what others do there is not its doing."""
+        own = [one for one in row.get("processes") or () if one["job"] == job.job_id and one["source"] != "environment"]
+        told = [one for one in own if one.get("sm_pct") is not None and one.get("memory_pct") is not None]
+        if not own or len(told) < len(own):
+            return Look("unknown", f"what the job does on {name}, which is shared, cannot be told apart")
+        signals = {key: max(float(one[key]) for one in own) for key in ("sm_pct", "memory_pct")}
+        busy = max(signals.values())
+        if busy > self.idle_pct:
+            return Look("woke", f"the job computes on {name}: a process is at {busy:.0f} %", evidence=signals)
+        return Look("still", f"the job's part of {name} is idle", evidence=signals)
 
     # --- nodes and processes
 

@@ -18,7 +18,9 @@ from slurm_affinode.agent import hooks
 from slurm_affinode.agent.orphans import NotAnOrphanError, Orphans
 from slurm_affinode.agent.queue import Queue
 from slurm_affinode.agent.service import Caller, RequestError
+from slurm_affinode.gpu.interface import NotSupported
 from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.model.gpu import ProcessUtilization
 
 ROOT, ALICE, FAR_ROOT = Caller(0, "root", True), Caller(2001, "alice", True), Caller(0, "root", False)
 STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
@@ -206,6 +208,27 @@ def test_a_gpu_that_does_not_become_free_is_dirty(world: World) -> None:
     assert "is still there" in report["dirty"][0]
     world.gpus.lost.add(1)
     assert "lost" in orphans.leftovers(7, os.getuid(), [1], kill=True, wait_s=0.1)["dirty"][0]
+
+
+def test_what_each_process_computed_is_told_where_the_driver_knows(world: World) -> None:
+    """Of the last seconds, by the node's own clock; who is not in the driver's answer computed nothing."""
+    busy, idle = world.process(), world.process()
+    asked: list[int] = []
+
+    def used(device: Any, since_us: int = 0) -> list[ProcessUtilization]:
+        asked.append(since_us)
+        if device.index:
+            raise NotSupported("GPU 1 does not tell")
+        return [ProcessUtilization(busy.pid, since_us + 1, 70.0, 20.0)]
+
+    world.gpus.process_utilization = used  # type: ignore[method-assign]
+    world.process(device=1)
+    first, second = world.orphans(now=lambda: 1000.0).gpus(each=True)[:2]
+    known = {row["pid"]: (row["sm_pct"], row["memory_pct"]) for row in first["processes"]}
+    assert known == {busy.pid: (70.0, 20.0), idle.pid: (0.0, 0.0)}
+    assert [row["sm_pct"] for row in second["processes"]] == [None]
+    assert set(asked) == {995_000_000}
+    assert {row["sm_pct"] for row in world.orphans().gpus()[0]["processes"]} == {None}
 
 
 # --- as the agent answers

@@ -34,13 +34,15 @@ def _status(result: Result) -> int:
 
 @pytest.mark.parametrize("columns", [76, 80, 140])
 def test_the_list_keeps_to_the_width(state: Path, columns: int) -> None:
-    """Every finding is one line, aligned; 1: something was found."""
+    """Every finding is one line, aligned; 1: something was found. A command to be copied is in one piece."""
     result = _run("list", "--state", str(state), "--slurm-backend", "commands", columns=columns)
     assert _status(result) == 1
     lines = result.stdout.splitlines()
     why = ["why"] if columns >= 100 else []
     assert lines[0].split() == ["what", "subject", "user", "where", "idle", "GPU-h", "waits", "score", *why]
-    assert all(len(line) <= columns for line in lines)
+    (hint,) = [line for line in lines if "zombies explain" in line]
+    assert all(len(line) <= columns for line in lines if line != hint)
+    assert f"--state {state} --slurm-backend commands" in hint
     assert any(line.startswith("squatter ") for line in lines)
 
 

@@ -205,6 +205,29 @@ def test_a_wish_that_came_meanwhile_is_granted(world: World) -> None:
     assert "debugging it" in outcome.text
 
 
+@pytest.mark.parametrize(
+    ("rows", "verdict"),
+    [
+        ([{"job": 7, "source": "cgroup", "sm_pct": 0.0, "memory_pct": 1.0}], "still"),
+        ([{"job": 7, "source": "cgroup", "sm_pct": 60.0, "memory_pct": 1.0}], "woke"),
+        ([{"job": 7, "source": "cgroup", "sm_pct": None, "memory_pct": None}], "unknown"),
+        ([{"job": 7, "source": "cgroup"}], "unknown"),
+        ([{"job": 7, "source": "environment", "sm_pct": 0.0, "memory_pct": 0.0}], "unknown"),
+        ([], "unknown"),
+    ],
+)
+def test_a_part_of_a_gpu_is_looked_at_again_by_its_own_processes(
+    world: World, rows: list[dict[str, Any]], verdict: str
+) -> None:
+    """What somebody else computes there is not its doing; what cannot be told apart speaks for it."""
+    world.reading = {**IDLE, "util_pct": 99.0}
+    world.processes = [*rows, {"job": 8, "source": "cgroup", "sm_pct": 99.0, "memory_pct": 9.0}]  # type: ignore[list-item]
+    part = replace(squatter(), gpus=tuple(replace(gpu, shared=True) for gpu in squatter().gpus))
+    [outcome] = act(world, due(part))
+    assert outcome.look is not None
+    assert (outcome.look.verdict, outcome.result) == (verdict, "done" if verdict == "still" else "spared")
+
+
 def test_one_failure_does_not_stop_the_rest_and_may_be_tried_again(world: World) -> None:
     """What failed is free for the next run; what was done is not."""
     second = squatter(subject=job(job_id=8, id="8"))

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from slurm_affinode.config import Config, StoreConfig
+from slurm_affinode.core.explanation import Explanation
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus
 from slurm_affinode.model.finding import NodeRef, ProcessRef
-from slurm_affinode.workflow import zombie_live, zombie_nodes, zombie_orphans
+from slurm_affinode.workflow import zombie_explain_live, zombie_live, zombie_nodes, zombie_orphans
+from slurm_affinode.workflow.zombie_look import Eyes
 from slurm_affinode.workflow.zombie_nodes import LiveGpu, LiveProcess, NodeAnswer, exposed, from_agent
 from slurm_affinode.workflow.zombies import Request
 
@@ -93,11 +95,16 @@ def find(
     tmp_path: Path, slurm: Slurm, looks: list[list[LiveGpu]], *, watch_s: float | None = 10.0, by: str = "agent"
 ) -> Any:
     """One run; each look at g1 takes the next of ``looks``, a look is 2 s after the one before."""
-    clock = [NOW.timestamp()]
+    seeing = eyes(looks, by)
+    return zombie_live.find(
+        dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path)), Request(window_s=5.0),
+        slurm=client(slurm), ask=seeing.ask, watch_s=watch_s, now=seeing.now, sleep=seeing.sleep,
+    )  # fmt: skip
 
-    @contextmanager
-    def client() -> Iterator[Any]:
-        yield slurm
+
+def eyes(looks: list[list[LiveGpu]], by: str = "agent") -> Eyes:
+    """Each look takes the next of ``looks``; time passes while it is slept."""
+    clock = [NOW.timestamp()]
 
     def ask(name: str) -> NodeAnswer:
         gpus = looks.pop(0) if len(looks) > 1 else looks[0]
@@ -106,10 +113,24 @@ def find(
     def sleep(seconds: float) -> None:
         clock[0] += seconds
 
-    return zombie_live.find(
-        dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path)), Request(window_s=5.0),
-        slurm=client, ask=ask, watch_s=watch_s, now=lambda: clock[0], sleep=sleep,
-    )  # fmt: skip
+    return Eyes(ask, lambda: clock[0], sleep)
+
+
+def client(slurm: Slurm) -> Any:
+    """What opens it."""
+
+    @contextmanager
+    def opened() -> Iterator[Any]:
+        yield slurm
+
+    return opened
+
+
+def explained(tmp_path: Path, looks: list[list[LiveGpu]], *, by: str = "agent", **options: Any) -> Explanation:
+    """The page of job 1 as it is now."""
+    config = dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path))
+    slurm = Slurm((job(1), job(2, node_gpus=(NodeGpus("g1", 1, "a100", (1,)),))), (node(),))
+    return zombie_explain_live.explain(config, "1", eyes(looks, by), slurm=client(slurm), **options)
 
 
 def test_a_squatter_is_found_by_looking_for_longer_than_its_window(tmp_path: Path) -> None:
@@ -127,6 +148,78 @@ def test_a_single_look_has_no_length(tmp_path: Path) -> None:
     found = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu()]], watch_s=None)
     assert found.findings == ()
     assert any("--watch" in note for note in found.notes)
+
+
+def test_explain_sees_what_the_list_has_flagged(tmp_path: Path) -> None:
+    """Without a history: it looks by itself, for as long as a short window needs, and draws what it saw."""
+    page = explained(tmp_path, [[gpu(), gpu(1, util=99.0)]], window_s=5.0)
+    assert [(one.kind, one.source) for one in page.findings] == [("squatter", "live")]
+    assert page.answer == "GPU memory is held and nothing computes."
+    (one,) = page.gpus
+    assert (one.gpu.gpu, one.gpu.flagged, page.watched_s) == ("0", True, 7.0)
+    assert [slot.activity_pct for slot in one.slots] == [None] * 59 + [0.0]
+    assert page.as_json()["answer"] == page.answer
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [({"window_s": 3600.0}, "looked at once"), ({}, "looked at once"), ({"watch_s": 10.0}, "seen for 10 s")],
+)
+def test_a_look_that_is_too_short_is_no_acquittal(tmp_path: Path, options: dict[str, Any], seen: str) -> None:
+    """It does nothing now: that this was not watched for long enough is said, and the window that is needed."""
+    page = explained(tmp_path, [[gpu()]], **options)
+    assert not page.findings
+    assert page.answer == (
+        f"Not watched long enough: GPU 0 on g1 does nothing now, {seen}, and not for the 1h that squatter asks for."
+    )
+
+
+def test_a_job_at_work_and_one_that_nobody_measures(tmp_path: Path) -> None:
+    """Two different answers."""
+    assert explained(tmp_path, [[gpu(util=80.0)]], window_s=5.0).answer == "Nothing is held against this job."
+    dark = explained(tmp_path, [[gpu(util=None)]], window_s=5.0)
+    assert dark.answer == "Nothing is held against this job: what its GPUs did was not measured."
+    silent = explained(tmp_path, [[]], by="", window_s=5.0)
+    assert silent.answer == dark.answer
+    assert any("no route to host" in note for note in silent.notes)
+
+
+def shard(number: int, **more: Any) -> Job:
+    """A job with a part of GPU 0."""
+    return job(number, gpus_allocated=None, node_gpus=None, tres_allocated={"cpu": "1", "gres/shard": "2"}, **more)
+
+
+def on(number: int, sm: float | None, used: float | None = 50_000.0, pid: int = 42) -> LiveProcess:
+    """A process of a job, by its cgroup."""
+    return process(pid=pid, job=number, source="cgroup", used_mib=used, sm_pct=sm, memory_pct=sm)
+
+
+def test_parts_of_a_shared_gpu_are_judged_by_their_own_processes(tmp_path: Path) -> None:
+    """One holds memory and computes nothing beside one that works, which is left alone; hours are not reckoned."""
+    looks = [[gpu(util=90.0, processes=(on(1, 0.0), on(2, 80.0, pid=43)))]]
+    found = find(tmp_path, Slurm((shard(1), shard(2), waiting(9)), (node(),)), looks)
+    (one,) = found.findings
+    assert (one.kind, one.job.id, one.held_gpu_hours, one.impact) == ("squatter", "1", None, None)
+    (its,) = one.gpus
+    assert (its.shared, its.flagged, its.peak_pct) == (True, True, 0.0)
+    assert its.held_gib == pytest.approx(48.8, abs=0.1)
+    assert any(row.dimension == "shared" for row in one.evidence)
+
+
+def test_what_cannot_be_told_apart_accuses_nobody(tmp_path: Path) -> None:
+    """The driver does not say which process computed, or what it holds; a process by its own word is nobody's."""
+    busy, idle = (
+        find(tmp_path, Slurm((shard(1), shard(2)), (node(),)),
+             [[gpu(util=util, processes=(on(1, None), on(2, None, None, 43)))]])
+        for util in (90.0, 0.0)
+    )  # fmt: skip
+    assert busy.findings == ()
+    assert any("1, 2 did on shared GPUs cannot be told apart" in note for note in busy.notes)
+    # Where nobody computes, none of them does; what the second holds is still not known.
+    assert {(one.job.id, one.kind) for one in idle.findings} == {("1", "squatter"), ("2", "idle-allocation")}
+    own_word = process(job=1, source="environment", sm_pct=0.0, memory_pct=0.0)
+    found = find(tmp_path, Slurm((shard(1),), (node(),)), [[gpu(util=0.0, processes=(own_word,))]])
+    assert found.findings == ()
 
 
 def test_a_job_that_wakes_up_while_it_is_looked_at_is_at_work(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus
 from slurm_affinode.slurm.schema import JOBS, conform
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.workflow import zombie_explain, zombie_explain_live, zombie_live
+from slurm_affinode.workflow.zombie_look import Eyes
 from slurm_affinode.workflow.zombie_nodes import JobUse, LiveGpu, NodeAnswer, from_agent
 from slurm_affinode.workflow.zombies import Found, Request, gpu_partitions
 
@@ -215,11 +216,14 @@ def test_the_owner_of_a_job_has_its_page_without_the_sites_store(site: Site) -> 
     def client() -> Iterator[Any]:
         yield Slurm()
 
+    def ask(name: str) -> NodeAnswer:
+        return NodeAnswer(name, problem="no route to host")
+
     site.history("g1", 0, 0.0, 79_000.0)
-    with zombie_explain_live.borrowed(site.config, client) as made:
-        page = zombie_explain.explain(made, "1", slurm=client, now=NOW)
-        assert [one.kind for one in page.findings] == ["squatter"]
-        assert (page.user, page.job.id, page.nodes, len(page.gpus)) == ("ann", "1", ("g1",), 1)
-        with pytest.raises(zombie_explain.UnknownJobError):
-            zombie_explain.explain(made, "2", slurm=client, now=NOW)
+    eyes = Eyes(ask, NOW.timestamp)
+    page = zombie_explain_live.explain(site.config, "1", eyes, slurm=client)
+    assert [one.kind for one in page.findings] == ["squatter"]
+    assert (page.user, page.job.id, page.nodes, len(page.gpus)) == ("ann", "1", ("g1",), 1)
+    with pytest.raises(zombie_explain.UnknownJobError):
+        zombie_explain_live.explain(site.config, "2", eyes, slurm=client)
     assert not (site.config.state_dir / "affinode.sqlite").exists()

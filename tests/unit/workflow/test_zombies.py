@@ -158,6 +158,42 @@ def test_kinds_of_idle_allocations(site: Site) -> None:
     assert partly.allocated_gpus == 8
 
 
+def _share(site: Site, values: Values, *jobs: int) -> None:
+    """Jobs with a part of one GPU, which the labels name."""
+    site.job(jobs[0], [values])
+    sample = [row for row in site._samples if row["job"] == str(jobs[0])]
+    for number in jobs[1:]:
+        site.job(number, [])
+        site._samples += [{**row, "job": str(number)} for row in sample]
+    for row in site._jobs:
+        row.update(gpus=0)
+
+
+def test_samples_of_a_shared_gpu_say_nothing_of_who_holds_its_memory(site: Site) -> None:
+    """While nobody computes none of the jobs does; that is all. Where somebody computes each of them is unknown."""
+    _share(site, squats, 1, 2)
+    found = site.find()
+    assert [(one.kind, one.variant, one.held_gpu_hours, one.impact) for one in _idle(found)] == [
+        ("idle-allocation", "never-used", None, None)
+    ] * 2
+    assert {gpu.held_gib for one in _idle(found) for gpu in one.gpus} == {None}
+    assert [row.fits for row in site.explain("1").gpus[0].verdicts] == [False, True, False]
+
+
+def test_a_job_beside_one_that_computes_is_unknown(site: Site) -> None:
+    """Also where it was another that computed before."""
+    _share(site, computes, 1, 2)
+    assert not _idle(site.find())
+    page = site.explain("2")
+    assert page.answer == "Nothing is held against this job: what its GPUs did was not measured."
+
+
+def test_a_job_alone_on_its_part_is_judged_as_if_the_gpu_were_its_own(site: Site) -> None:
+    """The labels name nobody else."""
+    _share(site, squats, 1)
+    assert [one.kind for one in _idle(site.find())] == ["squatter"]
+
+
 def test_one_busy_signal_is_enough_to_be_at_work(site: Site) -> None:
     """NVML says idle, the tensor cores do not."""
     site.job(1, [lambda minute: {**squats(minute), "tensor_active": 0.3}])

@@ -1,0 +1,298 @@
+"""Looking at the GPUs of running jobs, once or for a while: what each shows, since when, and what the history adds.
+
+A reading says what is, not for how long. The time comes from the stored history, where that ends no longer than
+``BRIDGE_S`` ago, and from looking again; else it is unknown, and counts for nothing.
+
+A GPU that is shared (gres/shard, gres/mps) is judged by the part of each job: the memory of its own processes, and what
+these processes computed. Where the driver does not tell that apart, the part is unknown; only a GPU that does nothing
+at all says the same of every part.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+import numpy as np
+import polars as pl
+
+from slurm_affinode.analysis import trailing
+from slurm_affinode.analysis.trailing import NEVER, Pairs, Trailing
+from slurm_affinode.config import Config
+from slurm_affinode.core.signature import GpuFacts
+from slurm_affinode.core.spans import span
+from slurm_affinode.history.schema import ACTIVITY
+from slurm_affinode.history.store import SampleStore
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.workflow.zombie_nodes import Ask, LiveGpu, LiveProcess, NodeAnswer, ask_all
+from slurm_affinode.workflow.zombies import Request
+
+BRIDGE_S = 600.0
+"""A history that ends longer ago says nothing of now."""
+LOOK_S = 2.0
+
+
+@dataclass(slots=True)
+class Watched:
+    """One GPU, or a job's part of it, over the looks of this run."""
+
+    gpu: LiveGpu
+    idle_since: float | None
+    peaks: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """What was seen in this run."""
+
+    told: tuple[NodeAnswer, ...]
+    """The first answers: they also say what jobs use of cores and host memory."""
+    answers: tuple[NodeAnswer, ...]
+    """The last ones."""
+    watched: Mapping[tuple[str, str], Watched]
+    mine: Mapping[int, Sequence[LiveGpu]]
+    """Raw id of each job that holds GPUs, or a part of one -> these, as far as they are known."""
+    watched_s: float
+
+    @property
+    def whole(self) -> tuple[Watched, ...]:
+        """The GPUs themselves, without the parts of jobs."""
+        return tuple(one for one in self.watched.values() if one.gpu.part_of is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Eyes:
+    """How to look. ``told``: called after each look with its time and what it saw."""
+
+    ask: Ask
+    now: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    say: Callable[[str], None] = lambda _: None
+    told: Callable[[float, Iterable[LiveGpu]], None] = lambda _at, _gpus: None
+
+
+def shares(job: Job) -> bool:
+    """It has a part of a GPU by Slurm's count."""
+    return any(name.partition(":")[0] in ("gres/shard", "gres/mps") for name in job.tres_allocated)
+
+
+def look(names: Sequence[str], jobs: Sequence[Job], eyes: Eyes, *, watch_s: float, limit_pct: float) -> Looks:
+    """Ask the nodes ``names``, and again for ``watch_s``. Above ``limit_pct`` a GPU computes."""
+    sharing = [job for job in jobs if job.allocated and job.start is not None and not job.gpus_allocated]
+
+    def once() -> tuple[tuple[NodeAnswer, ...], tuple[LiveGpu, ...]]:
+        answers = tuple(ask_all(names, eyes.ask))
+        whole = [gpu for one in answers for gpu in one.gpus]
+        gpus = (*whole, *parts(sharing, whole, limit_pct))
+        eyes.told(eyes.now(), gpus)
+        return answers, gpus
+
+    first = eyes.now()
+    told, gpus = once()
+    answers = told
+    watched = {gpu.key: _watched(gpu, first, limit_pct) for gpu in gpus}
+    end = first + (watch_s if names else 0.0)
+    while eyes.now() < end:
+        eyes.sleep(min(LOOK_S, max(0.1, end - eyes.now())))
+        eyes.say(f"looking for {span(max(0.0, end - eyes.now()))} more")
+        answers, gpus = once()
+        _again(watched, gpus, eyes.now(), limit_pct)
+    return Looks(told, answers, watched, _gpus_of_all(jobs, watched), eyes.now() - first)
+
+
+def parts(jobs: Iterable[Job], gpus: Sequence[LiveGpu], limit_pct: float) -> list[LiveGpu]:
+    """What each of ``jobs``, which have no GPU of their own, has on GPUs: by its processes there."""
+    by_id = {job.job_id: job for job in jobs}
+    found = []
+    for gpu in gpus:
+        mine: dict[int, list[LiveProcess]] = {}
+        for one in gpu.processes or ():
+            if one.job in by_id and one.source != "environment":
+                mine.setdefault(one.job, []).append(one)
+        found += [_part(gpu, job, own, limit_pct) for job, own in mine.items()]
+    return found
+
+
+def _part(gpu: LiveGpu, job: int, own: Sequence[LiveProcess], limit_pct: float) -> LiveGpu:
+    held = [one.used_mib for one in own]
+    used = None if any(one is None for one in held) else sum(one for one in held if one is not None)
+    signals: Mapping[str, float] = {}
+    if own and all(one.sm_pct is not None and one.memory_pct is not None for one in own):
+        signals = {
+            "process_sm": max(one.sm_pct or 0.0 for one in own),
+            "process_memory": max(one.memory_pct or 0.0 for one in own),
+        }
+    elif gpu.signals_pct and max(gpu.signals_pct.values()) <= limit_pct:
+        signals = gpu.signals_pct  # where the whole does nothing, no part does
+    return replace(gpu, part_of=job, signals_pct=signals, used_mib=used, power_w=None, processes=tuple(own), jobs=())
+
+
+def _watched(gpu: LiveGpu, at: float, limit: float) -> Watched:
+    peaks = dict(gpu.signals_pct)
+    idle = bool(peaks) and gpu.fault is None and max(peaks.values()) <= limit
+    return Watched(gpu, at if idle else None, peaks)
+
+
+def _again(watched: dict[tuple[str, str], Watched], gpus: Iterable[LiveGpu], at: float, limit: float) -> None:
+    """One more look. A GPU that does not answer is unknown from then on."""
+    there = {gpu.key: gpu for gpu in gpus}
+    for key, one in watched.items():
+        gpu = there.get(key)
+        if gpu is None or not gpu.signals_pct or gpu.fault is not None:
+            watched[key] = Watched(replace(one.gpu, signals_pct={}), None)
+            continue
+        peaks = one.peaks | {name: max(value, one.peaks.get(name, 0.0)) for name, value in gpu.signals_pct.items()}
+        if max(gpu.signals_pct.values()) > limit:
+            watched[key] = Watched(gpu, None, peaks)
+        elif one.idle_since is None:
+            watched[key] = Watched(gpu, at, dict(gpu.signals_pct))
+        else:
+            watched[key] = Watched(gpu, one.idle_since, peaks)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What the history says of each GPU of a job."""
+
+    row: Mapping[tuple[int, tuple[str, str]], int]
+    seen: Trailing
+    end_ms: int
+    step_ms: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+def gpus_of(job: Job, gpus: Sequence[LiveGpu]) -> list[LiveGpu]:
+    """The GPUs that a job has: by Slurm's numbers, by its processes, by the exporter's labels, by whole nodes."""
+    found: list[LiveGpu] = []
+    told = {one.node: one for one in job.node_gpus or ()}
+    names = {str(job.job_id), job.id}
+    for node in job.nodes:
+        here = [gpu for gpu in gpus if gpu.node == node]
+        given = told.get(node)
+        if given is not None and given.indices:
+            found += [gpu for gpu in here if (gpu.index if gpu.minor is None else gpu.minor) in given.indices]
+        elif given is not None and given.count == len(here):
+            found += here
+        else:
+            found += [
+                gpu for gpu in here
+                if names & set(gpu.jobs)
+                or any(one.job == job.job_id and one.source != "environment" for one in gpu.processes or ())
+            ]  # fmt: skip
+    return found
+
+
+def _gpus_of_all(jobs: Iterable[Job], watched: Mapping[tuple[str, str], Watched]) -> dict[int, list[LiveGpu]]:
+    """Raw id of each job that holds GPUs, or a part of one -> these, as far as they are known."""
+    by_node: dict[str, list[LiveGpu]] = {}
+    part: dict[int, list[LiveGpu]] = {}
+    for one in watched.values():
+        if one.gpu.part_of is None:
+            by_node.setdefault(one.gpu.node, []).append(one.gpu)
+        else:
+            part.setdefault(one.gpu.part_of, []).append(one.gpu)
+    whole = {
+        job.job_id: gpus_of(job, [gpu for node in job.nodes for gpu in by_node.get(node, ())])
+        for job in jobs if job.allocated and job.start is not None and job.gpus_allocated
+    }  # fmt: skip
+    return whole | part
+
+
+def timed(looks: Looks) -> dict[int, Sequence[LiveGpu]]:
+    """The GPUs of each job about which the history, which is of whole GPUs, says something.
+
+    Of a part it does only while nobody computes on the GPU: then its job does not, either.
+    """
+
+    def idle(gpu: LiveGpu) -> bool:
+        whole = looks.watched.get(gpu.whole)
+        return whole is not None and whole.idle_since is not None
+
+    return {job: [gpu for gpu in on if gpu.part_of is None or idle(gpu)] for job, on in looks.mine.items()}
+
+
+def past(  # noqa: PLR0917
+    config: Config,
+    request: Request,
+    jobs: Sequence[Job],
+    mine: Mapping[int, Sequence[LiveGpu]],
+    limit: float,
+    now: datetime,
+    store: SampleStore,
+    notes: list[str],
+) -> tuple[datetime, Past | None]:
+    since = request.since or now - timedelta(seconds=parse_span_s(config.zombies.look_back))
+    covered = store.span()
+    if covered is None or (now - covered[1]).total_seconds() > BRIDGE_S:
+        ago = "there is none" if covered is None else f"it ends {span((now - covered[1]).total_seconds())} ago"
+        notes.append(f"no time is taken from the history: {ago}; --watch looks for longer, --prometheus has more")
+        return now, None
+    end = min(now, covered[1] + timedelta(milliseconds=1))
+    known = store.devices(max(since, covered[0]), end)
+    by_name = {
+        (node, uuid, mig): (device, step)
+        for node, uuid, mig, device, step in known.select("node", "uuid", "mig", "device", "step_ms").iter_rows()
+    }
+    rows: dict[tuple[int, tuple[str, str]], int] = {}
+    devices: list[int] = []
+    starts: list[int] = []
+    steps: list[int] = []
+    for job in jobs:
+        if job.start is None:
+            continue
+        for gpu in mine.get(job.job_id, ()):
+            row = by_name.get((gpu.node, gpu.uuid, gpu.mig))
+            if row is not None:
+                rows[job.job_id, gpu.key] = len(devices)
+                devices.append(row[0])
+                starts.append(int(job.start.timestamp() * 1000))
+                steps.append(int(row[1] or 0))
+    end_ms = int(end.timestamp() * 1000) + 1
+    count = len(devices)
+    pairs = Pairs(
+        pl.Series(devices, dtype=pl.UInt64).to_numpy(), np.array(starts, np.int64),
+        np.full(count, end_ms), np.array(steps, np.int64),
+    )  # fmt: skip
+    gap = config.idle.max_gap_steps
+    seen = trailing.follow(store, pairs, since, end, limit_pct=limit, max_gap_steps=gap)
+    return since, Past(rows, seen, end_ms, pairs.step)
+
+
+def facts_now(
+    job: Job, one: Watched, past: Past | None, now: datetime, watched_s: float
+) -> tuple[GpuFacts, datetime | None]:
+    """A GPU as it is, with the time for which the history and this run's looks say that it was so."""
+    gpu = one.gpu
+    used = None if gpu.used_mib is None else gpu.used_mib / 1024
+    total = None if gpu.total_mib is None else gpu.total_mib / 1024
+    facts = GpuFacts(dict(one.peaks), None, used, total, gpu.power_w, None)
+    if not gpu.signals_pct:
+        return replace(facts, peaks_pct={}), None
+    if one.idle_since is None:
+        return replace(facts, idle_s=0.0, used_before=True), None
+    looked = now.timestamp() - one.idle_since
+    row = None if past is None else past.row.get((job.job_id, gpu.key))
+    if past is None or row is None or int(past.seen.last[row]) == NEVER:
+        # Without a history nothing is known but what this run saw; a single look has no length.
+        length = looked if watched_s > 0 and looked > 0 else None
+        return replace(facts, idle_s=length, used_before=False if length else None), trailing.moment(
+            int(one.idle_since * 1000)
+        )
+    begun = int(past.seen.since[row])
+    before: bool | None = bool(past.seen.last_active[row] != NEVER)
+    if before and gpu.part_of is not None:
+        before = None  # somebody computed on the GPU: who is not known
+    # A look that found it idle where the history last saw it busy begins the time; a window that broke does, too.
+    if begun == NEVER or one.idle_since * 1000 - int(past.seen.last[row]) > BRIDGE_S * 1000:
+        return replace(facts, idle_s=looked, used_before=before), trailing.moment(int(one.idle_since * 1000))
+    measured = (min(int(past.seen.last[row]) + int(past.step_ms[row]), past.end_ms) - begun) / 1000
+    after = max(0.0, now.timestamp() - max(one.idle_since, int(past.seen.last[row]) / 1000)) if watched_s > 0 else 0.0
+    peaks = dict(one.peaks)
+    for k, name in enumerate(ACTIVITY):
+        value = float(past.seen.peaks[row, k])
+        if not np.isnan(value):
+            peaks[name] = max(value, peaks.get(name, 0.0))
+    known = replace(facts, peaks_pct=peaks, idle_s=measured + after, used_before=before)
+    return known, trailing.moment(begun)
