@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO, cast
 
 from slurm_affinode.errors import UnreachableError
 
@@ -90,6 +91,8 @@ class Child:
         except OSError as error:
             self._stderr.close()
             raise UnreachableError(f"{argv[0]}: cannot be started: {error.strerror}") from error
+        # Popen has them optional: these two are pipes.
+        self._questions, self._answers = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
 
     @property
     def pid(self) -> int:
@@ -102,17 +105,15 @@ class Child:
         Raises ``ChildEndedError``: there is no answer after ``timeout_s`` seconds, or the child has ended. It does not
         run any more then.
         """
-        assert self._process.stdin is not None  # noqa: S101 - both are pipes, see __init__
-        assert self._process.stdout is not None  # noqa: S101
         deadline = time.monotonic() + timeout_s
         os.ftruncate(self._stderr.fileno(), 0)
         try:
-            self._process.stdin.write(line + b"\n")
-            self._process.stdin.flush()
+            self._questions.write(line + b"\n")
+            self._questions.flush()
         except OSError:
             raise ChildEndedError(self._end("ended")) from None
         chunks = [self._rest]
-        descriptor = self._process.stdout.fileno()
+        descriptor = self._answers.fileno()
         while b"\n" not in chunks[-1]:
             ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:

@@ -7,9 +7,10 @@ the table beside it and nothing is searched; a day with several parts is merged 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -182,14 +183,16 @@ def blocks_of(index: Index, wanted: Ints, *, block_rows: int = BLOCK_ROWS) -> It
         mine = wanted[low:high]
         if not len(mine):
             continue
-        frames = None if source.path else _merged(index.store, source.day).select(COLUMNS).collect()
+        rows = _rows_by_number(index.store, source)
         for start, stop in _joined(pieces.row[mine], pieces.end[mine], block_rows):
-            if source.path is not None:
-                frame = rows_of(source.path, start - source.row, stop - start)
-            else:
-                assert frames is not None  # noqa: S101 - read above
-                frame = frames[start - source.row : stop - source.row]
-            yield block(start, frame, next_time=FAR)
+            yield block(start, rows(start - source.row, stop - start), next_time=FAR)
+
+
+def _rows_by_number(store: SampleStore, source: Source) -> Callable[[int, int], pl.DataFrame]:
+    """A function of the first row and the number of rows."""
+    if source.path is not None:
+        return partial(rows_of, source.path)
+    return _merged(store, source.day).select(COLUMNS).collect().slice
 
 
 def _joined(start: Ints, end: Ints, most: int) -> Iterator[tuple[int, int]]:

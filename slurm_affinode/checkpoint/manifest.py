@@ -47,10 +47,9 @@ def decode(data: bytes, signature: bytes, key: bytes) -> Manifest:
         value = json.loads(data)
         if value.get("schema") != SCHEMA:
             raise ImageDamaged(f"the manifest has schema {value.get('schema')}, this release reads {SCHEMA}")
-        manifest = _built(Manifest, value)
+        manifest: Manifest = _built(Manifest, value)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ImageDamaged(f"the manifest cannot be read: {error}") from None
-    assert isinstance(manifest, Manifest)  # noqa: S101 - it was built as one
     return manifest
 
 

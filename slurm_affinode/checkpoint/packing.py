@@ -37,6 +37,13 @@ def zstd() -> Any | None:
         return None
 
 
+def _needed() -> Any:
+    module = zstd()
+    if module is None:
+        raise CheckpointError("it is compressed with zstd", hint="install the Python package zstandard on this node")
+    return module
+
+
 def _chunks() -> int:
     """In a block."""
     return -(-digest.BLOCK // CHUNK)
@@ -59,8 +66,7 @@ def _check(form: bytes, length: int) -> int:
 
 def write(fd: int, block: int, at: int, view: memoryview, level: int) -> None:
     """Put a chunk that is not all 0 into its slot; ``at``: where in the block it begins."""
-    module = zstd()
-    assert module is not None  # noqa: S101 - nobody packs without it
+    module = _needed()
     data, form = module.ZstdCompressor(level=level).compress(view), _ZSTD
     if len(data) >= len(view):
         data, form = view, _RAW
@@ -80,9 +86,7 @@ def read(fd: int, block: int, at: int, view: memoryview) -> None:
         view[:] = bytes(len(view))
         return
     data = os.pread(fd, min(length, _SLOT), place + _HEADER.size)
-    module = zstd()
-    if module is None:
-        raise CheckpointError("it is compressed with zstd", hint="install the Python package zstandard on this node")
+    module = _needed()
     try:
         found = data if form == _RAW else module.ZstdDecompressor().decompress(data, max_output_size=len(view))
     except module.ZstdError:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
+
+_SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=click.Choice(list(_SHELLS)))
 def completion(shell: str) -> None:
     """Print the completion script of SHELL.
 
@@ -18,6 +20,4 @@ def completion(shell: str) -> None:
     """
     from slurm_affinode.cli.main import cli  # noqa: PLC0415 - main imports this module lazily
 
-    kind = get_completion_class(shell)
-    assert kind is not None  # noqa: S101 - the choice above lists what click knows
-    click.echo(kind(cli, {}, "slurm-affinode", "_SLURM_AFFINODE_COMPLETE").source())
+    click.echo(_SHELLS[shell](cli, {}, "slurm-affinode", "_SLURM_AFFINODE_COMPLETE").source())

@@ -18,10 +18,10 @@ from slurm_affinode.errors import AffinodeError, InputError
 from slurm_affinode.slurm import commands, sacct, times
 from slurm_affinode.slurm.accounting import Accounting
 from slurm_affinode.slurm.sacct import Reading
+from slurm_affinode.store.records import Upserted
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.timespec import parse_span_s
 from slurm_affinode.workflow import intake
-from slurm_affinode.workflow.intake import Intake
 
 _EPILOG = """\b
 Examples:
@@ -39,6 +39,16 @@ class _Source:
 
     name: str
     content: Path | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What became of one input."""
+
+    source: str
+    accounting: Accounting
+    stored: Upserted | None
+    """``None``: nothing was stored (a dry run)."""
 
 
 @click.command(epilog=_EPILOG)
@@ -139,8 +149,8 @@ def _one(source: _Source, how: Reading, repository: Repository | None, *, quiet:
 
 def _store(source: _Source, accounting: Accounting, repository: Repository | None, started: datetime) -> Intake:
     if repository is None:
-        return Intake(source.name, accounting, None, None)
-    return intake.take_in(
+        return Intake(source.name, accounting, None)
+    stored = intake.take_in(
         repository,
         accounting,
         source=source.name,
@@ -148,6 +158,7 @@ def _store(source: _Source, accounting: Accounting, repository: Repository | Non
         finished=datetime.now(UTC),
         fingerprint=_fingerprint(source.content),
     )
+    return Intake(source.name, accounting, stored)
 
 
 def _run_sacct(
@@ -213,7 +224,7 @@ def _report(done: Sequence[Intake], shown: int, *, as_json: bool, dry_run: bool)
 
 def _figures(one: Intake) -> list[int | None]:
     accounting = one.accounting
-    total = one.jobs + one.steps if one.jobs is not None and one.steps is not None else None
+    total = one.stored.jobs + one.stored.steps if one.stored is not None else None
     return [
         accounting.records,
         accounting.jobs.height,

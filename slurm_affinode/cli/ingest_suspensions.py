@@ -9,6 +9,7 @@ import click
 from slurm_affinode.cli.options import config_options, json_option, print_json, print_table, warn
 from slurm_affinode.config import Config
 from slurm_affinode.errors import ConfigError
+from slurm_affinode.store.records import Counts
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.workflow import suspension_intake
 from slurm_affinode.workflow.suspension_intake import LedgerIntake
@@ -68,7 +69,7 @@ def _report(results: list[LedgerIntake], shown: int, *, as_json: bool) -> None:
         click.echo("no ledger is there yet")
     else:
         rows = [
-            (one.source, one.entries, *(("", "", "") if one.counts is None else _three(one)), len(one.problems))
+            (one.source, one.entries, *(("", "", "") if one.counts is None else _three(one.counts)), len(one.problems))
             for one in results
         ]
         columns = ("ledger", "lines", "new", "updated", "unchanged", "bad")
@@ -79,6 +80,5 @@ def _report(results: list[LedgerIntake], shown: int, *, as_json: bool) -> None:
         warn(f"{len(problems) - shown} more bad records; --problems N shows more")
 
 
-def _three(one: LedgerIntake) -> tuple[int, int, int]:
-    assert one.counts is not None  # noqa: S101 - the caller has looked
-    return one.counts.new, one.counts.updated, one.counts.unchanged
+def _three(counts: Counts) -> tuple[int, int, int]:
+    return counts.new, counts.updated, counts.unchanged

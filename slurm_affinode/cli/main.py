@@ -35,7 +35,8 @@ class LazyGroup(click.Group):
             return super().get_command(ctx, cmd_name)
         module, _, attribute = entry[0].partition(":")
         command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)  # noqa: S101 - a fault of the table, not of a user
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{entry[0]} is not a command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

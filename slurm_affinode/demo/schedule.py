@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -100,11 +100,10 @@ def schedule(rng: np.random.Generator, *, days: float, jobs_per_day: float, node
         start = max(clock, int(submit)) + int(rng.integers(1, 6))
         if start >= horizon_s:
             break
-        run = _run(rng, kind, node, wanted, free=free, when=(4200 + number, int(submit), start))
-        assert run.end_s is not None  # noqa: S101 - drawn above
-        heapq.heappush(releases, (run.end_s, run.job_id, node.name, run.gpus))
-        if run.end_s > 0:
-            runs.append(run if run.end_s <= horizon_s else _still_running(run))
+        run, end_s = _run(rng, kind, node, wanted, free=free, when=(4200 + number, int(submit), start))
+        heapq.heappush(releases, (end_s, run.job_id, node.name, run.gpus))
+        if end_s > 0:
+            runs.append(run if end_s <= horizon_s else _still_running(run))
     return runs
 
 
@@ -116,7 +115,8 @@ def _run(
     *,
     free: dict[str, set[int]],
     when: tuple[int, int, int],
-) -> Run:
+) -> tuple[Run, int]:
+    """A run and its end."""
     job_id, submit, start = when
     gpus = tuple(sorted(free[node.name])[:wanted])
     free[node.name] -= set(gpus)
@@ -131,14 +131,12 @@ def _run(
     if state == "TIMEOUT":
         length = limit_s + int(rng.integers(5, 30))
     name = str(rng.choice(kind.job_names))
-    return Run(job_id, kind, name, user, ACCOUNTS[user], node, gpus, submit, start, start + length, state, limit_s)
+    end = start + length
+    return Run(job_id, kind, name, user, ACCOUNTS[user], node, gpus, submit, start, end, state, limit_s), end
 
 
 def _still_running(run: Run) -> Run:
-    return Run(
-        run.job_id, run.kind, run.job_name, run.user, run.account, run.node, run.gpus,
-        run.submit_s, run.start_s, None, "RUNNING", run.timelimit_s,
-    )  # fmt: skip
+    return replace(run, end_s=None, state="RUNNING")
 
 
 def _release(releases: list[tuple[int, int, str, tuple[int, ...]]], free: dict[str, set[int]], *, until: int) -> None:

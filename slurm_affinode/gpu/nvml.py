@@ -66,10 +66,7 @@ class NvmlDriver:
         """Open the driver where it is not; the devices that answered then."""
         if self._open is not None and (self._lost or self._faults) and self._clock() >= self._rescan_at:
             self.close()
-        if self._open is None:
-            self._start()
-        assert self._open is not None  # noqa: S101 - opened above
-        return [one.device for one in self._open.values()]
+        return [one.device for one in self._all().values()]
 
     def faults(self) -> Sequence[GpuFault]:
         """GPUs that were counted and did not answer when the driver was opened."""
@@ -155,10 +152,16 @@ class NvmlDriver:
 
     # -- opening --------------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def _all(self) -> dict[tuple[str, str | None], _Open]:
+        """What is open; the driver is opened where it is not."""
+        if self._open is None:
+            return self._start()
+        return self._open
+
+    def _start(self) -> dict[tuple[str, str | None], _Open]:
         with self._asking("the driver", None):
             self._nvml.nvmlInit()
-        self._open = {}
+        self._open = opened = {}
         faults: list[GpuFault] = []
         with self._asking("the number of GPUs", None):
             count = self._nvml.nvmlDeviceGetCount()
@@ -167,7 +170,7 @@ class NvmlDriver:
                 with self._asking(f"GPU {index}", None):
                     handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
                     for one in self._opened(handle, index):
-                        self._open[one.device.uuid, one.device.mig] = one
+                        opened[one.device.uuid, one.device.mig] = one
             except DriverMissing:
                 raise
             except GpuError as error:
@@ -175,6 +178,7 @@ class NvmlDriver:
         self._faults = tuple(faults)
         self._rescan_at = self._clock() + RESCAN_S
         self._watch()
+        return opened
 
     def _opened(self, handle: Any, index: int) -> Iterator[_Open]:
         nvml = self._nvml
@@ -229,10 +233,7 @@ class NvmlDriver:
     # -- asking ---------------------------------------------------------------------------------------------------
 
     def _of(self, device: Device) -> _Open:
-        if self._open is None:
-            self._start()
-        assert self._open is not None  # noqa: S101 - opened above
-        found = self._open.get((device.uuid, device.mig))
+        found = self._all().get((device.uuid, device.mig))
         if found is None:
             raise GpuLost(f"GPU {device.index} ({device.uuid}) is not among the GPUs of this node any more")
         return found

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from slurm_affinode.errors import InputError
+from slurm_affinode.history.aliases import Alias
 from slurm_affinode.history.lines import Block
 from slurm_affinode.history.longform import ENTRIES, FIELD_CODES, LongForm
 from slurm_affinode.history.reading import Identifier, Notes, ReadOptions, measured
@@ -142,7 +143,7 @@ class Reader:
         known = known.filter(pl.col("raw").is_not_null())
         known = self._timed(self._numbered(known, block), block)
         known = self._identified(known, block)
-        return self._scaled(known, {name: FIELD_CODES[alias.field] for name, alias in found.items()})
+        return self._scaled(known, found)
 
     def _numbered(self, known: pl.DataFrame, block: Block) -> pl.DataFrame:
         value = pl.col("raw").cast(pl.Float64, strict=False)
@@ -208,11 +209,9 @@ class Reader:
             return identity
         return self._long.series(identity, self._identifier.job_of(labels))
 
-    def _scaled(self, known: pl.DataFrame, codes: Mapping[str, int]) -> pl.DataFrame:
+    def _scaled(self, known: pl.DataFrame, aliases: Mapping[str, Alias]) -> pl.DataFrame:
         factors = {}
-        for name in codes:
-            alias = self._options.aliases.metric(name)
-            assert alias is not None  # noqa: S101 - looked up before
+        for name, alias in aliases.items():
             factors[name] = alias.factor
             if alias.unit == "percent_or_ratio":
                 high = known.filter(pl.col("name") == name)["value"].max()
@@ -222,7 +221,8 @@ class Reader:
         value = measured(pl.col("value"))
         if any(factor != 1.0 for factor in factors.values()):
             value *= pl.col("name").replace_strict(list(factors), list(factors.values()), return_dtype=pl.Float64)
-        field = pl.col("name").replace_strict(list(codes), list(codes.values()), return_dtype=pl.UInt8)
+        codes = [FIELD_CODES[alias.field] for alias in aliases.values()]
+        field = pl.col("name").replace_strict(list(aliases), codes, return_dtype=pl.UInt8)
         return known.select("series", field.alias("field"), value.alias("value"), "time")
 
     def _reject(self, lines: pl.DataFrame, block: Block, reason: str) -> None:

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import polars as pl
 
-from slurm_affinode.history.schema import IDENTITY, METRICS
+from slurm_affinode.history.schema import IDENTITY
 from slurm_affinode.history.store import SampleStore
 
 ROWS_AT_ONCE = 2_000_000
@@ -151,6 +151,3 @@ def _lines(values: pl.DataFrame, name: str, texts: pl.DataFrame) -> pl.DataFrame
 def escaped(text: str) -> str:
     """The value of a label as OpenMetrics writes it."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-assert {family.field for family in FAMILIES} == set(METRICS)  # noqa: S101 - a column that is added is exported, too

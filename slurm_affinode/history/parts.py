@@ -142,18 +142,14 @@ class PartWriter:
         self._name = name
         self._identities = identities.unique("device", keep="last", maintain_order=True)
         self._texts = {c: self._identities[c].drop_nulls().unique(maintain_order=True) for c in _STRINGS}
-        self._writer: pq.ParquetWriter | None = None
         self._pending: list[pl.DataFrame] = []
         self._pending_rows = 0
         self._devices: list[pl.DataFrame] = []
         self._jobs: list[pl.DataFrame] = []
-        self.entry: PartEntry | None = None
-        """What was written, once the writer is closed."""
-
-    def __enter__(self) -> PartWriter:
-        self._files.samples.parent.mkdir(parents=True, exist_ok=True)
+        self._entry: PartEntry | None = None
+        files.samples.parent.mkdir(parents=True, exist_ok=True)
         self._writer = pq.ParquetWriter(
-            self._files.samples,
+            files.samples,
             _SCHEMA,
             compression="lz4",
             use_dictionary=_DICTIONARY,
@@ -162,12 +158,20 @@ class PartWriter:
             **_PAGES,
             sorting_columns=[pq.SortingColumn(0), pq.SortingColumn(1)],
         )
+
+    @property
+    def entry(self) -> PartEntry:
+        """What was written. Only once the context was left without an error."""
+        if self._entry is None:
+            raise RuntimeError(f"{self._files.samples}: is not written yet")
+        return self._entry
+
+    def __enter__(self) -> PartWriter:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._writer is not None  # noqa: S101 - entered
         try:
             if kind is None:
                 self._flush(everything=True)
@@ -204,7 +208,6 @@ class PartWriter:
         self._pending, self._pending_rows = ([rest] if len(rest) else []), len(rest)
         if done.is_empty():
             return
-        assert self._writer is not None  # noqa: S101 - entered
         self._writer.write_table(self._table(done), row_group_size=ROW_GROUP)
         self._devices.append(_summary(done))
         self._jobs.append(job_runs(done))
@@ -240,7 +243,7 @@ class PartWriter:
             self._files.jobs, compression="zstd"
         )
         first, last = table["first"].dt.epoch("ms").min(), table["last"].dt.epoch("ms").max()
-        self.entry = PartEntry(self._name, int(table["rows"].sum()), len(table), int(first), int(last))  # type: ignore[arg-type]
+        self._entry = PartEntry(self._name, int(table["rows"].sum()), len(table), int(first), int(last))  # type: ignore[arg-type]
 
 
 def _last_boundary(rows: pl.DataFrame) -> int:

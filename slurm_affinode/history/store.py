@@ -132,7 +132,6 @@ class SampleStore:
         """Take in one source (frames of ``SAMPLES``) and compact the days that it touched."""
         with self.writer() as session:
             session.add([frames] if isinstance(frames, pl.DataFrame) else frames, Source(source, fingerprint))
-        assert session.totals is not None  # noqa: S101 - left without an error
         return session.totals
 
     def write_day(self, day: date, frames: Iterable[pl.DataFrame], identities: pl.DataFrame) -> Part:
@@ -153,7 +152,6 @@ class SampleStore:
                 with PartWriter(written, name, table) as part:
                     for frame in frames:
                         part.write(frame)
-                assert part.entry is not None  # noqa: S101 - closed without an error
                 with writer.write_locked(self.root):
                     writer.replace_day(self.root, manifest.load(self.root), day, written, part.entry)
             finally:

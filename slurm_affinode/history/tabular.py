@@ -42,9 +42,9 @@ class Layout:
     value: int | None
 
     @property
-    def long(self) -> bool:
-        """Whether rows are single measurements."""
-        return self.metric is not None and self.value is not None
+    def long(self) -> tuple[int, int] | None:
+        """Where rows are single measurements: the columns of the metric's name and of its value."""
+        return None if self.metric is None or self.value is None else (self.metric, self.value)
 
 
 def layout(header: Sequence[str], notes: Notes, options: ReadOptions) -> Layout:
@@ -95,8 +95,8 @@ class TableReader:
     def rows(self, frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
         """Take rows; yield samples."""
         frame = self._with_time(self._with_identity(frame))
-        if self.layout.long:
-            yield from self._long.add(self._entries(frame))
+        if self.layout.long is not None:
+            yield from self._long.add(self._entries(frame, *self.layout.long))
         elif len(frame):
             yield self._wide(frame)
 
@@ -181,9 +181,8 @@ class TableReader:
             self._percent.add(field)
         return 1.0 if field in self._percent else 100.0
 
-    def _entries(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def _entries(self, frame: pl.DataFrame, metric: int, value: int) -> pl.DataFrame:
         """Entries of a long table."""
-        metric, value = self.layout.metric, self.layout.value
         frame = frame.with_columns(self._jobs(frame))
         series = frame.select("at", "job").unique(maintain_order=True)
         devices = list(self._numbers)
@@ -196,7 +195,6 @@ class TableReader:
             if alias is None:
                 self._notes.unknown[str(name)] += len(rows)
                 continue
-            assert value is not None  # noqa: S101 - the table is long
             ready = self._number(rows, value, "value", Alias(alias.field, alias.unit))
             code = pl.lit(FIELD_CODES[alias.field], pl.UInt8).alias("field")
             found.append(ready.select("series", code, pl.col("value").cast(pl.Float64), "time"))

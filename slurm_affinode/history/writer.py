@@ -101,8 +101,14 @@ class Writer:
         self._waiting: list[Taken] = []
         self._samples = 0
         self._before: dict[date, int] = {}
-        self.totals: Totals | None = None
-        """The outcome, once the context was left without an error."""
+        self._totals: Totals | None = None
+
+    @property
+    def totals(self) -> Totals:
+        """The outcome. Only once the context was left without an error."""
+        if self._totals is None:
+            raise RuntimeError("the ingest is still under way, or was given up")
+        return self._totals
 
     def __enter__(self) -> Writer:
         with writing(self._root):
@@ -122,7 +128,7 @@ class Writer:
                     self.flush()
                     after = [compact_day(self._root, day, self._staging) for day in sorted(self._before)]
                 new = max(0, sum(after) - sum(self._before.values()))
-                self.totals = Totals(self._samples, new, tuple(sorted(self._before)))
+                self._totals = Totals(self._samples, new, tuple(sorted(self._before)))
         finally:
             self._staging.close()
 
@@ -185,7 +191,6 @@ class Writer:
             name = secrets.token_hex(8)
             with PartWriter(PartFiles.of(self._staging.path, name), name, identities) as writer:
                 writer.write(part)
-            assert writer.entry is not None  # noqa: S101 - closed without an error
             staged.append((day, writer.entry))
         return staged
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import polars as pl
+
 from slurm_affinode.analysis import suspensions
 from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.report import format as fmt
@@ -49,7 +51,7 @@ def section(result: WasteResult, top: int) -> GivenBack | None:
             _card("GPU memory given back", "gpu_mem_gib_hours", fmt.number(total["gpu_mem_gib_hours"]), "GiB-h"),
             _card("Time to wake", "wake_s", _short(total["wake_s"]), sub="median, from the request"),
         )
-    return GivenBack(lead, cards, _table(result, top))
+    return GivenBack(lead, cards, _table(frame, top))
 
 
 def _in_place(total: Row) -> str:
@@ -90,9 +92,7 @@ def _short(seconds: float | None) -> str:
     return fmt.duration(seconds)
 
 
-def _table(result: WasteResult, top: int) -> Table | None:
-    frame = result.suspensions
-    assert frame is not None  # noqa: S101 - the caller has looked
+def _table(frame: pl.DataFrame, top: int) -> Table:
     rows = tuple(_row(row) for row in frame.head(top).iter_rows(named=True))
     columns = (
         Column("Job", title="raw id"), Column("User", unit="account"),

@@ -1,4 +1,4 @@
 """Sequences over several layers that commands share: take in, analyse and render, the nightly run, the doctor.
 
-Between ``cli`` and the rest: ``cli -> workflow -> analysis | report -> slurm | gpu | history | store -> core -> model``.
+Between ``cli`` and the rest, see CONTRIBUTING.md.
 """

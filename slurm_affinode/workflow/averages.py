@@ -54,15 +54,12 @@ def analyse_averages(
 
 def _span(jobs: pl.DataFrame, now: datetime) -> tuple[datetime, datetime]:
     started = jobs.drop_nulls("start")
-    first = started["start"].min()
-    if not isinstance(first, datetime):
+    first, last = started["start"].min(), started["end"].fill_null(now).max()
+    if not isinstance(first, datetime) or not isinstance(last, datetime):
         raise AffinodeError(
             "no job has a start time: there is no time to give its averages to",
             hint="print the fields Start and End as well",
         )
-    ends = started["end"].fill_null(now)
-    last = ends.max()
-    assert isinstance(last, datetime)  # noqa: S101 - there is at least one start
     return first, max(last, first + timedelta(seconds=1))
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
 
 from slurm_affinode.slurm.accounting import Accounting
-from slurm_affinode.store.records import Counts, IngestProblem, IngestRecord
+from slurm_affinode.store.records import IngestProblem, IngestRecord, Upserted
 from slurm_affinode.store.repository import Repository
 
 _COUNTING = "accounting.gpu_clusters"
@@ -20,17 +20,6 @@ _SHOWN_DECISIONS = 20
 
 FIRST_SPAN = timedelta(days=7)
 """How far back accounting is read when the store is empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class Intake:
-    """What became of one input."""
-
-    source: str
-    accounting: Accounting
-    jobs: Counts | None
-    """``None``: nothing was stored (a dry run)."""
-    steps: Counts | None
 
 
 def counting_clusters(repository: Repository) -> frozenset[str]:
@@ -46,7 +35,7 @@ def take_in(
     started: datetime,
     finished: datetime,
     fingerprint: str | None = None,
-) -> Intake:
+) -> Upserted:
     """Store ``accounting`` and write the journal. Runs and steps are one transaction.
 
     Content that was taken in before (``fingerprint``) and changes nothing leaves no second entry in the journal.
@@ -59,7 +48,7 @@ def take_in(
     total = stored.jobs + stored.steps
     if total.new + total.updated == 0 and fingerprint is not None and fingerprint in repository.fingerprints("sacct"):
         # The same content again: its bad records are in the journal already.
-        return Intake(source, accounting, stored.jobs, stored.steps)
+        return stored
     first, last = span(accounting.jobs)
     repository.record_ingest(
         IngestRecord(
@@ -79,7 +68,7 @@ def take_in(
             last=last,
         )
     )
-    return Intake(source, accounting, stored.jobs, stored.steps)
+    return stored
 
 
 def _raw_ids(repository: Repository, accounting: Accounting) -> Accounting:

@@ -32,8 +32,8 @@ def postman(mail: MailPolicy, now: Callable[[], datetime]) -> Post:
             _smtp(made, mail.smtp)
         elif mail.via == "command":
             _command(made, digest, mail)
-        elif mail.via == "webhook":
-            _webhook(digest, mail)
+        elif mail.via == "webhook" and mail.webhook is not None:
+            _webhook(digest, mail.webhook, mail.webhook_token_file)
         else:
             raise AffinodeError(
                 "nobody can be told: the policy says mail.via = none", hint="set mail.via to smtp, command or webhook"
@@ -90,19 +90,18 @@ def _command(made: EmailMessage, digest: Digest, mail: MailPolicy) -> None:
     process.run(argv, timeout_s=COMMAND_S, stdin=made.as_bytes(), group=True)
 
 
-def _webhook(digest: Digest, mail: MailPolicy) -> None:
-    assert mail.webhook is not None  # noqa: S101 - the policy was checked
+def _webhook(digest: Digest, url: str, token_file: str | None) -> None:
     body = {"to": digest.recipient, "user": digest.user, "subject": digest.subject, "text": digest.text,
             "html": digest.html}  # fmt: skip
     headers = {"Content-Type": "application/json", "User-Agent": "slurm-affinode"}
-    if mail.webhook_token_file is not None:
-        headers["Authorization"] = f"Bearer {_secret(mail.webhook_token_file)}"
-    request = urllib.request.Request(mail.webhook, json.dumps(body).encode(), headers, method="POST")  # noqa: S310 - http(s), checked
+    if token_file is not None:
+        headers["Authorization"] = f"Bearer {_secret(token_file)}"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")  # noqa: S310 - http(s), checked
     try:
         with urllib.request.urlopen(request, timeout=WEBHOOK_S):  # noqa: S310
             return
     except urllib.error.HTTPError as error:
         error.close()
-        raise UnreachableError(f"{mail.webhook} answers {error.code} {shown(str(error.reason))}") from error
+        raise UnreachableError(f"{url} answers {error.code} {shown(str(error.reason))}") from error
     except (OSError, ValueError) as error:
-        raise UnreachableError(f"{mail.webhook}: {shown(str(error))}") from error
+        raise UnreachableError(f"{url}: {shown(str(error))}") from error

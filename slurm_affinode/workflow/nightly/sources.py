@@ -77,16 +77,14 @@ def _take_in(
         counting=intake.counting_clusters(store),
     )
     accounting = sacct.read(content, where=name, how=how)
-    taken = intake.take_in(
+    counts = intake.take_in(
         store,
         accounting,
         source=name,
         started=started,
         finished=datetime.now(UTC),
         fingerprint=hashlib.sha256(content).hexdigest(),
-    )
-    counts = taken.jobs
-    assert counts is not None  # noqa: S101 - it was stored
+    ).jobs
     return (
         f"{name}: {accounting.jobs.height} job runs ({counts.new} new, {counts.updated} updated), "
         f"{accounting.bad_records} bad records"
