@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from slurm_affinode.agent import mailing, words
 from slurm_affinode.agent.journal import JournalError, Record
 from slurm_affinode.agent.notes import Note
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.checkpoint.interface import Image
+from slurm_affinode.core.suspension import IN_PLACE
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import Phase, SuspendOption
-from slurm_affinode.model.suspension_mail import SuspensionMail
+from slurm_affinode.model.suspension_mail import MailKind, SuspensionMail
 
 _RETRY_S = 15.0
 _COPIES_AT_ONCE = 2
@@ -53,6 +55,34 @@ def entry_of(record: Record, node: str) -> LedgerEntry:
         dumped_ms=ms(Phase.DUMPED),
         queued_ms=ms(Phase.QUEUED),
     )
+
+
+def mail_owner(
+    parts: Parts,
+    record: Record,
+    kind: MailKind,
+    at_epoch: float | None = None,
+    *,
+    why: str | None = None,
+    slept_s: float | None = None,
+    ended: bool = False,
+) -> None:
+    """Tell a job's owner of a suspension that this node's journal knows, where the site wants that. Does not wait.
+
+    ``at_epoch``: now, where it is not given. ``ended``: see ``SuspensionMail``.
+    """
+    facts, key = record.facts, record.key
+    if not facts.get("user"):
+        return
+    parts.mailer.tell(
+        SuspensionMail(
+            kind, key.cluster, key.job_id, facts["user"], parts.node, parts.now() if at_epoch is None else at_epoch,
+            mailing.event(key, facts["began"]), job_name=facts.get("name"), partition=facts.get("partition"), why=why,
+            gpus=facts.get("gpus"), gpu_model=facts.get("gpu_model"), gpu_bytes=facts.get("gpu_bytes"),
+            slept_s=slept_s, wake=SuspendOption.parse(facts["option"]).wake, in_place=bool(facts.get("in_place")),
+            on_request=bool(facts.get("sockets")), ended=ended,
+        )
+    )  # fmt: skip
 
 
 class Aftermath:
@@ -93,6 +123,17 @@ class Aftermath:
         self._comment(record.key.job_id, words.runs_on(why))
         self._close(record)
 
+    def lost(self, record: Record) -> None:
+        """Its processes are gone, and there is no image: Slurm starts it from its beginning, or does not."""
+        parts = self._parts
+        why = record.facts.get("why") or "by hand"
+        entry = entry_of(record, parts.node)
+        if record.phase not in IN_PLACE:  # else it slept, and others had its GPU memory until now
+            entry = replace(entry, failure="its processes are gone")
+        parts.ledger.write(replace(entry, ended_ms=round(parts.now() * 1000)))
+        self._comment(record.key.job_id, words.lost(parts.node, why))
+        self._close(record)
+
     # --- the job sleeps
 
     def queued(self, record: Record) -> None:
@@ -102,25 +143,11 @@ class Aftermath:
         self._note(record)
         job_id = record.key.job_id
         self._comment(job_id, words.suspended(facts.get("why") or "", facts.get("gpu_bytes") or 0, str(job_id)))
-        self._mail(record)
+        mail_owner(parts, record, "suspended", record.phases.get(Phase.QUEUED.value), why=facts.get("why"))
         # A daemon: the agent may end in the middle of a copy; the next one takes it up where it ended.
         thread = threading.Thread(target=self._copy, args=(record,), name=f"copy-{job_id}", daemon=True)
         self._copies = [*(one for one in self._copies if one.is_alive()), thread]
         thread.start()
-
-    def _mail(self, record: Record) -> None:
-        parts, facts, key = self._parts, record.facts, record.key
-        if facts.get("user"):
-            option = SuspendOption.parse(facts["option"])
-            parts.mailer.tell(
-                SuspensionMail(
-                    "suspended", key.cluster, key.job_id, facts["user"], parts.node,
-                    record.phases.get(Phase.QUEUED.value, parts.now()), mailing.event(key, facts["began"]),
-                    job_name=facts.get("name"), partition=facts.get("partition"), why=facts.get("why"),
-                    gpus=facts.get("gpus"), gpu_model=facts.get("gpu_model"), gpu_bytes=facts.get("gpu_bytes"),
-                    wake=option.wake,
-                )
-            )  # fmt: skip
 
     def _note(self, record: Record) -> None:
         parts, facts = self._parts, record.facts

@@ -84,8 +84,7 @@ class Arrivals:
         self._registry.put(job)
         if hello.root == 0:
             log.info("job %d: starts (uid %d, process %d, %s)", who.job_id, who.uid, who.pid, hello.option)
-            in_place = self._orchestration.in_place
-            if in_place is None or hello.option.mode is not Mode.INPLACE or in_place.admit(job):
+            if self._admitted(job):
                 link.send(Start())
         else:
             log.info(
@@ -158,8 +157,16 @@ class Arrivals:
                 link=link, since_epoch=self._now(), phase=Phase.RUNNING,
             )  # fmt: skip
             self._registry.put(job)
-        link.send(reply)
+            if not isinstance(reply, Start) or self._admitted(job):
+                link.send(reply)
+        else:
+            link.send(reply)
         _close(arrival.fds)
+
+    def _admitted(self, job: WatchedJob) -> bool:
+        """Whether a job may start from its beginning now; else it is told when it is its turn."""
+        in_place = self._orchestration.in_place
+        return in_place is None or job.option.mode is not Mode.INPLACE or in_place.admit(job)
 
 
 def _close(fds: tuple[int, ...]) -> None:

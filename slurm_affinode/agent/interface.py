@@ -142,8 +142,8 @@ class InPlace(Protocol):
 
     idle_s: Callable[[int], float | None]
     """Set by the daemon: how long a job has been idle, where the policy would let it go for another one."""
-    woken: Callable[[int], None]
-    """Set by the daemon: told of a job that runs again."""
+    woken: Callable[[int, str], None]
+    """Set by the daemon: told of a job that runs again, and how that came."""
     pressed: Callable[[], None]
     """Set by the daemon: told that jobs are ``wanted`` out of the way."""
 

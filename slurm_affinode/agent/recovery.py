@@ -177,6 +177,8 @@ class JobKeeper:
             return True
         elif action is Action.CLOSE:
             self._close(record, why)
+        elif action is Action.LOST:
+            self._aftermath.lost(record)
         return True
 
     def _requeue(self, record: Record) -> bool:
@@ -213,7 +215,7 @@ class JobKeeper:
 
     def _close(self, record: Record, why: str) -> None:
         parts = self._parts
-        if record.phase in IN_PLACE:  # its processes have ended
+        if record.phase in IN_PLACE:  # the job is over
             parts.ledger.write(replace(entry_of(record, parts.node), ended_ms=round(parts.now() * 1000)))
             record.close()
             return

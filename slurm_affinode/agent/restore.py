@@ -75,7 +75,7 @@ class JobRestorer:
         except ImageDamaged as error:
             return self._failed(arrival, job, None, str(error))
         if not found:
-            return self._without_image(arrival, run)
+            return self._without_image(arrival, run, job)
         record = parts.journal.record(found[0].image.manifest.key)
         placing = _Placing(arrival, job, found, record, began)
         who = f"{parts.node}/{arrival.init_pid}/{arrival.init_started}"
@@ -110,13 +110,14 @@ class JobRestorer:
         first = copies[0].image.manifest if copies else None
         return [copy for copy in copies if copy.image.manifest == first]
 
-    def _without_image(self, arrival: Arrival, run: LiveRun) -> Reply:
+    def _without_image(self, arrival: Arrival, run: LiveRun, job: Job) -> Reply:
         """Something of the job's name is in a store, and it is not for this run."""
         note = self._parts.notes.read(run.key.cluster, run.key.job_id)
         if note is not None and note.uid == run.uid and note.restarts < run.restarts:
             # It sleeps, but its image is not here (yet): a fresh start would lose it.
             return self._hold(arrival, f"its image is still on {note.node}", note)
-        self._comment(arrival.job_id, None)
+        if not (job.comment or "").startswith(words.LOST):  # that says why it starts anew
+            self._comment(arrival.job_id, None)
         return Start()
 
     # --- the sequence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from slurm_affinode.agent import words
 from slurm_affinode.agent.interface import SuspendedJob
 from slurm_affinode.agent.loop import JobState
 from slurm_affinode.agent.registry import WatchedJob
@@ -49,6 +50,7 @@ def watched(
         "idle": None if idle is None else _idle(idle, clock_s, now_epoch),
         "next": None if decision is None else _next(decision),
         "last": None if outcome is None else {"at": outcome.at_epoch, "done": outcome.done, "text": outcome.text},
+        "said": None if job.slurm is None else words.of_the_past(job.slurm.comment),
     }
 
 

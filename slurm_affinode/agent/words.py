@@ -9,7 +9,9 @@ ASLEEP = "asleep in place: "
 WAITS_TO_WAKE = "waits to wake: "
 WAITS_TO_START = "waits to start: "
 NOT_WOKEN = "not woken: "
-_OWN = (SUSPENDED, RUNS_ON, HELD, ASLEEP, WAITS_TO_WAKE, WAITS_TO_START, NOT_WOKEN)
+LOST = "lost: "
+_OWN = (SUSPENDED, RUNS_ON, HELD, ASLEEP, WAITS_TO_WAKE, WAITS_TO_START, NOT_WOKEN, LOST)
+_OF_THE_PAST = (RUNS_ON, HELD, LOST)
 _BEHIND = " // "
 _MAX_BYTES = 900
 """Of a comment; Slurm takes 1024 bytes."""
@@ -48,6 +50,12 @@ def theirs(comment: str | None) -> str:
     return text.partition(_BEHIND)[2]
 
 
+def of_the_past(comment: str | None) -> str | None:
+    """What a comment says of ours that holds for a job that runs: why it runs on, or from its beginning."""
+    text = comment or ""
+    return text.partition(_BEHIND)[0] if text.startswith(_OF_THE_PAST) else None
+
+
 def comment(own: str, before: str | None) -> str:
     """Our comment, with what the owner had put there behind it."""
     kept = theirs(before)
@@ -63,6 +71,11 @@ def suspended(why: str, held_bytes: int, job: str) -> str:
 def runs_on(why: str) -> str:
     """Why a suspension was taken back."""
     return f"{RUNS_ON}{one(why)}"
+
+
+def lost(node: str, why: str) -> str:
+    """What a job had done is gone: its processes have ended on ``node``, and there is no image."""
+    return f"{LOST}its processes on {node} ended while it was suspended ({one(why)}); there is no image"
 
 
 def held(why: str) -> str:

@@ -74,9 +74,9 @@ _TABLE: dict[tuple[Phase, Event], Phase] = {
 }
 
 HOLDS_TREE = frozenset({Phase.LOCKING, Phase.LOCKED, Phase.PARKED, Phase.DUMPING, Phase.DUMPED, Phase.REQUEUEING})
+"""Phases in which the job's own processes exist and are in our hands."""
 IN_PLACE = frozenset({Phase.FROZEN, Phase.WAKING})
 """Phases of a job that sleeps in place, or wakes from that."""
-"""Phases in which the job's own processes exist and are in our hands."""
 
 
 class IllegalTransition(ValueError):  # noqa: N818 - named for what it says
@@ -139,6 +139,9 @@ class Action(StrEnum):
     """Put the image in place (again): kill what a broken attempt left, restore from the beginning."""
     CLOSE = "close"
     """Write the record to the ledger; nothing is left to do."""
+    LOST = "lost"
+    """The same, and tell that what the run had done is gone: its processes went, with their node, and no image is
+    there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +178,10 @@ def _in_place(phase: Phase, world: World) -> Recovery:
 
     Where Slurm has requeued the job it is ending these processes: they are let go, so that they hear of it.
     """
+    if not world.tree and world.job is JobFact.UNKNOWN:
+        return Recovery((Action.WAIT,), phase, "the processes are gone and Slurm does not answer")
     if not world.tree:
-        return Recovery((Action.CLOSE,), None, "the processes are gone")
+        return Recovery((Action.LOST,), None, "the processes are gone")
     if world.job in (JobFact.QUEUED, JobFact.LATER_RUN):
         return Recovery((Action.WAKE,), Phase.WAKING, "requeued by somebody else while it slept")
     if phase is Phase.FROZEN:
@@ -206,7 +211,7 @@ def _before_requeue(phase: Phase, world: World) -> Recovery:
     if phase is Phase.DUMPED and world.image:
         # The node went down with the tree stopped, right after its dump.
         return Recovery((), Phase.QUEUED, "the processes are gone, the image is complete")
-    return Recovery((Action.DROP_IMAGE, Action.CLOSE), None, "the processes are gone, there is no image")
+    return Recovery((Action.DROP_IMAGE, Action.LOST), None, "the processes are gone, there is no image")
 
 
 def _requeueing(world: World) -> Recovery:

@@ -14,7 +14,7 @@ class SuspensionMail:
     """One thing that happened to a job. ``None`` is unknown."""
 
     kind: MailKind
-    """``failed``: it was not restored."""
+    """``failed``: it was not restored, or not woken."""
     cluster: str
     job_id: int
     user: str
@@ -36,5 +36,11 @@ class SuspensionMail:
     """When it goes on: ``auto``, ``hold`` or a time."""
     fresh: bool = False
     """Of ``failed``: it was started from its beginning, in place of being held."""
+    in_place: bool = False
+    """It sleeps in place: there is no image, and its allocation stays."""
+    on_request: bool = False
+    """In place: a request on one of its sockets wakes it."""
+    ended: bool = False
+    """Of ``failed``, in place: it was cancelled, since it had waited too long."""
     left_out: int = 0
     """Mails to this user that were not sent since the last one: there were too many."""

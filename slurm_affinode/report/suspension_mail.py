@@ -21,11 +21,12 @@ def suspension_digest(event: SuspensionMail, mail: MailPolicy, *, timezone: str 
     language = mail.languages.get(event.user, mail.language)
     texts = Texts(language, site)
     job = event.job_id
-    kind = "fresh" if event.kind == "failed" and event.fresh else event.kind
+    kind = _kind(event)
+    subject = event.kind if kind in ("asleep", "awake") else kind
     context: dict[str, Any] = {
         "language": language.replace("_", "-"),
         "greeting": texts.say("hello", user=event.user),
-        "subject": texts.say(f"sleep_subject_{kind}", cluster=event.cluster, job=job, node=event.node),
+        "subject": texts.say(f"sleep_subject_{subject}", cluster=event.cluster, job=job, node=event.node),
         "title": _title(event, texts),
         "stage": texts.say(f"sleep_stage_{kind}"),
         "color": COLORS[_COLORS[event.kind]],
@@ -44,6 +45,13 @@ def suspension_digest(event: SuspensionMail, mail: MailPolicy, *, timezone: str 
     )  # fmt: skip
 
 
+def _kind(event: SuspensionMail) -> str:
+    """By what name the texts know it."""
+    if not event.in_place:
+        return "fresh" if event.kind == "failed" and event.fresh else event.kind
+    return {"suspended": "asleep", "restored": "awake", "failed": "ended" if event.ended else "unwoken"}[event.kind]
+
+
 def _at(event: SuspensionMail, timezone: str | None) -> str:
     return clock(datetime.fromtimestamp(event.at_epoch, UTC), timezone)
 
@@ -57,6 +65,8 @@ def _title(event: SuspensionMail, texts: Texts) -> str:
 def _then(event: SuspensionMail, texts: Texts) -> str:
     if event.kind != "suspended":
         return ""
+    if event.on_request:
+        return texts.say("sleep_wake_request")
     if event.wake == "auto":
         return texts.say("sleep_wake_auto")
     if event.wake in (None, "hold"):
@@ -86,6 +96,6 @@ def _todo(event: SuspensionMail, texts: Texts) -> list[str]:
     job = event.job_id
     if event.kind == "suspended":
         return [texts.say("sleep_do_wake", job=job), texts.say("sleep_do_cancel", job=job)]
-    if event.kind == "failed" and not event.fresh:
+    if event.kind == "failed" and not event.fresh and not event.ended:
         return [texts.say("sleep_do_again", job=job), texts.say("sleep_do_give_up", job=job)]
     return [texts.say("sleep_do_status", job=job)]

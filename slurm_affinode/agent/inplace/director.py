@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from slurm_affinode.agent import words
+from slurm_affinode.agent.aftermath import mail_owner
 from slurm_affinode.agent.inplace.comments import Comments, Workers
 from slurm_affinode.agent.inplace.freezer import FreezeError, Freezer
 from slurm_affinode.agent.inplace.line import InLine, Line
@@ -74,8 +75,8 @@ class Director:
         self._thread: threading.Thread | None = None
         self.idle_s: Callable[[int], float | None] = lambda job_id: None
         """For how long a job has been idle, where the policy would let it go for another one; else ``None``."""
-        self.woken: Callable[[int], None] = lambda job_id: None
-        """Told of a job that runs again."""
+        self.woken: Callable[[int, str], None] = lambda job_id, how: None
+        """Told of a job that runs again, and how that came."""
         self.pressed: Callable[[], None] = lambda: None
         """Told that other jobs are to make room now."""
         self._line.pressed = lambda: self.pressed()  # noqa: PLW0108 - it is set later
@@ -271,7 +272,7 @@ class Director:
             if self._sleepers.pop(sleeper.job_id, None) is None:
                 return
             self._changed.notify_all()
-        self._comments.forget(sleeper.job_id)
+        self._comments.clear(sleeper.job_id)  # it may be requeued, and sleeps no more
         try:
             self._waking.gone(sleeper)
         except AffinodeError as error:
@@ -316,8 +317,10 @@ class Director:
         """One is overdue: a starter starts all the same, for a sleeper it is as the site has chosen."""
         if isinstance(one, Starter):
             self._let_in(one)
-        elif isinstance(one, Sleeper) and self._rules.end_on_deadline:
-            self._workers.submit(self._end, one, why)
+        elif isinstance(one, Sleeper):
+            mail_owner(self._parts, one.record, "failed", why=why, ended=self._rules.end_on_deadline)
+            if self._rules.end_on_deadline:
+                self._workers.submit(self._end, one, why)
 
     def wanted(self, job_id: int) -> tuple[int, ...]:
         """The jobs for which another one is to make room."""
@@ -360,13 +363,15 @@ class Director:
                 self._sleepers.pop(sleeper.job_id, None)
                 self._changed.notify_all()
             self._comments.clear(sleeper.job_id)
-            self.woken(sleeper.job_id)
+            slept = words.span(self._parts.now() - sleeper.since_epoch)
+            self.woken(sleeper.job_id, f"awake after {slept} in place: {sleeper.asked_why}")
 
     def _not_woken(self, sleeper: Sleeper, why: str) -> None:
         pause = min(_RETRY_MAX_S, _RETRY_S * 2.0 ** min(sleeper.failures, 10))
         sleeper.failures += 1
         sleeper.failure = words.one(why)
         sleeper.retry_epoch = self._parts.now() + pause
+        mail_owner(self._parts, sleeper.record, "failed", why=why)
         self._parts.log.error("job %s: not woken: %s; tried again in %g s", sleeper.job_id, why, pause)
         self._comments.set(sleeper.job_id, words.not_woken(why))
 
@@ -378,21 +383,5 @@ class Director:
             starter = self._starters.get(job_id)
             one = self._sleepers.get(job_id)
             if starter is not None:
-                return {"starting": True, "asked": starter.asked_epoch, "waits": starter.waits or None}
-            if one is None:
-                return None
-            return {
-                "starting": False,
-                "since": one.since_epoch,
-                "asleep_s": max(0.0, self._parts.now() - one.since_epoch),
-                "why": one.why,
-                "gpu_bytes": one.gpu_bytes,
-                "frozen_by": one.how,
-                "wakes_on_request": bool(one.own),
-                "asked": one.asked_epoch,
-                "asked_why": one.asked_why or None,
-                "waking": one.waking,
-                "waits": one.waits or None,
-                "overdue": one.overdue,
-                "failure": one.failure or None,
-            }
+                return starter.view()
+            return None if one is None else one.view(self._parts.now())

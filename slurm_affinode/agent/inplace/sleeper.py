@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from slurm_affinode.agent.inplace.asking import Look
 from slurm_affinode.agent.inplace.freezer import SIGNALS
@@ -69,6 +69,8 @@ class Sleeper:
     failures: int = 0
     retry_epoch: float = 0.0
     overdue: bool = False
+    told: bool = False
+    """Its owner was told by mail that it sleeps, where the site wants that."""
 
     @property
     def verb(self) -> str:
@@ -79,6 +81,24 @@ class Sleeper:
     def gpu_bytes(self) -> int:
         """Bytes that were moved out."""
         return sum(self.held.values())
+
+    def view(self, now: float) -> dict[str, Any]:
+        """What ``status`` shows of it at that time (epoch)."""
+        return {
+            "starting": False,
+            "since": self.since_epoch,
+            "asleep_s": max(0.0, now - self.since_epoch),
+            "why": self.why,
+            "gpu_bytes": self.gpu_bytes,
+            "frozen_by": self.how,
+            "wakes_on_request": bool(self.own),
+            "asked": self.asked_epoch,
+            "asked_why": self.asked_why or None,
+            "waking": self.waking,
+            "waits": self.waits or None,
+            "overdue": self.overdue,
+            "failure": self.failure or None,
+        }
 
     @classmethod
     def of(cls, record: Record) -> Sleeper:
@@ -98,4 +118,5 @@ class Sleeper:
             stay=frozenset(int(pid) for pid in facts.get("stopped", ())),
             since_epoch=record.phases.get(Phase.PARKED.value, float(facts["began"])),
             before=from_note(facts.get("sockets", {})),
+            told=Phase.FROZEN.value in record.phases,
         )

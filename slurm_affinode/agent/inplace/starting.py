@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from slurm_affinode.agent.inplace.freezer import Freezer
 from slurm_affinode.agent.parts import Parts
@@ -44,6 +45,10 @@ class Starter:
     def verb(self) -> str:
         """See ``line.InLine``."""
         return "start"
+
+    def view(self) -> dict[str, Any]:
+        """What ``status`` shows of it."""
+        return {"starting": True, "asked": self.asked_epoch, "waits": self.waits or None}
 
 
 class Starters:

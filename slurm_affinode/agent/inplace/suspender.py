@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from slurm_affinode.agent.aftermath import Aftermath, entry_of
+from slurm_affinode.agent.aftermath import Aftermath, entry_of, mail_owner
 from slurm_affinode.agent.inplace import asking
 from slurm_affinode.agent.inplace.freezer import Freezer, stopped
 from slurm_affinode.agent.inplace.sharing import held_by
@@ -22,6 +22,7 @@ from slurm_affinode.agent.inplace.sockdiag import SockDiagError
 from slurm_affinode.agent.inplace.watching import Sockets, noted
 from slurm_affinode.agent.interface import LookAgain, Refused, Suspender
 from slurm_affinode.agent.journal import Record
+from slurm_affinode.agent.memory import HostMemory
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.tree import Member, TreeGoneError
@@ -83,6 +84,7 @@ class InPlaceSuspender:
         self._bed = bed
         self._freeze_s = freeze_s
         self._undo = Undo(parts)
+        self._memory = HostMemory(parts)
         self._busy: set[int] = set()
         self._lock = threading.Lock()
 
@@ -109,7 +111,7 @@ class InPlaceSuspender:
                 preflight.GpuUseFacts(
                     parts.cuda.capabilities(), users, used, any(device.mig is not None for device in job.devices or ())
                 ),
-                parts.memory(job.init_pid),
+                self._memory.of(job, tree),
                 allowed=(Mode.INPLACE,),
                 uid=job.uid,
             )
@@ -243,7 +245,7 @@ class InPlaceSuspender:
             init_pid=job.init_pid, init_started=job.init_started, cuda=list(cuda), stopped=list(stopped(members)),
             option=str(job.option), gpus=len(held), gpu_bytes=sum(held.values()), held=dict(held),
             gpu_model=next((models[uuid] for uuid in held if uuid in models), None), in_place=True,
-            sockets=noted(before), user=slurm.user, account=slurm.account,
+            sockets=noted(before), user=slurm.user, account=slurm.account, name=slurm.name,
             partition=slurm.partitions[0] if slurm.partitions else None,
         )  # fmt: skip
         return attempt
@@ -280,8 +282,11 @@ class InPlaceSuspender:
     def _to_bed(self, attempt: _Attempt, *, ask: str) -> Suspension:
         parts, record = self._parts, attempt.record
         sleeper = Sleeper.of(record)
+        sleeper.told = not ask
         if attempt.failure is None:
             parts.ledger.write(entry_of(record, parts.node))
+            if sleeper.told:
+                mail_owner(parts, record, "suspended", record.phases.get(Phase.FROZEN.value), why=attempt.why)
         else:
             parts.log.warning("job %s: the suspension is taken back: %s", attempt.job.job_id, attempt.failure)
             parts.ledger.write(replace(entry_of(record, parts.node), failure=attempt.failure))

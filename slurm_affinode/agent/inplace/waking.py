@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slurm_affinode.agent import words
-from slurm_affinode.agent.aftermath import entry_of
+from slurm_affinode.agent.aftermath import entry_of, mail_owner
 from slurm_affinode.agent.inplace.freezer import FreezeError, Freezer
 from slurm_affinode.agent.inplace.sleeper import Sleeper
 from slurm_affinode.agent.parts import Parts
@@ -129,6 +129,8 @@ class Waking:
                 restored_node=parts.node,
             )
         )
+        if sleeper.told:
+            mail_owner(parts, record, "restored", now, slept_s=asked - sleeper.since_epoch)
         record.close()
         parts.log.info(
             "job %s: awake after %s, %.0f ms after it was asked for (%s)", sleeper.job_id,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from email import message_from_bytes, policy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_world import Agent, World
@@ -227,6 +228,30 @@ def test_a_restore_that_fails_is_mailed(
     assert to == "alice@example.org"
     assert line.endswith(subject)
     assert "its contents have changed" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject", "says", "todo"),
+    [
+        ({}, "Job 7 sleeps", "A request to it wakes it.", "slurm-affinode wake 7"),
+        ({"on_request": False}, "Job 7 sleeps", "It goes on by itself when GPUs are free", "scancel 7"),
+        ({"kind": "restored"}, "Job 7 goes on", "It runs again on c1, with its GPU memory.", "slurm-affinode status 7"),
+        ({"kind": "failed"}, "could not be woken and sleeps on", "tried again by itself", "slurm-affinode wake 7"),
+        ({"kind": "failed", "ended": True}, "is ended", "longer on c1 for its GPU memory", "slurm-affinode status 7"),
+    ],
+)
+def test_what_is_said_of_a_job_that_sleeps_in_place(
+    changes: dict[str, Any], subject: str, says: str, todo: str
+) -> None:
+    """It has no image and keeps its allocation: nothing is saved, held or restored. In every language there is."""
+    mail = replace(SLEEPS, **{"in_place": True, "on_request": True, **changes})
+    made = suspension_digest(mail, MailPolicy())
+    assert subject in made.subject
+    for part in (says, todo):
+        assert part in made.text
+        assert part in made.html
+    assert "image" not in made.text
+    assert "Job 7" in suspension_digest(mail, MailPolicy(language="de")).text
 
 
 def test_a_mail_server_that_is_away_is_one_line_of_the_log(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_affinode.core.suspension import (
     HOLDS_TREE,
+    IN_PLACE,
     Action,
     Event,
     IllegalTransition,
@@ -145,7 +146,7 @@ def act(machine: Machine, action: Action) -> None:
         case Action.KILL_TREE:
             assert machine.job.image
             machine.effect(tree="gone")
-        case Action.WAIT | Action.CLOSE | Action.RESTORE | Action.SLEEP | Action.WAKE:
+        case Action.WAIT | Action.CLOSE | Action.LOST | Action.RESTORE | Action.SLEEP | Action.WAKE:
             pass
 
 
@@ -200,7 +201,10 @@ def test_recovery_harms_nothing(phase: Phase, tree: bool, image: bool, job: JobF
     if Action.REQUEUE in found.actions:
         assert image
         assert job is JobFact.THIS_RUN
-    assert (Action.CLOSE in found.actions) == (found.phase is None)
+    assert bool({Action.CLOSE, Action.LOST} & set(found.actions)) == (found.phase is None)
+    if Action.LOST in found.actions:
+        assert not tree
+        assert not over
 
 
 @given(
@@ -251,8 +255,20 @@ def test_one_that_sleeps_in_place_and_is_requeued_by_somebody_else_is_let_go() -
         for job in (JobFact.QUEUED, JobFact.LATER_RUN):
             assert recover(phase, World(job, tree=True, image=False, in_place=True)).actions == (Action.WAKE,)
         assert recover(phase, World(JobFact.ENDED, tree=True, image=False, in_place=True)).phase is None
-        gone = recover(phase, World(JobFact.UNKNOWN, tree=False, image=False, in_place=True))
-        assert (gone.actions, gone.phase) == ((Action.CLOSE,), None)
+
+
+def test_processes_that_have_gone_with_their_node_are_told_when_slurm_answers() -> None:
+    """Without an image there is nothing else to be done; a job that is over needs no word."""
+    for phase in (Phase.LOCKING, Phase.LOCKED, Phase.PARKED, Phase.FROZEN, Phase.WAKING):
+        for in_place in (True, False) if phase not in IN_PLACE else (True,):
+
+            def found(job: JobFact, phase: Phase = phase, in_place: bool = in_place) -> tuple[Action, ...]:
+                return recover(phase, World(job, tree=False, image=False, in_place=in_place)).actions
+
+            assert found(JobFact.UNKNOWN) == (Action.WAIT,)
+            for job in (JobFact.THIS_RUN, JobFact.QUEUED, JobFact.LATER_RUN):
+                assert found(job)[-1] is Action.LOST
+            assert found(JobFact.ENDED)[-1] is Action.CLOSE
 
 
 def test_slurm_silent_after_a_requeue_leaves_the_tree_stopped() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -18,6 +19,8 @@ from slurm_affinode.agent.inplace.sockdiag import ESTABLISHED, LISTEN, Sock, Soc
 from slurm_affinode.agent.inplace.suspender import ByMode, InPlaceSuspender
 from slurm_affinode.agent.inplace.watching import Own
 from slurm_affinode.agent.interface import Refused
+from slurm_affinode.agent.mailing import SILENT, Mailer
+from slurm_affinode.agent.memory import HostMemory
 from slurm_affinode.agent.recovery import JobKeeper
 from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.shepherds import Start, Wait
@@ -29,6 +32,7 @@ from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.ledger import LedgerEntry, decode
 from slurm_affinode.model.suspension import Mode, Phase, SuspendOption, Suspension
+from slurm_affinode.model.suspension_mail import MAIL_KINDS, SuspensionMail
 
 STEPS = 4711
 OUT = ["lock", "checkpoint", "freeze"]
@@ -131,9 +135,9 @@ class Inline:
 class Node:
     """An agent with everything that sleeps in place, made anew after each crash."""
 
-    def __init__(self, world: World, rules: Rules | None = None) -> None:
+    def __init__(self, world: World, rules: Rules | None = None, mailer: Mailer = SILENT) -> None:
         self.world = world
-        self.agent = Agent(world, "c1")
+        self.agent = Agent(world, "c1", mailer=mailer)
         self.freezer, self.sockets, self.cards = FakeFreezer(self.agent), FakeSockets(), FakeCards(self.agent)
         self.director = Director(
             self.agent.parts, self.freezer, self.sockets, self.cards, rules or Rules(), workers=Inline()
@@ -522,15 +526,99 @@ def test_one_that_has_ended_is_forgotten(world, node):
         node.director.wake(7, "alice")
 
 
-def test_one_that_ended_while_there_was_no_agent(world, node):
-    """With its node, for example: the next agent closes its journal, and does not say that it runs on."""
+@pytest.mark.parametrize("at", range(1, 7))
+def test_one_that_was_lost_with_its_node(world, at):
+    """In whatever phase: its comment says so, also where Slurm is silent at first, and nothing of it is left."""
+    node = Node(world)
+    world.crash_at = at
+    with contextlib.suppress(Crash):
+        node.sleep()
+        node.connection()
+        node.round()
+    assert world.crash_at is None
+    world.nodes["c1"].init, world.nodes["c1"].processes = None, []
+    world.answers = False
+    after = Node(world)
+    after.recover()
+    assert len(after.agent.parts.journal.open_records()) == 1
+    world.answers = True
+    after.recover()
+    assert after.agent.parts.journal.open_records() == []
+    assert [entry.ended_ms is not None for entry in entries(world)] == [True]
+    assert world.comment.startswith("lost: its processes on c1 ended while it was suspended (idle 15m)")
+
+
+def test_one_that_was_cancelled_while_there_was_no_agent(world, node):
+    """There is nothing to be told."""
     node.sleep()
     world.nodes["c1"].init, world.nodes["c1"].processes = None, []
+    world.state = "CANCELLED"
     after = Node(world)
     after.recover()
     assert after.agent.parts.journal.open_records() == []
     assert [entry.ended_ms is not None for entry in entries(world)] == [True]
-    assert not world.comment.startswith("runs on")
+    assert world.comment == ""
+
+
+def test_its_owner_is_told_by_mail(world, monkeypatch):
+    """Of a sleep, of the first wake that fails, and when it is awake: once each. A sleep that is cut short is none."""
+    mails: list[SuspensionMail] = []
+    mailer = Mailer(mails.append, kinds=MAIL_KINDS, marks=world.root / "mailed", now=world.now)
+    node = Node(world, mailer=mailer)
+
+    def fails(pid: int, **_: object) -> None:
+        raise CudaError("the driver failed")
+
+    node.sleep()
+    node.connection()
+    with monkeypatch.context() as patch:
+        patch.setattr(node.agent.cuda, "restore", fails)
+        for _ in range(3):
+            world.clock += 60
+            node.round()
+    world.clock += 60
+    node.round()
+    assert awake(world)
+    mailer.settle()
+    assert [mail.kind for mail in mails] == ["suspended", "failed", "restored"]
+    facts = {(mail.in_place, mail.on_request, mail.job_name, mail.user) for mail in mails}
+    assert facts == {(True, True, "train", "alice")}
+    assert (mails[0].why, mails[1].why) == ("idle 15m", "the driver failed")
+    assert mails[2].slept_s is not None
+    node.sockets.now = dict(QUIET)
+    node.freezer.during = node.connection
+    node.sleep()
+    node.round()
+    mailer.settle()
+    assert (awake(world), len(mails)) == (True, 3)
+
+
+def test_its_owner_is_told_by_mail_that_it_is_ended(world):
+    """It has waited too long."""
+    mails: list[SuspensionMail] = []
+    mailer = Mailer(mails.append, kinds=MAIL_KINDS, now=world.now)
+    node = Node(world, Rules(deadline_s=60, end_on_deadline=True), mailer=mailer)
+    node.agent.parts.slurm.cancel = lambda job: None
+    node.sleep()
+    node.cards.others = 79 * GIB
+    node.connection()
+    node.round()
+    world.clock += 60
+    node.round()
+    mailer.settle()
+    assert [(mail.kind, mail.ended) for mail in mails] == [("suspended", False), ("failed", True)]
+    assert "it has waited for 6" in str(mails[1].why)
+
+
+def test_who_was_woken_and_how_is_told(world, node):
+    """For status."""
+    told: list[tuple[int, str]] = []
+    node.director.woken = lambda job_id, how: told.append((job_id, how))
+    node.sleep()
+    world.clock += 600
+    node.connection()
+    node.round()
+    assert told == [(7, "awake after 10m in place: a connection waits on port 8000")]
 
 
 def test_one_that_ends_while_it_is_woken(world, node, monkeypatch):
@@ -654,7 +742,7 @@ def test_what_does_not_fit_into_host_memory_is_refused_with_the_numbers(world, n
         (MemoryFacts(20 << 30), "(48 GiB) does not fit into the node's free memory (20 GiB)"),
     ):
         sleeping = node.suspender._by_mode[Mode.INPLACE]
-        sleeping._parts = replace(node.agent.parts, memory=lambda pid, memory=memory: memory)
+        sleeping._memory = HostMemory(replace(node.agent.parts, memory=lambda pid, memory=memory: memory))
         with pytest.raises(Refused) as refused:
             node.sleep()
         assert refused.value.refusal.code == "host-memory"
