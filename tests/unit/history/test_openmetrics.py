@@ -1,4 +1,4 @@
-"""The history as OpenMetrics: what is exported. (What is written is read back in ``tests/unit/cli/test_prometheus.py``.)"""
+"""The history as OpenMetrics. What is written is read back in ``tests/unit/cli/test_prometheus.py``."""
 
 from __future__ import annotations
 
