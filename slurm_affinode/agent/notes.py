@@ -73,7 +73,7 @@ class Notes:
         """Put a note in place of an earlier one of the job. Raises ``AffinodeError``."""
         if self._root is None:
             return
-        path = self._file(note.cluster, note.job_id)
+        path = _file(self._root, note.cluster, note.job_id)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_text(path, json.dumps(asdict(note)) + "\n", mode=0o600)
@@ -84,7 +84,7 @@ class Notes:
         """The note of a job; ``None`` where there is none that can be read."""
         if self._root is None:
             return None
-        return _note(self._file(cluster, job_id))
+        return _note(_file(self._root, cluster, job_id))
 
     def all(self) -> list[Note]:
         """Every note, by job."""
@@ -99,11 +99,7 @@ class Notes:
         """The job is awake, or over."""
         if self._root is not None:
             with contextlib.suppress(OSError):
-                self._file(cluster, job_id).unlink(missing_ok=True)
-
-    def _file(self, cluster: str, job_id: int) -> Path:
-        assert self._root is not None  # noqa: S101 - the callers have looked
-        return self._root / "asleep" / f"{cluster}.{job_id}.json"
+                _file(self._root, cluster, job_id).unlink(missing_ok=True)
 
     # --- what Slurm plans
 
@@ -166,6 +162,10 @@ class Notes:
                 match = _CLAIM.fullmatch(path.name)
                 if match is not None and match["job"] not in names:
                     path.unlink(missing_ok=True)
+
+
+def _file(root: Path, cluster: str, job_id: int) -> Path:
+    return root / "asleep" / f"{cluster}.{job_id}.json"
 
 
 def _note(path: Path) -> Note | None:
