@@ -6,7 +6,7 @@ slurmctld itself. Without a history of the GPUs nothing is said of what they did
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,6 +16,7 @@ import polars as pl
 from slurm_affinode.analysis import misfits, squatters
 from slurm_affinode.analysis.result import Thresholds, WasteQuery
 from slurm_affinode.config import Config
+from slurm_affinode.core.spans import span
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.model.cluster import Job
@@ -61,7 +62,34 @@ def find(
         held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=wanted,
         gpu_partitions=gpu_partitions(seen.snapshot.nodes),
     )  # fmt: skip
-    return [_live(one, refs) for one in found], notes
+    return [_live(one, refs) for one in found], [*notes, *_silent(seen, wanted, history, since)]
+
+
+BY_GPUS = ("gpu-too-powerful", "low-efficiency-user")
+"""Kinds that go by what GPUs did over a time: a look does not tell."""
+BY_USE = ("cpu-cores-per-gpu", "memory-per-gpu")
+"""Kinds that go by what a job uses of cores and host memory, which the agents tell."""
+FRESH_S = 600.0
+
+
+def _silent(seen: Now, wanted: Collection[str], history: SampleStore, since: datetime) -> list[str]:
+    """Rules that say nothing, and what they would need."""
+    notes = []
+    blind = " and ".join(kind for kind in BY_GPUS if kind in wanted)
+    covered = history.span()
+    if blind and (covered is None or covered[1] < since):
+        there = "there is none of this time" if covered else "there is none"
+        notes.append(f"{blind}: not looked for: a history of the GPUs is needed, and {there}; --prometheus, ingest gpu")
+    elif blind and covered is not None and (seen.at - covered[1]).total_seconds() > FRESH_S:
+        notes.append(f"{blind}: from the history, which ends {span((seen.at - covered[1]).total_seconds())} ago")
+    mute = " and ".join(kind for kind in BY_USE if kind in wanted)
+    running = [job for job in seen.snapshot.jobs if job.state == "RUNNING" and job.gpus_allocated]
+    told = _uses(seen)
+    unknown = sum(job.job_id not in told for job in running)
+    if mute and unknown:
+        notes.append(f"{mute}: unknown of {unknown} of {len(running)} jobs: the agents of their nodes do not tell "
+                     "what they use of cores and host memory")  # fmt: skip
+    return notes
 
 
 def _live(one: Finding, refs: Mapping[int, Callable[[], JobRef]]) -> Finding:

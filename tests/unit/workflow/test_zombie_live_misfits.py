@@ -184,6 +184,22 @@ def test_what_the_gpus_did(site: Site) -> None:
     }  # fmt: skip
 
 
+def test_rules_that_need_what_is_not_there_say_so(site: Site) -> None:
+    """Without a history of the GPUs, with an old one, and where an agent does not tell what jobs use."""
+    site.jobs = [job(1), job(2, node="g2")]
+    site.uses = {"g1": {1: JobUse(3600.0, 100.0)}, "g2": None}
+    blind, mute = site.find("low-efficiency-user", "cpu-cores-per-gpu").notes[-2:]
+    assert blind == (
+        "low-efficiency-user: not looked for: a history of the GPUs is needed, and there is none; "
+        "--prometheus, ingest gpu"
+    )
+    assert mute.startswith("cpu-cores-per-gpu: unknown of 1 of 2 jobs")
+    site.history("g1", 0, 9.0, 900.0, hours=1)
+    site.jobs = [job(1)]
+    assert not [note for note in site.find().notes if "history" in note]
+    assert not [note for note in site.find("time-limit").notes if "low-eff" in note]
+
+
 def test_without_accounting_it_is_said(site: Site) -> None:
     """Only what runs is known then."""
     site.jobs = [job(1)]
