@@ -30,6 +30,7 @@ _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _SECONDS_BELOW = 1e11
 _NUMBERS = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|infinity)|nan", re.IGNORECASE)
+_ANY_SAMPLE = re.compile(r"\s*[a-zA-Z0-9_:.]*\s*(?:\{.*\})?\s*([^\s{}#]+)(?:\s+[^\s{}#]+)?(?:\s+#.*)?\s*")
 _SHOWN = 60
 
 
@@ -127,14 +128,16 @@ class Reader:
 
     def _known(self, frame: pl.DataFrame, block: Block) -> pl.DataFrame:
         """Entries of the lines whose metric the alias table knows."""
-        counts = frame["name"].value_counts()
+        names = frame.group_by("name", maintain_order=True).agg(pl.len(), pl.col("line").first())
         found = {}
-        for name, count in counts.iter_rows():
+        for name, count, line in names.iter_rows():
             alias = self._options.aliases.metric(name)
-            if alias is None:
+            if alias is not None:
+                found[name] = alias
+            elif _is_sample(line):
                 self._notes.unknown[name] += count
             else:
-                found[name] = alias
+                self._reject(frame.filter(pl.col("name") == name), block, "cannot be read as labels, value and time")
         if not found:
             return pl.DataFrame(schema=ENTRIES)
         known = frame.filter(pl.col("name").is_in(list(found)))
@@ -230,6 +233,12 @@ class Reader:
             block.cut_off(number, self._notes.name)
             self._notes.problem(number, f"{reason}: {_shortened(line)}", strict=self._options.strict)
         self._notes.problem_count += max(0, len(lines) - 1000)
+
+
+def _is_sample(line: str) -> bool:
+    """Whether a line that begins with a word can be a sample of a metric that nobody asked for."""
+    match = _ANY_SAMPLE.fullmatch(line)
+    return match is not None and (_NUMBERS.fullmatch(match[1]) is not None or match[1].upper() == "N/A")
 
 
 def _taken_apart(known: pl.DataFrame) -> pl.DataFrame:

@@ -93,6 +93,7 @@ def test_compressed_text_is_read_as_it_is(read: Reader, recorded: Path, tmp_path
     ("bad", "reason"),
     [
         ('{gpu="0"} 5 1793520000000', "metric name"),
+        ("this is garbage", "cannot be read"),
         ('DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n1" 5 1793520000000', "cannot be read"),
         ('DCGM_FI_DEV_GPU_UTIL{gpu=0,UUID="GPU-1",Hostname="n1"} 5 1793520000000', "labels"),
         ('DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n1"} five 1793520000000', "no number"),
