@@ -93,11 +93,6 @@ class Inspector:
                 todo.append(child)
         return found
 
-    def root_of(self, init_pid: int) -> int:
-        """PID, in its namespace, of the first process that a shepherd started and that is still its child; 0: none."""
-        inner = [pids[-1] for child in self._children(init_pid) if (pids := self.ns_pids(child))]
-        return min(inner, default=0)
-
     def cpu_ticks(self, pid: int) -> int | None:
         """Time on CPUs, of the process and of its children that have ended, in ticks."""
         fields = self._text(pid, "stat").rpartition(")")[2].split()

@@ -16,9 +16,6 @@ from slurm_affinode.analysis.totals import Totals
 MS_PER_HOUR = 3_600_000.0
 MIB_PER_GIB = 1024.0
 
-SHARES = ("run", "at", "mapping", "held_ms", *SUMS, "fb_peak", "windows", "longest_ms", "measured")
-"""Columns of ``per_allocation``."""
-
 _ADDED = ("allocated_ms", *SUMS, "windows")
 
 

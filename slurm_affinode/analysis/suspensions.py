@@ -43,11 +43,6 @@ SUSPENSIONS: dict[str, pl.DataType] = {
 """One row per suspension; most GPU-hours first."""
 
 
-def no_suspensions() -> pl.DataFrame:
-    """``SUSPENSIONS`` without a row."""
-    return pl.DataFrame(schema=SUSPENSIONS)
-
-
 def given_back(entries: Iterable[LedgerEntry], query: WasteQuery, *, now: datetime) -> pl.DataFrame:
     """``SUSPENSIONS`` of the ledger's ``entries`` that ``query`` asks for; hours are clipped to its interval."""
     rows = [_row(entry, query, now) for entry in entries if _wanted(entry, query)]

@@ -163,13 +163,6 @@ class Decision:
     """The same, by priority."""
 
 
-def could_use(waiting: Waiting, node: NodeRoom, freed: Candidate) -> bool:
-    """Whether a pending job could start on this node's GPUs when ``freed`` gives its own back."""
-    return _fits(waiting, node) and _enough(
-        waiting, node.free_gpus + freed.gpus, node.free_cpus + freed.cpus, node.free_memory_mib + freed.memory_mib
-    )
-
-
 def _fits(waiting: Waiting, node: NodeRoom) -> bool:
     """It waits for room, and this node is one that it could have."""
     return (

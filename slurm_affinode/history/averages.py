@@ -8,8 +8,6 @@ within the run stays unknown; the analysis counts the whole run by its average, 
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import polars as pl
 
 from slurm_affinode.history.identity import with_device
@@ -126,23 +124,3 @@ def allocation_gpus(averages: pl.DataFrame) -> pl.DataFrame:
         "node",
         pl.coalesce("uuid", "pci", pl.col("index").cast(pl.String)).alias("gpu"),
     ).unique(maintain_order=True)
-
-
-def without_history(averages: pl.DataFrame, history: SampleStore) -> pl.DataFrame:
-    """The rows of ``averages`` whose run has no sample of its node in ``history``: real samples say more.
-
-    A sample counts by the hour it is in.
-    """
-    first, last = averages["start"].min(), averages["end"].max()
-    if not isinstance(first, datetime) or not isinstance(last, datetime):
-        return averages
-    hour = pl.col("time").dt.truncate("1h")
-    seen = history.scan(first, last).select("cluster", "node", hour.alias("hour")).unique().collect(engine="streaming")
-    runs = averages.with_row_index("row")
-    hours = (
-        runs.select("row", "cluster", "node", pl.datetime_ranges(pl.col("start").dt.truncate("1h"), "end", "1h")
-                    .alias("hour"))
-        .explode("hour").with_columns(pl.col("hour").cast(TIME))
-    )  # fmt: skip
-    covered = hours.join(seen, on=["cluster", "node", "hour"], how="semi")["row"].unique()
-    return runs.filter(~pl.col("row").is_in(covered.implode())).drop("row")

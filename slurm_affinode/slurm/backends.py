@@ -16,7 +16,6 @@ from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.slurm.pyslurm_client import PyslurmClient, Worker, start_worker
 
 Backend = Literal["auto", "pyslurm", "commands"]
-BACKENDS: tuple[Backend, ...] = ("auto", "pyslurm", "commands")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Number = TypeVar("Number", int, "pl.Series")
 
 PATTERN = r"^(\d{1,11})(?:_(?:(\d{1,7})|\[([^\]|]*)\]?))?(?:\+(\d{1,9}))?(?:\.([A-Za-z0-9_+.-]+))?$"
 """Groups: id, array task, array specification, heterogeneous offset, step."""
@@ -58,7 +64,7 @@ def parse(text: str) -> JobId:
     )
 
 
-def stand_in(array_job_id: int, array_task_id: int) -> int:
+def stand_in(array_job_id: Number, array_task_id: Number) -> Number:
     """A stable id for an array task whose raw id the input does not have: negative, so never a real one.
 
     ``-(array_job_id * 2**24 + array_task_id + 1)``: 64 bits hold every job id and task number of Slurm.

@@ -112,7 +112,7 @@ class Converter:
         self._out["array_spec"] = spec
         self._out["het_job_id"] = job.zip_with(het.is_not_null(), none)
         self._out["het_offset"] = het
-        own = (job + het.fill_null(0)).zip_with(task.is_null(), -(job * jobid.TASKS + task + 1))
+        own = (job + het.fill_null(0)).zip_with(task.is_null(), jobid.stand_in(job, task))
         if raw_parts is not None:
             raw_id = raw_parts["job"]
             own = raw_id.zip_with(raw_id.is_not_null() & raw_parts["task"].is_null(), own)

@@ -69,13 +69,6 @@ def parse_duration_s(text: str) -> float | None:
     return float(f"{seconds}.{fraction}") if fraction else float(seconds)
 
 
-def format_duration(seconds: int) -> str:
-    """``seconds`` as Slurm prints them: ``[DD-]HH:MM:SS``."""
-    days, rest = divmod(seconds, 86400)
-    clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
-    return f"{days}-{clock}" if days else clock
-
-
 @dataclass(frozen=True, slots=True)
 class Memory:
     """A size as Slurm prints it: ``per`` is ``"n"`` per node, ``"c"`` per CPU, ``""`` for the whole."""

@@ -19,7 +19,6 @@ from slurm_affinode.core.policy import (
     Surroundings,
     Waiting,
     backoff_s,
-    could_use,
     decide,
     pressing,
 )
@@ -104,8 +103,9 @@ def test_job_that_could_not_use_the_gpus_is_no_pressure(change: dict[str, object
 def test_job_that_could_use_the_gpus_is_pressure(change: dict[str, object]) -> None:
     """Any way of asking for what this node has."""
     waiting = replace(WAITING, **change)  # type: ignore[arg-type]
-    assert could_use(waiting, NODE, JOB)
-    assert decide(POLICY, JOB, Surroundings((waiting,), NODE)).act
+    surroundings = Surroundings((waiting,), NODE)
+    assert pressing(surroundings, JOB) == (waiting,)
+    assert decide(POLICY, JOB, surroundings).act
 
 
 def test_job_that_fits_into_free_gpus_presses_nobody() -> None:

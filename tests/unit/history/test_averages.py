@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_affinode.history.averages import AVERAGES, STEPS_S, allocation_gpus, samples, without_history
+from slurm_affinode.history.averages import AVERAGES, STEPS_S, allocation_gpus, samples
 from slurm_affinode.history.schema import SAMPLES
-from slurm_affinode.history.store import SampleStore
 
 T0 = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -76,20 +74,6 @@ def test_which_gpu_a_run_had() -> None:
         frame(run(1, 0, 9), run(1, 0, 9), run(2, 10, 20, pci="00000000:E1:00.0"), run(3, 20, 30, uuid="GPU-1", pci="x"))
     )
     assert found["gpu"].to_list() == ["0", "00000000:E1:00.0", "GPU-1"]
-
-
-def test_runs_that_a_real_history_covers_are_left_out(tmp_path: Path) -> None:
-    """Averages are for runs without samples of their node; other nodes, clusters and hours make no difference."""
-    real = samples(frame(run(9, 0, 1800)))
-    store = SampleStore(tmp_path)
-    rows = frame(
-        run(1, 600, 1200), run(2, 9000, 9600), run(3, 0, 60, node="n2"), run(4, 0, 60, cluster="other"),
-        run(5, 0, 9000),
-    )  # fmt: skip
-    assert without_history(rows, store)["job_id"].to_list() == [1, 2, 3, 4, 5]
-    store.ingest(real, source="test")
-    assert without_history(rows, store)["job_id"].to_list() == [2, 3, 4]
-    assert without_history(frame(), store).height == 0
 
 
 lengths = st.lists(st.tuples(st.integers(0, 2000), st.integers(10, 5000)), min_size=1, max_size=8)

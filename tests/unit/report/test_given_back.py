@@ -8,15 +8,18 @@ from datetime import timedelta
 from pathlib import Path
 
 import jsonschema
+import polars as pl
 import pytest
 from waste_samples import make_result
 
-from slurm_affinode.analysis.suspensions import given_back, no_suspensions
+from slurm_affinode.analysis.suspensions import SUSPENSIONS, given_back
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.report.assemble import render_report
 from slurm_affinode.report.export import csv_files
 from slurm_affinode.report.given_back import section
 from slurm_affinode.report.summary import build_summary, to_json
+
+NO_SUSPENSIONS = pl.DataFrame(schema=SUSPENSIONS)
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "summary.schema.json"
 HOUR = 3_600_000
@@ -48,7 +51,7 @@ def test_the_page_shows_what_was_given_back(result):
 
 
 def test_without_a_suspension_there_is_no_such_section(result):
-    for frame in (None, no_suspensions()):
+    for frame in (None, NO_SUSPENSIONS):
         html = render_report(dataclasses.replace(result, suspensions=frame), title="t", top=5)
         assert "given-back" not in html
 
@@ -64,4 +67,4 @@ def test_the_summary_has_it_and_fits_its_schema(result):
 
 def test_csv_has_every_suspension(result):
     assert csv_files(result)["suspensions.csv"].count(b"\r\n") == 3
-    assert "suspensions.csv" not in csv_files(dataclasses.replace(result, suspensions=no_suspensions()))
+    assert "suspensions.csv" not in csv_files(dataclasses.replace(result, suspensions=NO_SUSPENSIONS))

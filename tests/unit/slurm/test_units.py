@@ -31,8 +31,10 @@ def test_what_is_no_span_is_refused(text: str) -> None:
 
 @given(st.integers(0, 10**9))
 def test_spans_survive_a_round_trip(seconds: int) -> None:
-    """What Slurm would print is read back."""
-    assert units.parse_duration_s(units.format_duration(seconds)) == seconds
+    """What Slurm would print is read back: ``[DD-]HH:MM:SS``."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
+    assert units.parse_duration_s(f"{days}-{clock}" if days else clock) == seconds
 
 
 @pytest.mark.parametrize(
