@@ -51,7 +51,7 @@ class Mailer:
 
     def __init__(
         self,
-        send: Send | None,
+        send: Send,
         *,
         kinds: Collection[str] = (),
         most_per_hour: int = 10,
@@ -75,7 +75,7 @@ class Mailer:
 
     def tell(self, event: SuspensionMail) -> None:
         """Have it mailed, where the site wants that. Never raises, never waits."""
-        if self._send is None or event.kind not in self._kinds or self._stop.is_set():
+        if event.kind not in self._kinds or self._stop.is_set():
             return
         try:
             self._queue.put_nowait(event)
@@ -104,7 +104,6 @@ class Mailer:
             self._queue.task_done()
 
     def _mail(self, event: SuspensionMail) -> None:
-        assert self._send is not None  # noqa: S101 - tell() saw to it
         if not self._first(event):
             return
         sent = self._sent.setdefault(event.user, deque())
@@ -130,30 +129,30 @@ class Mailer:
     def _first(self, event: SuspensionMail) -> bool:
         """Whether this event was not mailed yet; where that cannot be noted it is not mailed."""
         name = f"{event.once}.{event.kind}"
-        if self._marks is None:
+        marks = self._marks
+        if marks is None:
             return True
         if not _EVENT.fullmatch(name):
             raise ValueError(f"{name!r} is no name of an event")
         try:
-            self._marks.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(self._marks / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            marks.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(marks / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except FileExistsError:
             return False
         except OSError as error:
-            LOG.warning("job %s: no mail to %s: %s: %s", event.job_id, event.user, self._marks, error.strerror)
+            LOG.warning("job %s: no mail to %s: %s: %s", event.job_id, event.user, marks, error.strerror)
             return False
-        self._forget()
+        self._forget(marks)
         return True
 
-    def _forget(self) -> None:
-        assert self._marks is not None  # noqa: S101 - _first() saw to it
-        for path in self._marks.iterdir():
+    def _forget(self, marks: Path) -> None:
+        for path in marks.iterdir():
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < self._now() - _KEEP_S:
                     path.unlink()
 
 
-SILENT = Mailer(None)
+SILENT = Mailer(lambda mail: None)
 """Where the site wants no mails."""
 
 

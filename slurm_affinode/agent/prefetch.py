@@ -69,11 +69,12 @@ class Prefetcher:
         """An image of this node that the shared tier has lost, or never had, or that could not be restored from it."""
         parts = self._parts
         shared = parts.tiers.shared
-        for note in notes if shared is not None else ():
+        if shared is None:
+            return None
+        for note in notes:
             late = parts.now() - note.since_epoch > _MEND_S
             if note.node != parts.node or not late or parts.tiers.on_node(note.key.name, note.seq) is None:
                 continue
-            assert shared is not None  # noqa: S101 - looked at above
             doubt = note.failure is not None and (note.key, note.failure) not in self._looked
             if doubt:
                 self._looked.add((note.key, note.failure))

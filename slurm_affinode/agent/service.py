@@ -124,9 +124,8 @@ class Service:
             asleep = [one for one in asleep if one.key.job_id not in running]
         else:
             job_id = _job_of(request)
-            watched, suspended = self._find(job_id, caller)
-            mine = [] if watched is None else [watched]
-            asleep = [] if suspended is None else [suspended]
+            found = self._find(job_id, caller)
+            mine, asleep = ([found], []) if isinstance(found, WatchedJob) else ([], [found])
         if mine:
             self.ask(lambda: self._look(mine))
         decisions = {job.job_id: decision for job, decision in self.loop.decisions()} if mine else {}
@@ -159,25 +158,21 @@ class Service:
                 self._suspended = (self.now(), found)
             return found
 
-    def _find(self, job_id: int, caller: Caller) -> tuple[WatchedJob | None, SuspendedJob | None]:
-        """A job of the caller, watched or suspended. Raises ``RequestError``."""
-        admin = self.is_admin(caller)
-        watched = self.registry.get(job_id)
-        suspended = None
-        if watched is None:
-            suspended = next((one for one in self._asleep() if one.key.job_id == job_id), None)
-        owner = watched.uid if watched is not None else suspended.uid if suspended is not None else None
+    def _find(self, job_id: int, caller: Caller) -> WatchedJob | SuspendedJob:
+        """A job of the caller. Raises ``RequestError``."""
+        found: WatchedJob | SuspendedJob | None = self.registry.get(job_id)
+        if found is None:
+            found = next((one for one in self._asleep() if one.key.job_id == job_id), None)
+        owner = self._present.get(job_id) if found is None else found.uid
         if owner is None:
-            owner = self._present.get(job_id)
-            if owner is not None and (admin or owner == caller.uid):
-                raise self._unwatched(job_id)
-            if owner is None:
-                raise RequestError(
-                    "unknown-job", f"the agent on {self.node} knows no job {job_id}", hint="see: squeue --me --all"
-                )
-        if not admin and owner != caller.uid:
+            raise RequestError(
+                "unknown-job", f"the agent on {self.node} knows no job {job_id}", hint="see: squeue --me --all"
+            )
+        if owner != caller.uid and not self.is_admin(caller):
             raise RequestError("not-yours", f"job {job_id} is not yours")
-        return watched, suspended
+        if found is None:
+            raise self._unwatched(job_id)
+        return found
 
     def _unwatched(self, job_id: int) -> RequestError:
         """Why a job of this node is not watched here."""
@@ -196,40 +191,39 @@ class Service:
     # --- acting
 
     def _suspend(self, job_id: int, caller: Caller) -> dict[str, Any]:
-        watched, suspended = self._find(job_id, caller)
-        if suspended is not None:
+        job = self._find(job_id, caller)
+        if isinstance(job, SuspendedJob):
             raise RequestError(
                 "already-suspended", f"job {job_id} is suspended already", hint=f"slurm-affinode wake {job_id}"
             )
-        assert watched is not None  # noqa: S101 - _find gives one of the two
         sleepers = self.orchestration.in_place
         if sleepers is not None and sleepers.holds(job_id) is not None:
             raise RequestError(
                 "already-suspended", f"job {job_id} sleeps in place", hint=f"slurm-affinode wake {job_id}"
             )
         what = self.work.under_way().get(job_id)
-        if what is not None or watched.phase is not Phase.RUNNING:
-            raise RequestError("under-way", f"job {job_id} is being worked on: {what or watched.phase.value}")
-        refusals = self.orchestration.suspender.refusals(watched)
+        if what is not None or job.phase is not Phase.RUNNING:
+            raise RequestError("under-way", f"job {job_id} is being worked on: {what or job.phase.value}")
+        refusals = self.orchestration.suspender.refusals(job)
         if refusals:
             raise RequestError(refusals[0].code, f"job {job_id} cannot be suspended: {refusals[0].text}")
         log.info("job %d: %s (uid %d) asks that it is suspended", job_id, one_line(caller.name, 64), caller.uid)
-        if not self.work.suspend(watched, f"asked by {one_line(caller.name, 64)}", lambda: None):
+        if not self.work.suspend(job, f"asked by {one_line(caller.name, 64)}", lambda: None):
             raise RequestError("under-way", f"job {job_id} is being worked on")
         return {"job_id": job_id, "node": self.node, "begun": True}
 
     def _wake(self, job_id: int, caller: Caller) -> dict[str, Any]:
-        watched, suspended = self._find(job_id, caller)
+        job = self._find(job_id, caller)
         sleepers = self.orchestration.in_place
-        if suspended is None:
-            state = "running" if watched is None or watched.phase is Phase.RUNNING else watched.phase.value
+        if isinstance(job, WatchedJob):
+            state = "running" if job.phase is Phase.RUNNING else job.phase.value
             if sleepers is not None and sleepers.holds(job_id) is not None:
                 log.info("job %d: %s (uid %d) asks that it wakes", job_id, one_line(caller.name, 64), caller.uid)
                 sleepers.wake(job_id, one_line(caller.name, 64))
                 return {"job_id": job_id, "node": self.node, "released": True, "in_place": True}
             raise RequestError("not-suspended", f"job {job_id} is not suspended: it is {state}")
         log.info("job %d: %s (uid %d) asks that it wakes", job_id, one_line(caller.name, 64), caller.uid)
-        self.orchestration.waker.wake(suspended.key, caller.name)
+        self.orchestration.waker.wake(job.key, caller.name)
         with self._lock:
             self._suspended = (-1e9, ())
         return {"job_id": job_id, "node": self.node, "released": True}

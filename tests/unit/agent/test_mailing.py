@@ -60,7 +60,6 @@ def test_only_what_the_site_asked_for_is_mailed() -> None:
     mailer.tell(replace(SLEEPS, kind="failed"))
     mailer.settle()
     assert [mail.kind for mail in out.mails] == ["failed"]
-    Mailer(None, kinds=MAIL_KINDS).tell(SLEEPS)
 
 
 def test_a_user_gets_only_so_many_in_an_hour() -> None:
