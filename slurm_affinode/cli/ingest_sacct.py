@@ -144,7 +144,18 @@ def _one(source: _Source, how: Reading, repository: Repository | None, *, quiet:
         how = replace(how, counting=intake.counting_clusters(repository))
     with progress(f"reading {source.name}", total=None, quiet=quiet) as advance:
         accounting = sacct.read(source.content, where=source.name, how=how, advance=advance)
+    accounting = replace(accounting, notes=(*accounting.notes, *_jobstats(accounting)))
     return _store(source, accounting, repository, started)
+
+
+def _jobstats(accounting: Accounting) -> tuple[str, ...]:
+    """What else could be had from this input: averages per run are no samples, so they are not mixed with those."""
+    comments = accounting.jobs["admin_comment"]
+    there = int((comments.str.starts_with("JS1:") & ~comments.is_in(["JS1:Short", "JS1:None"])).sum())
+    if not there:
+        return ()
+    what = "1 run has a jobstats summary" if there == 1 else f"{there:,} runs have a jobstats summary"
+    return (f"{what} in AdminComment, averages that a report cannot use: see slurm-affinode trace jobstats",)
 
 
 def _store(source: _Source, accounting: Accounting, repository: Repository | None, started: datetime) -> Intake:

@@ -157,6 +157,15 @@ def test_decided_times_are_told(state: Path, source: Path) -> None:
     assert "1 more times were decided" in result.stderr
 
 
+def test_summaries_of_jobstats_are_pointed_out(state: Path) -> None:
+    """They are averages, so a report does not use them; the command that does is named."""
+    head = "JobIDRaw|State|Start|End|AdminComment\n"
+    ran = "COMPLETED|2026-01-01T10:00:05|2026-01-01T11:00:05"
+    result = run(state, "-", text=f"{head}1|{ran}|JS1:H4sI\n2|{ran}|JS1:Short\n3|{ran}|\n")
+    assert "1 run has a jobstats summary in AdminComment" in result.stderr
+    assert "slurm-affinode trace jobstats" in result.stderr
+
+
 def test_a_delimiter_can_be_written_as_an_escape(state: Path, source: Path) -> None:
     r"""``\x1f`` and ``\t`` as in a shell without quotes for them."""
     for escape, character in ((r"\x1f", "\x1f"), (r"\t", "\t"), ("|", "|")):
