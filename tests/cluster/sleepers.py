@@ -167,8 +167,8 @@ def configured(cluster: Cluster, nodes: tuple[str, ...] = GPU_NODES, **suspend_k
 
 
 @contextmanager
-def pausing_criu(cluster: Cluster) -> Iterator[None]:
-    """Agents that use ``PAUSING_CRIU``."""
+def pausing_criu(cluster: Cluster, **suspend_keys: object) -> Iterator[None]:
+    """Agents that use ``PAUSING_CRIU``, with other keys of their configuration, too."""
     for node in GPU_NODES:
         cluster.exec(
             node,
@@ -178,7 +178,7 @@ def pausing_criu(cluster: Cluster) -> Iterator[None]:
             stdin=PAUSING_CRIU,
         )
     try:
-        with configured(cluster, criu="/usr/local/sbin/criu-pausing"):
+        with configured(cluster, criu="/usr/local/sbin/criu-pausing", **suspend_keys):
             yield
     finally:
         for node in GPU_NODES:

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 from cluster.driver import GPU_NODES, Cluster, wait_until
-from cluster.sleepers import BY_HAND, asleep, configured, finish, idle_job, status, steps, wait_for_agents, wake
+from cluster.sleepers import (
+    BY_HAND,
+    SHARED,
+    asleep,
+    configured,
+    finish,
+    hold_criu,
+    idle_job,
+    let_criu_go,
+    pausing_criu,
+    status,
+    steps,
+    wait_asleep,
+    wait_for_agents,
+    wait_for_held_criu,
+    wake,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -22,13 +38,18 @@ def agents(cluster: Cluster) -> None:
 
 
 @contextmanager
-def memory_tier(cluster: Cluster, size: str) -> Iterator[None]:
-    """A tmpfs of so many bytes on each node with GPUs, used by the agents."""
+def memory_tier(
+    cluster: Cluster,
+    size: str,
+    agents: Callable[..., AbstractContextManager[None]] = configured,
+    **more: object,
+) -> Iterator[None]:
+    """A tmpfs of so many bytes on each node with GPUs, used by the agents; ``more``: other keys of ``[suspend]``."""
     for node in GPU_NODES:
         cluster.shell(node, f"mkdir -p {MEMORY} && mount -t tmpfs -o size={size},mode=0700 tmpfs {MEMORY}")
-    keys: dict[str, object] = {"tiers.memory": MEMORY, "tiers.memory_size": "4G", "tiers.memory_reserve": "64M"}
+    keys = {"tiers.memory": MEMORY, "tiers.memory_size": "4G", "tiers.memory_reserve": "64M", **more}
     try:
-        with configured(cluster, **keys):
+        with agents(cluster, **keys):
             yield
     finally:
         for node in GPU_NODES:
@@ -80,3 +101,62 @@ def test_fast_tier_that_is_full_leaves_it_to_the_next(cluster: Cluster) -> None:
         assert not any("memory" in tiers for tiers in seen)
         wake(cluster, job)
         assert steps(finish(cluster, job)) == list(range(1, 9))
+
+
+def test_fast_tier_that_runs_full_during_the_dump_leaves_it_to_the_next(cluster: Cluster) -> None:
+    """Something else takes the tmpfs while CRIU is about to write there: the tree is dumped again, to the disk."""
+    with memory_tier(cluster, "768m", pausing_criu):
+        job = cluster.submit(BY_HAND, script=idle_job(idle=12))
+        cluster.wait_for_output(job, "step number=2")
+        node = cluster.job(job)["BatchHost"]
+        hold_criu(cluster, node, "before", "dump")
+        cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
+        wait_for_held_criu(cluster, node, "before", "dump")
+        assert cluster.run(node, "sh", "-c", f"ls -d {MEMORY}/*.{job}/0001.tmp").returncode == 0
+        cluster.shell(node, f"fallocate -l $(($(stat -f -c '%a * %S' {MEMORY}) - 5 * 1024 * 1024)) {MEMORY}/others")
+        let_criu_go(cluster, node)
+        wait_asleep(cluster, job)
+        cluster.shell(node, f"rm {MEMORY}/others")
+        assert tiers_of(cluster, node, job) == ["disk", "shared"]
+        assert "did not fit" in str(status(cluster, job))
+        assert cluster.run(node, "sh", "-c", f"ls {MEMORY}/*.{job}").stdout == ""
+        wake(cluster, job)
+        assert steps(finish(cluster, job)) == list(range(1, 13))
+
+
+def test_compressed_image_is_brought_to_the_node_that_slurm_plans(cluster: Cluster) -> None:
+    """Suspended on c1, planned on c2: unpacked in c2's memory while the job still waits, and restored from there."""
+    with memory_tier(cluster, "1g", **{"tiers.compress": 3, "tiers.prefetch": "1h"}):
+        job = asleep(cluster, idle_job("--nodelist=c1", idle=15), BY_HAND)
+        packed = cluster.shell("login", f"ls {SHARED}/images/*.{job}/0001/criu/pages-*.img.zst").split()
+        others = cluster.submit(
+            "--partition=gpu", "--gres=gpu:2", "--nodelist=c2", "--time=10", wrap="sleep 600", user="bob"
+        )
+        cluster.wait_for_state(others, "RUNNING")
+        cluster.exec("login", "scontrol", "update", f"JobId={job}", "ReqNodeList=c2")
+        wake(cluster, job)
+        wait_until(
+            "the image is in the memory of c2",
+            lambda: tiers_of(cluster, "c2", job),
+            lambda found: found == ["memory", "shared"],
+        )
+        assert cluster.job(job)["JobState"] == "PENDING"
+        # Whoever read the shared copy now would not get far.
+        cluster.shell("login", 'for file; do truncate -s 0 "$file"; done', *packed)
+        cluster.exec("login", "scancel", others, user="bob")
+        output = finish(cluster, job)
+        assert steps(output) == list(range(1, 16))
+        assert "restored on c2" in output
+
+
+def test_compressed_image_is_unpacked_where_there_is_only_a_disk(cluster: Cluster) -> None:
+    """Nothing was brought ahead: the restore on another node brings it to that node's disk."""
+    with configured(cluster, **{"tiers.compress": 3, "tiers.prefetch": "0s"}):
+        job = asleep(cluster, idle_job("--nodelist=c1", idle=15), BY_HAND)
+        assert tiers_of(cluster, "c2", job) == ["shared"]
+        cluster.exec("login", "scontrol", "update", f"JobId={job}", "ReqNodeList=c2")
+        wake(cluster, job)
+        output = cluster.wait_for_output(job, "restored on c2")
+        assert tiers_of(cluster, "c2", job) == ["disk", "shared"]
+        output = finish(cluster, job)
+        assert steps(output) == list(range(1, 16))
