@@ -9,7 +9,15 @@ from pathlib import Path
 
 import click
 
-from slurm_affinode.cli.options import config_options, json_option, print_json, print_table, warn
+from slurm_affinode.cli.options import (
+    config_options,
+    intake_options,
+    json_option,
+    print_json,
+    print_table,
+    warn,
+    warn_of_problems,
+)
 from slurm_affinode.config import Config
 from slurm_affinode.errors import InputError
 from slurm_affinode.slurm import allocations, times
@@ -38,11 +46,7 @@ A GPU is a UUID, a PCI address, or an index on its node. Examples:
     "--timezone", metavar="ZONE", help="IANA zone of times without an offset. [default: configuration, local]"
 )
 @click.option("--strict", is_flag=True, help="Stop at the first bad record and store nothing of that input.")
-@click.option("--dry-run", is_flag=True, help="Read and report, store nothing.")
-@click.option(
-    "--problems", "shown", type=click.IntRange(0), default=10, show_default=True, metavar="N",
-    help="How many bad records to print.",
-)  # fmt: skip
+@intake_options
 @json_option
 @config_options
 def ingest_allocations(
@@ -139,10 +143,8 @@ def _report(results: list[tuple[str, Allocations, Counts | None]], shown: int, *
         print_json({"dry_run": dry_run, "sources": sources})
         return
     for source, found, _ in results:
-        for problem in found.problems[:shown]:
-            warn(f"{source}:{problem.line}: {problem}")
-        if (rest := len(found.problems) - shown) > 0:
-            warn(f"{source}: {rest:,} more bad records")
+        lines = (f"{source}:{problem.line}: {problem}" for problem in found.problems)
+        warn_of_problems(source, lines, len(found.problems), shown)
         for note in found.notes:
             warn(f"{source}: {note}")
     cells = [["-" if value is None else value if index == 0 else f"{value:,}" for index, value in enumerate(row)]

@@ -13,7 +13,18 @@ from typing import Any
 
 import click
 
-from slurm_affinode.cli.options import Span, When, config_options, json_option, print_json, printable, progress, warn
+from slurm_affinode.cli.options import (
+    Span,
+    When,
+    config_options,
+    intake_options,
+    json_option,
+    print_json,
+    printable,
+    progress,
+    warn,
+    warn_of_problems,
+)
 from slurm_affinode.cli.prometheus_options import prometheus_options
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError
@@ -62,11 +73,7 @@ Compressed text (gzip, zstd, bzip2, xz) is read as it is.
 @click.option("--fields", metavar="LIST", help="Column names of a table without a header: the list of --query-gpu.")
 @click.option("--strict", is_flag=True, help="A bad line rejects its whole file.")
 @click.option("--again", is_flag=True, help="Read also files that were taken in before and have not changed.")
-@click.option("--dry-run", is_flag=True, help="Read and report, store nothing.")
-@click.option(
-    "--problems", "shown", type=click.IntRange(0), default=10, show_default=True, metavar="N",
-    help="How many bad lines of a file to print.",
-)  # fmt: skip
+@intake_options
 @click.option(
     "--since", type=When(), metavar="TIME",
     help="Of Prometheus: from TIME on: 7d (ago), 2026-11-01T08:00. [default: where the last reading ended, else 7d]",
@@ -230,10 +237,8 @@ def _print_problems(one: FileOutcome, shown: int) -> None:
         if one.hint:
             warn(f"  {one.hint}")
         return
-    for problem in one.problems[:shown]:
-        warn(f"{one.path}{'' if problem.line is None else f':{problem.line}'}: {problem.reason}")
-    if (rest := one.problem_count - min(shown, len(one.problems))) > 0:
-        warn(f"{one.path}: {rest:,} more bad lines (--problems N prints more)")
+    lines = (f"{one.path}{'' if p.line is None else f':{p.line}'}: {p.reason}" for p in one.problems)
+    warn_of_problems(one.path, lines, one.problem_count, shown)
     for what, count in one.decisions:
         warn(f"{one.path}: {count:,} {what}")
 

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from slurm_affinode.cli.options import config_options, json_option, print_json, print_table, warn
+from slurm_affinode.cli.options import (
+    config_options,
+    intake_options,
+    json_option,
+    print_json,
+    print_table,
+    warn_of_problems,
+)
 from slurm_affinode.config import Config
 from slurm_affinode.errors import ConfigError
 from slurm_affinode.store.records import Counts
@@ -24,11 +31,7 @@ by themselves. Examples:
 
 @click.command(epilog=_EPILOG)
 @click.argument("paths", nargs=-1, metavar="[DIR|FILE]...", type=click.Path(path_type=Path))
-@click.option("--dry-run", is_flag=True, help="Read and report, store nothing.")
-@click.option(
-    "--problems", "shown", type=click.IntRange(0), default=10, show_default=True, metavar="N",
-    help="How many bad records to print.",
-)  # fmt: skip
+@intake_options
 @json_option
 @config_options
 def ingest_suspensions(*, paths: tuple[Path, ...], dry_run: bool, shown: int, as_json: bool, config: Config) -> int:
@@ -50,7 +53,6 @@ def ingest_suspensions(*, paths: tuple[Path, ...], dry_run: bool, shown: int, as
 
 
 def _report(results: list[LedgerIntake], shown: int, *, as_json: bool) -> None:
-    problems = [(one.source, problem) for one in results for problem in one.problems]
     if as_json:
         print_json(
             [
@@ -74,10 +76,9 @@ def _report(results: list[LedgerIntake], shown: int, *, as_json: bool) -> None:
         ]
         columns = ("ledger", "lines", "new", "updated", "unchanged", "bad")
         print_table(columns, rows, right=columns[1:])
-    for source, problem in problems[:shown]:
-        warn(f"{source}:{problem.line}: {problem.reason}")
-    if len(problems) > shown:
-        warn(f"{len(problems) - shown} more bad records; --problems N shows more")
+    for one in results:
+        lines = (f"{one.source}:{problem.line}: {problem.reason}" for problem in one.problems)
+        warn_of_problems(one.source, lines, len(one.problems), shown)
 
 
 def _three(counts: Counts) -> tuple[int, int, int]:

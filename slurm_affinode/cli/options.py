@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,6 +62,16 @@ def slurm_options(function: F) -> F:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines in place of the table.")
+
+
+def intake_options(function: F) -> F:
+    """Add what every ``ingest`` has: ``--dry-run``, and ``--problems`` as ``shown``, for ``warn_of_problems``."""
+    dry_run = click.option("--dry-run", is_flag=True, help="Read and report, store nothing.")
+    problems = click.option(
+        "--problems", "shown", type=click.IntRange(0), default=10, show_default=True, metavar="N",
+        help="How many bad records of an input to print.",
+    )  # fmt: skip
+    return dry_run(problems(function))
 
 
 class When(click.ParamType[datetime]):
@@ -140,6 +151,15 @@ def printable(text: str) -> str:
 def warn(message: str) -> None:
     """Write one line on standard error."""
     click.echo(printable(message), err=True)
+
+
+def warn_of_problems(source: str, lines: Iterable[str], count: int, shown: int) -> None:
+    """Say the first ``shown`` problems of an input, and how many of its ``count`` are left out."""
+    for line in itertools.islice(lines, shown):
+        warn(line)
+        count -= 1
+    if count > 0:
+        warn(f"{source}: {count:,} more bad records (--problems N prints more)")
 
 
 @contextlib.contextmanager
