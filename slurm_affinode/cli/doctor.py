@@ -34,8 +34,8 @@ def doctor(*, config: Config, as_json: bool) -> int:
     slurmctld, slurmdbd and sacct answer, and whether Slurm counts GPUs (AccountingStorageTRES).
 
     A table shows what the NVIDIA driver of this machine can do for a suspension: lock with a time-out, checkpoint,
-    restore, restore on other GPUs, CUDA IPC, custom storage; the branch of the driver that brought it, and what shows
-    that it is there or why it is not.
+    restore, restore on other GPUs, CUDA IPC, custom storage; the branch of the driver that brought it, what it is
+    used for, and what shows that it is there or why it is not.
     """
     checks = examine(config, now=datetime.now(UTC))
     cuda = doctor_cuda.look()
@@ -46,7 +46,7 @@ def doctor(*, config: Config, as_json: bool) -> int:
         return code
     print_table(("check", "", "finding"), ((check.name, check.status, check.detail) for check in checks))
     click.echo()
-    print_table(("feature of the driver", "since", "here", ""), cuda.rows(), title=_title(cuda))
+    print_table(("feature of the driver", "since", "used for", "here", ""), cuda.rows(), title=_title(cuda))
     hints = [f"  {check.name}: {check.hint}" for check in checks if check.hint and check.status != "ok"]
     if hints:
         click.echo("\nWhat to do:\n" + "\n".join(hints))

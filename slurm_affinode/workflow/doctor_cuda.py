@@ -12,11 +12,21 @@ from typing import Any, Protocol
 
 from slurm_affinode.checkpoint import abilities
 from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.interface import Capabilities
+from slurm_affinode.checkpoint.interface import Capabilities, Feature
 from slurm_affinode.gpu.interface import DriverMissing, GpuError
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.workflow.check import OK, PROBLEM, SKIPPED, Check
+
+USED_FOR = {
+    Feature.LOCK: "every suspension",
+    Feature.CHECKPOINT: "every suspension",
+    Feature.RESTORE: "every return",
+    Feature.MIGRATION: "a return to other GPUs, or another node's",
+    Feature.IPC: "jobs whose processes share GPU memory",
+    Feature.CUSTOM_STORAGE: "make test-gpu and bench-gpu alone",
+}
+"""What this package needs a feature for."""
 
 
 class Gpus(Protocol):
@@ -42,10 +52,10 @@ class CudaReport:
     capabilities: Capabilities
     gpus: tuple[Device, ...] = ()
 
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """Feature, first branch of the driver that has it, whether it is here, and why."""
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        """Feature, first branch of the driver that has it, what for, whether it is here, and why."""
         return [
-            (one.feature.value, str(one.since), "yes" if one.available else "no", one.why)
+            (one.feature.value, str(one.since), USED_FOR[one.feature], "yes" if one.available else "no", one.why)
             for one in self.capabilities.table
         ]
 
@@ -61,7 +71,7 @@ class CudaReport:
             "gpus": [asdict(one) for one in self.gpus],
             "features": [
                 {"feature": one.feature.name.lower(), "name": one.feature.value, "since": one.since,
-                 "available": one.available, "why": one.why}
+                 "used_for": USED_FOR[one.feature], "available": one.available, "why": one.why}
                 for one in can.table
             ],
         }  # fmt: skip

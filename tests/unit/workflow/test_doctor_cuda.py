@@ -42,7 +42,8 @@ def test_no_driver_is_told_and_is_no_problem() -> None:
     """A login node has none; the table is there all the same."""
     report = doctor_cuda.look(lambda: Versioned(missing="the driver: not loaded"), FakeCuda)  # type: ignore[arg-type]
     assert doctor_cuda.check(report).status == SKIPPED
-    assert [row[2] for row in report.rows()] == ["no"] * len(Feature)
+    assert [row[3] for row in report.rows()] == ["no"] * len(Feature)
+    assert all(row[2] for row in report.rows())
     assert report.as_json()["gpus"] == []
 
 
