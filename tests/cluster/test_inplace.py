@@ -8,39 +8,30 @@ import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
-from cluster.driver import GPU_NODES, WORKLOADS, Cluster, wait_until
-from cluster.sleepers import CONFIG, SHARED, kill_agent, status, suspend, wait_for_agents, wait_for_phase, wake
+from cluster.driver import WORKLOADS, Cluster, wait_until
+from cluster.servers import (
+    BY_HAND,
+    GPU_MIB,
+    JOURNAL,
+    NODE,
+    SERVER_MIB,
+    ask,
+    fault,
+    in_place,
+    init_gpus,
+    inplace_configured,
+    ledger,
+    process_states,
+    put_to_sleep,
+    serve,
+    used_mib,
+    wait_awake,
+)
+from cluster.sleepers import wait_for_agents, wake
 
 pytestmark = pytest.mark.cluster
-
-NODE = "c1"
-GPU_MIB = 2000
-"""Of an emulated GPU here; a context takes 414 of it."""
-SERVER_MIB = 800
-"""With its context 60 % of a GPU."""
-BY_HAND = "--gpu-suspend-idle=1h,mode=inplace,when=always"
-"""Nothing sleeps by itself; a request wakes."""
-
-# Asks a server once, prints what it answered and how long that took. Arguments: URL.
-JOURNAL = "/var/lib/slurm-affinode/journal"
-ASK = r'curl --silent --show-error --max-time 60 --write-out "\n%{time_total}" --request POST "$1/predict"'
-
-
-def init_gpus(cluster: Cluster, *options: str) -> None:
-    """Other emulated GPUs on every node, and daemons that see them."""
-    for node in GPU_NODES:
-        cluster.exec(
-            node, "gpu-emulatorctl", "init", "--force", "--gpus", "2", "--model", "h100-80g", "--seed", node,
-            "--sample-period-ms", "200", *options,
-        )  # fmt: skip
-        cluster.shell(node, "kill $(cat /run/slurm-affinode-exporter.pid)")
-        kill_agent(cluster, node)
-    wait_for_agents(cluster)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,108 +42,6 @@ def small_gpus(cluster: Cluster) -> Iterator[None]:
     yield
     cluster.clear()
     init_gpus(cluster)
-
-
-@contextmanager
-def fault(cluster: Cluster, kind: str) -> Iterator[None]:
-    """The emulated driver of c1 fails in this way."""
-    cluster.exec(NODE, "gpu-emulatorctl", "fault", kind)
-    try:
-        yield
-    finally:
-        cluster.exec(NODE, "gpu-emulatorctl", "fault", "clear")
-
-
-@contextmanager
-def held_helper(cluster: Cluster) -> Iterator[None]:
-    """The process that talks to the driver does not answer."""
-    cluster.shell(NODE, "kill -STOP $(pgrep -f [c]heckpoint.cuda_helper)")
-    try:
-        yield
-    finally:
-        cluster.shell(NODE, "for pid in $(pgrep -f [c]heckpoint.cuda_helper); do kill -CONT $pid || true; done")
-
-
-@contextmanager
-def inplace_configured(cluster: Cluster, **keys: object) -> Iterator[None]:
-    """An agent on c1 with these keys in ``[inplace]``."""
-    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
-    cluster.shell(NODE, 'cp "$1" "$1.own"; printf "\n[inplace]\n%s" "$2" >>"$1"', CONFIG, lines)
-    kill_agent(cluster, NODE)
-    wait_for_agents(cluster)
-    try:
-        yield
-    finally:
-        cluster.shell(NODE, 'mv "$1.own" "$1"', CONFIG)
-        kill_agent(cluster, NODE)
-        wait_for_agents(cluster)
-
-
-def ledger(cluster: Cluster, job: str) -> list[dict[str, Any]]:
-    """What the ledger of c1 says of a job."""
-    text = cluster.run(NODE, "cat", f"{SHARED}/ledger/{NODE}.jsonl").stdout
-    rows = [json.loads(line) for line in text.splitlines()]
-    return [row for row in rows if row["job_id"] == int(job)]
-
-
-@dataclass(frozen=True)
-class Server:
-    """A model server, and what it has to answer."""
-
-    job: str
-    port: int
-    prediction: int
-
-    @property
-    def url(self) -> str:
-        """As the login node reaches it."""
-        return f"http://{NODE}:{self.port}"
-
-
-def ask(cluster: Cluster, url: str) -> tuple[dict[str, int], float]:
-    """One request from the login node: the answer, and the seconds that it took."""
-    body, _, took = cluster.shell("login", ASK, url, user="alice", timeout_s=90).rpartition("\n")
-    return json.loads(body), float(took)
-
-
-def serve(cluster: Cluster, port: int, option: str = BY_HAND, *options: str, memory_mib: int = SERVER_MIB) -> Server:
-    """A server on a shared GPU of c1, when it has answered once."""
-    job = cluster.submit(
-        "--partition=gpu", f"--nodelist={NODE}", "--gres=shard:6", option, *options,
-        wrap=f"exec {WORKLOADS}/model_server.py --port {port} --memory-mib {memory_mib} --service-ms 100",
-    )  # fmt: skip
-    cluster.wait_for_output(job, "listening")
-    answer, _ = ask(cluster, f"http://{NODE}:{port}")
-    return Server(job, port, answer["prediction"])
-
-
-def in_place(cluster: Cluster, job: str) -> dict[str, Any] | None:
-    """What status says of a sleeper; ``None``: it is awake. A new agent knows it when its shepherd has come again."""
-    rows = wait_until(f"an agent knows job {job}", lambda: status(cluster, job).get("jobs"))
-    found: dict[str, Any] | None = rows[0]["in_place"]
-    return found
-
-
-def put_to_sleep(cluster: Cluster, job: str) -> None:
-    """By hand; it sleeps when this returns."""
-    suspend(cluster, job)
-    wait_until(f"job {job} sleeps", lambda: in_place(cluster, job), lambda seen: seen is not None)
-
-
-def wait_awake(cluster: Cluster, job: str, timeout_s: float = 60) -> None:
-    """Waits until the job runs, with its GPU memory."""
-    wait_until(f"job {job} is awake", lambda: in_place(cluster, job), lambda seen: seen is None, timeout_s=timeout_s)
-
-
-def used_mib(cluster: Cluster) -> list[int]:
-    """GPU memory in use on c1."""
-    return [gpu.used_mib for gpu in cluster.gpus(NODE)]
-
-
-def process_states(cluster: Cluster) -> set[str]:
-    """Of the processes of alice's servers on c1."""
-    said = cluster.shell(NODE, "ps -u alice -o stat=,args= | grep model_server | grep -v shepherd | cut -c1")
-    return set(said.split())
 
 
 def test_a_server_gives_its_gpu_back_and_wakes_for_a_request(cluster: Cluster) -> None:
@@ -307,32 +196,6 @@ def test_a_continue_that_nobody_told_of_does_not_leave_it_half_asleep(cluster: C
     assert ask(cluster, server.url)[0]["number"] == 2
 
 
-@pytest.mark.parametrize("phase", ["locking", "frozen", "waking"])
-def test_agent_killed(cluster: Cluster, phase: str) -> None:
-    """Whatever it was doing, the next one has the job running, or asleep and ready to wake."""
-    server = serve(cluster, 8001)
-    if phase == "locking":
-        with fault(cluster, "lock-timeout"):
-            cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", server.job, user="alice")
-            wait_for_phase(cluster, NODE, "locking")
-            kill_agent(cluster, NODE)
-    else:
-        put_to_sleep(cluster, server.job)
-        if phase == "waking":
-            with held_helper(cluster):
-                wake(cluster, server.job)
-                wait_for_phase(cluster, NODE, "waking")
-                kill_agent(cluster, NODE)
-        else:
-            kill_agent(cluster, NODE)
-    wait_for_agents(cluster)
-    assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": 2}
-    wait_awake(cluster, server.job)
-    wait_until("its journal is closed", lambda: cluster.run(NODE, "ls", JOURNAL).stdout == "")
-    put_to_sleep(cluster, server.job)
-    assert ask(cluster, server.url)[0]["number"] == 3
-
-
 def test_a_request_that_came_while_there_was_no_agent_is_answered(cluster: Cluster) -> None:
     """It waits in the kernel until the next agent looks."""
     server = serve(cluster, 8001)
@@ -341,25 +204,6 @@ def test_a_request_that_came_while_there_was_no_agent_is_answered(cluster: Clust
         cluster.shell(NODE, "kill -KILL $(cat /run/slurm-affinode-agent.pid)")
         asked = pool.submit(ask, cluster, server.url)
         wait_for_agents(cluster)
-        assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
-
-
-def test_the_helper_for_the_driver_is_killed_while_it_sleeps(cluster: Cluster) -> None:
-    """Another one is started for the wake."""
-    server = serve(cluster, 8001)
-    put_to_sleep(cluster, server.job)
-    cluster.shell(NODE, "kill -KILL $(pgrep -f [c]heckpoint.cuda_helper)")
-    assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": 2}
-
-
-def test_the_helper_for_the_driver_is_killed_while_it_wakes_one(cluster: Cluster) -> None:
-    """The step is taken again."""
-    server = serve(cluster, 8001)
-    put_to_sleep(cluster, server.job)
-    with ThreadPoolExecutor(1) as pool, held_helper(cluster):
-        asked = pool.submit(ask, cluster, server.url)
-        wait_for_phase(cluster, NODE, "waking")
-        cluster.shell(NODE, "kill -KILL $(pgrep -f [c]heckpoint.cuda_helper)")
         assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
 
 

@@ -750,6 +750,15 @@ def test_what_does_not_fit_into_host_memory_is_refused_with_the_numbers(world, n
     assert world.effect_log == []
 
 
+@pytest.mark.parametrize(("params", "refused"), [("OverMemoryKill", True), ("UsePss", False)])
+def test_slurm_that_ends_jobs_above_their_memory_limit(world, node, monkeypatch, params, refused):
+    """What moves into host memory would be the job's end."""
+    monkeypatch.setattr(node.agent.parts.slurm, "config", lambda: {"JobAcctGatherParams": params})
+    slurm = replace(node.agent.parts.slurm.job(7), tres_allocated={"mem": "40G"})
+    found = node.suspender.refusals(node.job(slurm=slurm))
+    assert [one.code for one in found] == (["host-memory"] if refused else [])
+
+
 def test_slurm_need_not_answer(world, node):
     """Nothing is asked of it: its last word has to do."""
     job = node.job()
