@@ -18,6 +18,7 @@ from slurm_affinode.agent.daemon import Daemon, Parts
 from slurm_affinode.agent.interface import AgentContext, Arrival, LookAgain, Orchestration, SuspendedJob
 from slurm_affinode.agent.peers import Identity, Inspector, NotAShepherd, Peer
 from slurm_affinode.agent.registry import WatchedJob
+from slurm_affinode.agent.service import Caller
 from slurm_affinode.agent.shepherds import Reply, Restored
 from slurm_affinode.config import Config, parse
 from slurm_affinode.gpu.interface import DriverMissing, GpuLost
@@ -29,6 +30,7 @@ from slurm_affinode.slurm.faults import ControllerDownError, UnknownJobError
 T = TypeVar("T")
 WAIT_S = 10.0
 NOW = datetime.now(UTC)
+ALICE, BOB, ROOT = Caller(2001, "alice", True), Caller(2002, "bob", True), Caller(0, "root", True)
 
 
 def wait_until(what: str, look: Callable[[], T], good: Callable[[T], bool] = bool, timeout_s: float = WAIT_S) -> T:
@@ -284,6 +286,18 @@ class Node1:
             lambda: self.daemon.registry.get(job_id),
             lambda one: one is not None and one.key is not None and one.devices is not None,
         )  # type: ignore[return-value]
+
+
+def ask(node: Node1, caller: Caller = ROOT, **request: Any) -> dict[str, Any]:
+    """The daemon's answer. Raises what it would refuse with."""
+    return node.daemon.service.answer(request, caller)
+
+
+def watched(node: Node1, **fields: object) -> Shepherd:
+    """A shepherd of job 7 that has said hello, and is known."""
+    shepherd = Shepherd(node.run_dir, **fields).hello()
+    node.watched()
+    return shepherd
 
 
 def config_of(directory: Path, *, agent: str = "", suspend: str = "") -> Config:

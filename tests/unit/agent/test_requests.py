@@ -1,0 +1,202 @@
+"""The daemon answers: who may ask what, and what comes of nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_stand_ins import ALICE, BOB, ROOT, Node1, agent, ask, config_of, job, wait_until, watched
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slurm_affinode.agent import control
+from slurm_affinode.agent.client import AnswerError, ask_local
+from slurm_affinode.agent.interface import SuspendedJob
+from slurm_affinode.agent.service import Caller
+from slurm_affinode.errors import UnreachableError
+from slurm_affinode.model.suspension import JobKey, Phase, Refusal
+
+
+def asleep(job_id: int = 8, uid: int = 2001) -> SuspendedJob:
+    return SuspendedJob(
+        JobKey("test", job_id, 1), uid, "c1", 1, 1000.0, 1 << 30, 1 << 29, 1, "shared", "auto", "idle 15m", None
+    )
+
+
+def test_status_is_for_owner_and_administrators(tmp_path: Path) -> None:
+    """Others are refused, and do not find it in the list."""
+    with agent(config_of(tmp_path, agent='admins = ["boss"]')) as node:
+        watched(node)
+        node.daemon.registry.change(7, lambda one: replace(one, uid=2001))
+        boss, slurm = Caller(3000, "boss", True), Caller(64030, "slurm", True)
+        for caller in (ALICE, ROOT, boss):
+            assert ask(node, caller, verb="status", job=7)["jobs"][0]["uid"] == 2001
+            assert len(ask(node, caller, verb="status")["jobs"]) == 1
+        wait_until("SlurmUser is known", lambda: len(ask(node, slurm, verb="status")["jobs"]), lambda n: n == 1)
+        assert ask(node, BOB, verb="status")["jobs"] == []
+        for verb in ("status", "suspend", "wake"):
+            with pytest.raises(Exception, match="job 7 is not yours"):
+                ask(node, BOB, verb=verb, job=7)
+
+
+def test_suspend_by_hand(node: Node1) -> None:
+    """Begun at once, idle or not; a second time it says that it is under way."""
+    node.gpus.util_pct[0] = 100.0
+    watched(node)
+    node.daemon.registry.change(7, lambda one: replace(one, uid=2001))
+    assert ask(node, ALICE, verb="suspend", job=7)["begun"] is True
+    with pytest.raises(Exception, match="is being worked on: suspending"):
+        ask(node, ALICE, verb="suspend", job=7)
+    node.acts.go.set()
+    wait_until("it is done", lambda: node.acts.suspended_jobs, lambda done: done == [(7, "asked by alice")])
+    assert node.acts.looks == [None]
+
+
+def test_suspend_by_hand_is_refused_with_the_reason(node: Node1) -> None:
+    """Each refusal by its name: unknown, not opted in, suspended already, cannot be suspended."""
+    watched(node)
+    node.acts.refused.append(Refusal("host-memory", "needs 80 GiB"))
+    node.acts.asleep.append(asleep(8))
+    ask(node, verb="prolog", job=9, uid=2001)
+    for job_id, code in ((7, "host-memory"), (8, "already-suspended"), (9, "not-opted-in"), (10, "unknown-job")):
+        with pytest.raises(control.RequestError) as caught:
+            ask(node, verb="suspend", job=job_id)
+        assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        ({"batch": False}, "interactive", "job 9 cannot be suspended: it is interactive"),
+        ({"batch": False, "het_job_id": 9}, "heterogeneous", "its parts cannot be suspended as one"),
+        ({}, "not-opted-in", "submitted without --gpu-suspend-idle"),
+        ({"batch_host": "c2"}, "unknown-job", "is known on c2"),
+    ],
+)
+def test_job_without_a_shepherd_is_told_why(node: Node1, change: dict[str, Any], code: str, said: str) -> None:
+    """By its kind, which slurmctld knows; of a batch job the node of its script knows more."""
+    ask(node, verb="prolog", job=9, uid=2001)
+    node.slurm.all[9] = job(9, **change)
+    with pytest.raises(control.RequestError, match=said) as caught:
+        ask(node, ALICE, verb="status", job=9)
+    assert caught.value.code == code
+    with pytest.raises(control.RequestError, match="not yours"):
+        ask(node, BOB, verb="status", job=9)
+
+
+def test_wake_by_hand(node: Node1) -> None:
+    """A suspended job is released for its owner; one that runs is not suspended."""
+    watched(node)
+    node.acts.asleep.append(asleep(8))
+    row = ask(node, ALICE, verb="status", job=8)["jobs"][0]
+    assert (row["state"], row["gpu_bytes"], row["where"]) == ("suspended", 1 << 29, "shared")
+    with pytest.raises(Exception, match="not yours"):
+        ask(node, BOB, verb="wake", job=8)
+    assert ask(node, ALICE, verb="wake", job=8)["released"] is True
+    assert node.acts.woken == [(8, "alice")]
+    with pytest.raises(Exception, match="job 7 is not suspended: it is running"):
+        ask(node, verb="wake", job=7)
+
+
+def test_job_in_another_phase_is_not_touched(node: Node1) -> None:
+    """The orchestration has it."""
+    watched(node)
+    node.daemon.registry.set_phase(7, Phase.DUMPED)
+    with pytest.raises(Exception, match="being worked on: dumped"):
+        ask(node, verb="suspend", job=7)
+    assert ask(node, verb="status", job=7)["jobs"][0]["state"] == "dumped"
+
+
+def test_prolog_and_epilog_are_for_root_on_the_node(node: Node1) -> None:
+    """No user tells the agent that a job has ended, and no root of another node."""
+    for caller in (ALICE, replace(ROOT, local=False)):
+        for verb in ("prolog", "epilog"):
+            with pytest.raises(Exception, match="is for root on the node itself"):
+                ask(node, caller, verb=verb, job=7, uid=0)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [{}, {"verb": "reboot"}, {"verb": "status", "job": "7"}, {"verb": "suspend"}, {"verb": "wake", "job": -1},
+     {"verb": "suspend", "job": True}, {"verb": "status", "job": 1 << 40}, {"verb": "prolog", "job": 7, "uid": []}],
+)  # fmt: skip
+def test_nonsense_is_refused(node: Node1, request_: dict[str, Any]) -> None:
+    """With usage status."""
+    with pytest.raises(control.RequestError) as caught:
+        node.daemon.service.answer(request_, ROOT)
+    assert caught.value.exit_code == 2
+
+
+def test_request_over_the_socket(node: Node1) -> None:
+    """The kernel says who asks; refusals keep code, hint and exit status."""
+    watched(node)
+    assert ask_local(node.run_dir, {"verb": "status"})["jobs"][0]["job_id"] == 7
+    with pytest.raises(AnswerError, match="knows no job 99") as caught:
+        ask_local(node.run_dir, {"verb": "status", "job": 99})
+    assert (caught.value.code, caught.value.exit_code) == ("unknown-job", 1)
+    assert caught.value.hint
+
+
+def test_agent_that_does_not_run_is_unreachable(tmp_path: Path) -> None:
+    """Exit status 3, and where it was looked for."""
+    with pytest.raises(UnreachableError, match=r"control\.sock: no agent runs on this node") as caught:
+        ask_local(tmp_path, {"verb": "status"})
+    assert caught.value.exit_code == 3
+
+
+def connect(node: Node1) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(5)
+    sock.connect(str(node.run_dir / "control.sock"))
+    return sock
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.one_of(st.binary(max_size=40000), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(
+    lambda value: json.dumps(value).encode()
+), st.fixed_dictionaries({"service": st.just("slurm-affinode"), "verb": st.sampled_from(["status", "wake", "epilog"]),
+                          "job": st.one_of(st.integers(), st.text(), st.none(), st.floats(allow_nan=True))}).map(
+    lambda value: json.dumps(value).encode())))  # fmt: skip
+def test_any_request_is_answered_or_closed(node: Node1, data: bytes) -> None:
+    """Garbage, too much of it, deep nesting: one JSON line with an error, or nothing."""
+    with connect(node) as sock:
+        try:
+            sock.sendall(data + b"\n")
+            answer = sock.makefile("rb").read()
+        except (BrokenPipeError, ConnectionResetError):
+            answer = b""
+    if answer:
+        assert json.loads(answer)["ok"] in (True, False)
+    assert ask_local(node.run_dir, {"verb": "status"})["ok"] is True
+
+
+def test_nested_json_is_no_way_in(node: Node1) -> None:
+    """Neither is a stack overflow."""
+    with connect(node) as sock:
+        sock.sendall(b"[" * 16000 + b"\n")
+        assert json.loads(sock.makefile("rb").read())["error"]["code"] == "bad-request"
+
+
+def test_slow_and_many_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who writes nothing is shown out, who opens too many gets no more, and root is served all the same."""
+    monkeypatch.setattr(control, "REQUEST_S", 0.5)
+    monkeypatch.setattr(control, "MAX_PER_HOLDER", 4)
+    peers = iter([2001] * 8)
+    monkeypatch.setattr(control, "peer_of", lambda sock: control_peer(next(peers, 0)))
+    with agent(config_of(tmp_path)) as node:
+        slow = [connect(node) for _ in range(8)]
+        slow[0].send(b"{")
+        assert ask_local(node.run_dir, {"verb": "status"})["ok"] is True
+        assert [one.recv(10) for one in slow] == [b""] * 8
+        for one in slow:
+            one.close()
+
+
+def control_peer(uid: int) -> Any:
+    """A peer by its uid."""
+    return type("Peer", (), {"uid": uid, "gid": uid, "pid": os.getpid()})()

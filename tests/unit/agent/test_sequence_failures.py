@@ -1,0 +1,224 @@
+"""A suspension or a restore that cannot be, or fails: the job runs on, or waits with its image, and it is said why."""
+
+from __future__ import annotations
+
+import pytest
+from agent_sequences import begun_at_c2, check, go_on_at_c2, ledger, recovered
+from agent_world import Agent, Slurm, make_job
+
+from slurm_affinode.agent.interface import Refused
+from slurm_affinode.agent.parts import Settings
+from slurm_affinode.agent.shepherds import Hold, Restored, Start
+from slurm_affinode.checkpoint.interface import Capabilities, CudaUnavailable
+from slurm_affinode.model.suspension import Mode, Phase, SuspendOption
+from slurm_affinode.slurm.faults import NotPermittedError
+
+
+def test_a_lock_that_times_out_leaves_the_job_running(world):
+    agent = Agent(world, "c1")
+    agent.cuda.times_out = {3}
+    done = agent.suspend()
+    assert done.phase is Phase.RUNNING
+    assert "busy" in (done.failure or "")
+    check(world)
+    assert world.comment.startswith("runs on: its GPU is busy")
+    assert ledger(world).failure == "its GPU is busy"
+
+
+def test_a_job_that_computes_again_is_let_go_under_the_lock(world):
+    done = Agent(world, "c1").suspend(lambda: "GPU 0 at 40 %")
+    assert done.failure == "it is not idle any more: GPU 0 at 40 %"
+    assert world.effect_log == ["lock", "continue", "unlock"]
+    check(world)
+
+
+def test_slurm_that_refuses_the_requeue_gives_the_job_its_gpus_back(world, monkeypatch):
+    def refuse(self, job, *, hold=False):
+        raise NotPermittedError("requeue job 7: access denied")
+
+    monkeypatch.setattr(Slurm, "requeue", refuse)
+    agent = Agent(world, "c1")
+    done = agent.suspend()
+    assert "access denied" in (done.failure or "")
+    check(world)
+    assert agent.images(shared=False) == []
+
+
+def test_slurm_that_goes_away_in_the_middle_is_waited_for(world, monkeypatch):
+    """The image is made, slurmctld is away: the tree stays stopped until it answers, then the job is queued."""
+    agent = Agent(world, "c1")
+    dump = agent.imager.dump
+
+    def away(*args, **kwargs):
+        world.answers = False
+        return dump(*args, **kwargs)
+
+    agent.imager.dump = away
+    done = agent.suspend()
+    assert done.phase is Phase.REQUEUEING
+    assert world.copies() == 1
+    agent.keeper.stop()
+    world.answers = True
+    recovered(world)
+    check(world)
+    go_on_at_c2(world)
+
+
+def test_a_comment_of_the_owner_survives(world):
+    world.comment = "my experiment"
+    agent = Agent(world, "c1")
+    agent.suspend()
+    agent.settle()
+    assert world.comment.endswith(" // my experiment")
+    go_on_at_c2(world)
+    assert world.comment == "my experiment"
+
+
+@pytest.mark.parametrize(("fresh", "reply"), [(False, Hold), (True, Start)])
+def test_a_restore_that_fails_does_what_the_site_chose(world, fresh, reply):
+    """Held with the reason, or started afresh; the image stays."""
+    agent = Agent(world, "c1")
+    agent.suspend()
+    agent.settle()
+    world.nodes["c1"].init = None
+    world.start_run("c2")
+    agent = Agent(world, "c2", Settings(fresh=fresh, slurm_s=5))
+    agent.imager.fails = "bad size"
+    answer = agent.restore()
+    assert isinstance(answer, reply)
+    assert agent.images(shared=True) == [1]
+    assert "bad size" in world.comment
+    if fresh:
+        assert answer == Start(restore_failed=True)
+    else:
+        assert (world.state, world.held) == ("PENDING", True)
+        [sleeping] = agent.keeper.suspended()
+        assert sleeping.failure == "bad size"
+
+
+def test_another_gpu_model_is_refused(world):
+    agent = begun_at_c2(world)
+    agent.gpus.model = "A100"
+    assert isinstance(agent.restore(), Hold)
+    assert "A100" in world.comment
+    assert "criu restore" not in world.effect_log
+
+
+def test_a_restore_waits_for_gpu_memory_and_then_gives_up(world):
+    agent = begun_at_c2(world)
+    agent.gpus.free = 5
+    assert isinstance(agent.restore(), Hold)
+    assert "its GPU memory does not fit: 65 MiB are needed on GPU-c2-0, 5 B are free there" in world.comment
+
+
+def test_an_image_that_was_changed_is_refused(world):
+    """One flipped bit in a file of it."""
+    agent = begun_at_c2(world)
+    [page] = (world.root / "shared" / "images").glob("*/0001/criu/pages-1.img")
+    data = bytearray(page.read_bytes())
+    data[0] ^= 1
+    page.write_bytes(data)
+    assert isinstance(agent.restore(), Hold)
+    assert "contents have changed" in world.comment
+    assert "criu restore" not in world.effect_log
+
+
+def test_a_run_is_restored_by_one_shepherd_only(world):
+    """Two shepherds of one run, on two nodes: the second gets nothing."""
+    assert begun_at_c2(world).restore() == Restored(2)
+    world.start_run("c3")
+    other = Agent(world, "c3")
+    assert isinstance(other.restore(), Hold)
+    assert world.nodes["c3"].processes == []
+
+
+def test_a_job_whose_image_has_not_arrived_is_not_started_afresh(world):
+    """Started at another node before the copy was complete: back to the queue."""
+    agent = Agent(world, "c1")
+    agent.aftermath._copy = lambda record: None
+    agent.suspend()
+    agent.settle()
+    assert agent.images(shared=True) == []
+    world.start_run("c2")
+    assert isinstance(Agent(world, "c2").restore(), Hold)
+    assert world.state == "PENDING"
+
+
+def test_wake_releases_only_what_can_start_anywhere(world):
+    agent = Agent(world, "c1")
+    agent.aftermath._copy = lambda record: None
+    agent.suspend()
+    agent.settle()
+    key = agent.keeper.suspended()[0].key
+    agent.waker.wake(key, "alice")
+    assert world.held
+    image = agent.parts.local.images()[0]
+    agent.parts.local.copy(image, agent.parts.shared)
+    world.clock += 100
+    agent.waker.tick()
+    assert not world.held
+    assert agent.waker.wake(key, "alice") is None
+
+
+def test_what_does_not_sleep_cannot_be_woken(world):
+    from slurm_affinode.model.suspension import JobKey
+
+    with pytest.raises(Refused, match="not suspended"):
+        Agent(world, "c1").waker.wake(JobKey("alpha", 7, 5), "alice")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"option": SuspendOption(mode=Mode.INPLACE)}, "mode"),
+        ({"slurm": {"node_count": 2}}, "multi-node"),
+        ({"slurm": {"het_job_id": 6}}, "heterogeneous"),
+        ({"slurm": {"batch": False}}, "interactive"),
+        ({"slurm": {"requeue": False}}, "no-requeue"),
+        ({"root": 9}, "not-started"),
+        ({"uid": 12345}, "other-user"),
+    ],
+)
+def test_what_cannot_be_suspended_is_refused_before_anything_is_touched(world, changes, code):
+    agent = Agent(world, "c1")
+    if isinstance(changes.get("slurm"), dict):
+        changes = {"slurm": make_job(world, **changes["slurm"])}
+    found = agent.suspender.refusals(agent.watched(**changes))
+    assert code in [refusal.code for refusal in found]
+    assert world.effect_log == []
+
+
+@pytest.mark.parametrize("why", ["driver 550.54 is too old: 570 or newer is needed", None])
+def test_a_driver_that_cannot_even_be_asked_is_told_by_its_version(world, monkeypatch, why):
+    """A function that it lacks says less; where nothing is known of the driver, that is what is left to say."""
+    agent = Agent(world, "c1")
+
+    def missing(pids):
+        raise CudaUnavailable("function cuCheckpointProcessGetRestoreThreadId is not found")
+
+    monkeypatch.setattr(agent.parts.cuda, "users", missing)
+    monkeypatch.setattr(agent.parts.cuda, "capabilities", lambda: Capabilities("550.54", why_not=why))
+    [refusal] = agent.suspender.refusals(agent.watched())
+    assert refusal.code == "driver"
+    assert (why or "is not found") in refusal.text
+
+
+@pytest.mark.parametrize(
+    ("params", "memory", "refused"),
+    [("OverMemoryKill", "64M", True), ("overmemorykill,UsePss", "100G", False), ("UsePss", "64M", False)],
+)
+def test_slurm_that_ends_jobs_above_their_memory_limit(world, monkeypatch, params, memory, refused):
+    """GPU memory that moves into host memory would be the job's end; a limit that nobody watches over is none."""
+    agent = Agent(world, "c1")
+    monkeypatch.setattr(agent.parts.slurm, "config", lambda: {"JobAcctGatherParams": params})
+    job = agent.watched(slurm=make_job(world, tres_allocated={"mem": memory}))
+    found = agent.suspender.refusals(job)
+    assert [one.code for one in found] == (["host-memory"] if refused else [])
+    assert all("--mem" in one.text for one in found)
+
+
+def test_a_full_store_is_refused(world, monkeypatch):
+    agent = Agent(world, "c1")
+    agent.parts.shared.budget.reserve = 1 << 60
+    [refusal] = agent.suspender.refusals(agent.watched())
+    assert refusal.code == "no-room"
