@@ -62,6 +62,8 @@ def asked(asleep: Look, now: Look) -> str | None:
                 return f"a connection waits{_where(base)}"
         elif sock.unread > max(0, base.unread):
             return f"bytes wait on a connection{_where(base)}"
+        elif sock.received - base.received > (sock.state != base.state):  # counted, and waiting elsewhere (MPTCP)
+            return f"something came{_where(base)}"
     return None
 
 

@@ -231,3 +231,5 @@ def test_what_comes_while_it_sleeps_wakes_it() -> None:
     assert asking.asked(stuck, stuck) is None
     assert asking.asked(stuck, QUIET | look(replace(LOCAL, waiting=8))) is not None
     assert asking.asked(QUIET, {}) is None
+    assert asking.asked(QUIET, QUIET | look(replace(OPEN, received=OPEN.received + 9))) == "something came on port 8000"
+    assert asking.asked(QUIET, QUIET | look(replace(OPEN, state=CLOSE_WAIT, received=OPEN.received + 1))) is None
