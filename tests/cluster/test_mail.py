@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from email import message_from_string, policy
 
 import pytest
 from cluster.driver import GPU_NODES, Cluster, wait_until
+from cluster.servers import ask, fault, put_to_sleep, serve
 from cluster.sleepers import BY_HAND, asleep, configured, finish, idle_job, wait_for_agents, wake
 
 pytestmark = pytest.mark.cluster
@@ -79,4 +81,22 @@ def test_an_owner_is_told_that_a_job_sleeps_is_held_and_goes_on(cluster: Cluster
     wake(cluster, job)
     assert "where it had stopped" in wait_for_mail(cluster, f"[affinode] Job {job} goes on")
     finish(cluster, job)
+    assert len(subjects(cluster)) == 3
+
+
+@pytest.mark.usefixtures("mailed")
+def test_an_owner_is_told_that_a_job_sleeps_in_place_cannot_wake_and_is_awake(cluster: Cluster) -> None:
+    """Three mails as well; the second once, however often it is tried again."""
+    server = serve(cluster, 8001)
+    put_to_sleep(cluster, server.job)
+    text = wait_for_mail(cluster, f"[affinode] Job {server.job} sleeps")
+    assert "Asleep in place" in text
+    assert "A request to it wakes it." in text
+    with ThreadPoolExecutor(1) as pool:
+        with fault(cluster, "restore-fails"):
+            asked = pool.submit(ask, cluster, server.url)
+            text = wait_for_mail(cluster, f"[affinode] Job {server.job} could not be woken and sleeps on")
+            assert "Reason: cannot move the GPU memory of process" in text
+        assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
+    assert "It runs again on c1" in wait_for_mail(cluster, f"[affinode] Job {server.job} goes on")
     assert len(subjects(cluster)) == 3
