@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from slurm_affinode.analysis import waste
+from slurm_affinode.analysis import kernel, waste
 from slurm_affinode.analysis.prices import NO_PRICES, PriceTable
 from slurm_affinode.analysis.result import WasteQuery, WasteResult
 from slurm_affinode.history.schema import SAMPLES
@@ -124,3 +124,12 @@ def analysed(tmp_path: Path) -> Callable[..., WasteResult]:
         return waste.analyse(asked, jobs, gpus, store, prices, tuple(ingests), now=moment, top_runs=top_runs)
 
     return run
+
+
+@pytest.fixture(params=["array operations", "compiled loops"])
+def either_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both implementations of the join answer."""
+    wanted = request.param == "compiled loops"
+    if wanted:
+        pytest.importorskip("numba")
+    monkeypatch.setattr(kernel, "compiled", lambda _rows: wanted)

@@ -1,0 +1,201 @@
+"""What the hours of runs add up to: amounts, groups, buckets of time, timelines."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from waste_cases import EUROS, HOUR, Analysed, Jobs, Rows, both, every
+
+from slurm_affinode.analysis import waste
+from slurm_affinode.analysis.result import GROUPINGS, MEASURES, WasteQuery
+from slurm_affinode.history.schema import SAMPLES
+from slurm_affinode.history.store import SampleStore
+from slurm_affinode.slurm.schema import ALLOCATION_GPUS, JOBS
+
+Case = tuple[list[dict[str, Any]], pl.DataFrame]
+SUMMED = [
+    name
+    for name in MEASURES
+    if name.startswith("gpu_hours") or name in {"mem_gib_h", "idle_mem_gib_h", "energy_kwh", "idle_energy_kwh", "cost"}
+]
+
+
+def test_amounts(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Two hours at 2 EUR, one of them idle; the amount of a model without a price is absent, and said so."""
+    rows = samples(every(0, 7200), util_pct=lambda t: 0 if t < HOUR else 90)
+    rows += samples(every(0, 7200), util_pct=0, node="n2", uuid="GPU-9", model="NVIDIA B200")
+    found = jobs(
+        {"job_id": 1, "start": 0, "end": 7200},
+        {"job_id": 2, "start": 0, "end": 7200, "node_list": "n2", "gpu_type": "b200"},
+    )
+    result = analysed(rows, found, prices=EUROS)
+    amounts = {row["job_id"]: (row["cost"], row["idle_cost"]) for row in result.jobs.iter_rows(named=True)}
+    assert amounts == {1: (pytest.approx(4), pytest.approx(2)), 2: (None, None)}
+    assert (result.total["cost"], result.total["idle_cost"]) == (pytest.approx(4), pytest.approx(2))
+    assert (result.currency, result.prices) == ("EUR", {"NVIDIA A100-SXM4-80GB": 2.0, "NVIDIA B200": None})
+    assert [(i.count, i.examples) for i in result.quality.issues if i.code == "no-price"] == [(1, ("NVIDIA B200",))]
+
+
+def test_time_that_nobody_held(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """A GPU without a run for two hours, and another in the hour after its run: three hours not allocated."""
+    rows = samples(every(0, 7200), util_pct=0, job=lambda t: "1" if t < HOUR else None)
+    rows += samples(every(0, 7200), util_pct=0, uuid="GPU-1", index=1)
+    result = analysed(rows, jobs({"start": 0, "end": HOUR}))
+    assert result.total["unallocated_gpu_hours"] == pytest.approx(3)
+    assert result.total["gpu_hours_idle"] == pytest.approx(1)
+    (issue,) = (i for i in result.quality.issues if i.code == "devices-without-runs")
+    assert (issue.count, issue.gpu_hours, issue.examples) == (1, pytest.approx(2), ("n1 GPU-1",))
+
+
+def test_without_history_everything_is_unknown(analysed: Analysed, jobs: Jobs) -> None:
+    """Accounting alone says what was allocated, not what came of it."""
+    result = analysed([], jobs({"start": 0, "end": 7200, "gpus": 4}), prices=EUROS)
+    assert result.total["gpu_hours_allocated"] == result.total["gpu_hours_unknown"] == pytest.approx(8)
+    assert result.total["cost"] == pytest.approx(16)
+    for absent in ("idle_fraction", "unallocated_gpu_hours", "energy_kwh", "idle_windows", "idle_cost"):
+        assert result.total[absent] is None
+    assert [issue.code for issue in result.quality.issues] == ["no-history"]
+    assert result.timelines.is_empty()
+
+
+@pytest.fixture
+def varied(samples: Rows, jobs: Jobs) -> Case:
+    """Two clusters' worth of cases: whole nodes, labels, sharing, unknown GPUs, another model, gaps."""
+    rows = samples(every(0, 7200), util_pct=lambda t: t % 7, power_w=100, fb_used_mib=2048, job="1")
+    rows += samples(every(0, 5000), util_pct=0, power_w=50, fb_used_mib=1024, uuid="GPU-1", index=1, job="2,3")
+    rows += samples(every(0, 7200), util_pct=30, node="n2", uuid="GPU-2", model="NVIDIA H100 80GB HBM3", power_w=500)
+    rows += samples(every(0, 7200), util_pct=0, node="n3", uuid="GPU-3", power_w=70)
+    rows += samples(every(0, 7200), util_pct=0, node="n3", uuid="GPU-4", index=1, power_w=70)
+    found = jobs(
+        {"job_id": 1, "start": 0, "end": 7000},
+        {"job_id": 2, "start": 100, "end": 4000, "user": "bob", "account": "chem"},
+        {"job_id": 3, "start": 2000, "end": 6500, "user": "eve", "qos": "high", "gpus": 0},
+        {"job_id": 4, "start": 50, "end": 7200, "node_list": "n2", "partition": "h100", "user": None, "account": None},
+        {"job_id": 5, "start": 0, "end": 6000, "node_list": "n3", "qos": "high"},
+        {"job_id": 6, "start": 0, "end": 6000, "node_list": "n[8-9]", "gpus": 4, "gpu_type": None, "qos": None},
+    )
+    return rows, found
+
+
+@both
+def test_every_grouping_sums_to_the_total(analysed: Analysed, varied: Case) -> None:
+    """By user, account, partition, QOS, node, model and cluster; by bucket of time; by run."""
+    result = analysed(*varied, prices=EUROS)
+    assert tuple(result.groups) == GROUPINGS
+    for frame in (*result.groups.values(), result.jobs):
+        for name in SUMMED:
+            assert frame[name].sum() == pytest.approx(result.total[name]), name
+        measured = frame["gpu_hours_idle"] + frame["gpu_hours_low"] + frame["gpu_hours_busy"]
+        assert frame["gpu_hours_measured"].to_list() == pytest.approx(measured.to_list())
+        allocated = frame["gpu_hours_measured"] + frame["gpu_hours_unknown"]
+        assert frame["gpu_hours_allocated"].to_list() == pytest.approx(allocated.to_list())
+    for name in result.over_time.columns[1:]:
+        assert result.over_time[name].sum() == pytest.approx(result.total[name]), name
+    assert result.groups["user"]["name"].null_count() == 1
+    assert set(result.groups["node"]["name"]) == {"n1", "n2", "n3", "n8", "n9"}
+
+
+def test_time_passes_in_buckets(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Hours for up to three days; a run of an hour and a half puts an hour into one and a half into the next."""
+    result = analysed(
+        samples(every(0, 5400), util_pct=lambda t: 0 if t < HOUR else 50), jobs({"start": 0, "end": 5400})
+    )
+    assert result.bucket_s == HOUR
+    assert result.over_time.drop("bucket").rows() == [(1.0, 1.0, 0.0, 0.0, 0.0), (0.5, 0.0, 0.0, 0.5, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("until", "width"),
+    [
+        (900, 15),
+        (1000, 60),
+        (HOUR, 60),
+        (2 * HOUR, HOUR),
+        (72 * HOUR, HOUR),
+        (96 * HOUR, 6 * HOUR),
+        (504 * HOUR, 6 * HOUR),
+        (528 * HOUR, 24 * HOUR),
+    ],
+)
+def test_longer_intervals_have_wider_buckets(analysed: Analysed, jobs: Jobs, until: int, width: int) -> None:
+    """Up to a quarter of an hour, an hour, three days, three weeks, more."""
+    assert analysed([], jobs(), until=until).bucket_s == width
+
+
+@both
+def test_timelines(analysed: Analysed, varied: Case) -> None:
+    """The fractions of a slot sum to 1, its slots to the run's hours; the most idle run is the first."""
+    result = analysed(*varied, top_runs=2)
+    lines = result.timelines
+    assert lines["job_id"].unique(maintain_order=True).to_list() == result.jobs["job_id"].head(2).to_list()
+    assert lines.select(pl.sum_horizontal("idle", "low", "busy", "unknown")).to_series().to_list() == pytest.approx(
+        [1.0] * len(lines)
+    )
+    for row in result.jobs.head(2).iter_rows(named=True):
+        own = lines.filter(pl.col("job_id") == row["job_id"])
+        idle = (own["idle"] * (own["to"] - own["from"]).dt.total_milliseconds()).sum() / 1000 / HOUR
+        assert idle * (row["gpus"] or 1) <= row["gpu_hours_idle"] * 2
+        if row["gpus"]:
+            assert idle * row["gpus"] == pytest.approx(row["gpu_hours_idle"])
+
+
+def test_runs_by_how_idle_they_were(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Ten bins of the idle share; 0 is in the first, 1 in the last; a run of which nothing is known is in none."""
+    rows = samples(every(0, 7200), util_pct=lambda t: 0 if t < HOUR else 50)
+    found = jobs(
+        {"job_id": 1, "start": 0, "end": HOUR},
+        {"job_id": 2, "start": HOUR, "end": 7200},
+        {"job_id": 3, "start": 0, "end": 7200, "node_list": "n9"},
+    )
+    histogram = analysed(rows, found).idle_fraction_histogram
+    assert histogram["jobs"].to_list() == [1, *[0] * 8, 1]
+    assert histogram["gpu_hours_allocated"].to_list() == pytest.approx([1, *[0] * 8, 1])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    gaps=st.lists(st.sampled_from([30, 60, 60, 60, 90, 180, 200, 500]), min_size=1, max_size=40),
+    signals=st.lists(st.sampled_from([None, 0.0, 3.0, 5.0, 80.0]), min_size=41, max_size=41),
+    starts=st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 3000)), min_size=1, max_size=4),
+    labelled=st.booleans(),
+)
+def test_hours_add_up(
+    gaps: list[int], signals: list[float | None], starts: list[tuple[int, int]], labelled: bool
+) -> None:
+    """Whatever the history: allocated is measured and unknown, measured is idle, low and busy; so in every grouping."""
+
+    t0 = datetime(2026, 11, 2, 8, tzinfo=UTC)
+    times = [0]
+    for gap in gaps:
+        times.append(times[-1] + gap)
+    label = ",".join(str(n) for n in range(1, len(starts) + 1)) if labelled else None
+    count = len(times)
+    given_columns = {
+        "cluster": ["c"] * count, "node": ["n1"] * count, "uuid": ["GPU-0"] * count,
+        "time": [t0 + timedelta(seconds=t) for t in times], "util_pct": signals[:count], "job": [label] * count,
+    }  # fmt: skip
+    frame = pl.DataFrame({n: pl.Series(given_columns.get(n, [None] * count), dtype=d) for n, d in SAMPLES.items()})
+    runs = [
+        {"cluster": "c", "job_id": n, "submit": t0, "start": t0 + timedelta(seconds=s),
+         "end": t0 + timedelta(seconds=s + d), "gpus": 1, "node_list": "n1", "user": f"u{n}"}
+        for n, (s, d) in enumerate(starts, 1)
+    ]  # fmt: skip
+    jobs = pl.DataFrame({n: pl.Series([r.get(n) for r in runs], dtype=d) for n, d in JOBS.items()})
+    query = WasteQuery(t0 + timedelta(seconds=600), t0 + timedelta(seconds=4200))
+    with tempfile.TemporaryDirectory() as folder:
+        store = SampleStore(Path(folder))
+        store.ingest(frame, source="x")
+        result = waste.analyse(query, jobs, pl.DataFrame(schema=ALLOCATION_GPUS), store, now=query.until)
+    clipped = sum(max(0, min(s + d, 4200) - max(s, 600)) for s, d in starts) / HOUR
+    assert result.total["gpu_hours_allocated"] == pytest.approx(clipped)
+    for row in (result.total, *result.jobs.to_dicts(), *result.groups["user"].to_dicts(), *result.over_time.to_dicts()):
+        idle, low, busy = (float(row[f"gpu_hours_{word}"] or 0) for word in ("idle", "low", "busy"))
+        assert min(idle, low, busy, float(row["gpu_hours_unknown"] or 0)) >= 0
+        assert idle + low + busy + float(row["gpu_hours_unknown"] or 0) == pytest.approx(row["gpu_hours_allocated"])
