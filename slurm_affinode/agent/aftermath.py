@@ -74,10 +74,11 @@ def mail_owner(
     facts, key = record.facts, record.key
     if not facts.get("user"):
         return
+    once = mailing.event(key, facts["began"]) + (".ended" if ended else "")
     parts.mailer.tell(
         SuspensionMail(
             kind, key.cluster, key.job_id, facts["user"], parts.node, parts.now() if at_epoch is None else at_epoch,
-            mailing.event(key, facts["began"]), job_name=facts.get("name"), partition=facts.get("partition"), why=why,
+            once, job_name=facts.get("name"), partition=facts.get("partition"), why=why,
             gpus=facts.get("gpus"), gpu_model=facts.get("gpu_model"), gpu_bytes=facts.get("gpu_bytes"),
             slept_s=slept_s, wake=SuspendOption.parse(facts["option"]).wake, in_place=bool(facts.get("in_place")),
             on_request=bool(facts.get("sockets")), ended=ended,

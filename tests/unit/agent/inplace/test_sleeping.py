@@ -593,21 +593,27 @@ def test_its_owner_is_told_by_mail(world, monkeypatch):
     assert (awake(world), len(mails)) == (True, 3)
 
 
-def test_its_owner_is_told_by_mail_that_it_is_ended(world):
-    """It has waited too long."""
+def test_its_owner_is_told_by_mail_that_it_is_ended(world, monkeypatch):
+    """It has waited too long; also where a wake has failed before."""
     mails: list[SuspensionMail] = []
-    mailer = Mailer(mails.append, kinds=MAIL_KINDS, now=world.now)
+    mailer = Mailer(mails.append, kinds=MAIL_KINDS, marks=world.root / "mailed", now=world.now)
     node = Node(world, Rules(deadline_s=60, end_on_deadline=True), mailer=mailer)
     node.agent.parts.slurm.cancel = lambda job: None
+
+    def fails(pid: int, **_: object) -> None:
+        raise CudaError("the driver failed")
+
     node.sleep()
-    node.cards.others = 79 * GIB
     node.connection()
-    node.round()
+    with monkeypatch.context() as patch:
+        patch.setattr(node.agent.cuda, "restore", fails)
+        node.round()
+    node.cards.others = 79 * GIB
     world.clock += 60
     node.round()
     mailer.settle()
-    assert [(mail.kind, mail.ended) for mail in mails] == [("suspended", False), ("failed", True)]
-    assert "it has waited for 6" in str(mails[1].why)
+    assert [(mail.kind, mail.ended) for mail in mails] == [("suspended", False), ("failed", False), ("failed", True)]
+    assert "it has waited for 6" in str(mails[2].why)
 
 
 def test_who_was_woken_and_how_is_told(world, node):
