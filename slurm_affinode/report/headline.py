@@ -12,6 +12,11 @@ from slurm_affinode.report import format as fmt
 from slurm_affinode.report.context import Answer, Card
 from slurm_affinode.report.measures import STATES, help_for, known, shown
 
+_WHY_UNKNOWN = frozenset({"unmapped-gpus", "partly-mapped", "no-samples", "gaps", "no-activity-signal"})
+"""Issues of the data quality that make time unknown."""
+_MUCH = 0.2
+"""Share of the allocated time from which its being unknown is told at the top."""
+
 
 def answer(result: WasteResult) -> Answer:
     """The one sentence: how much was allocated, how much of it idle."""
@@ -40,7 +45,7 @@ def _runs(jobs: float | int | None) -> str:
 
 
 def findings(result: WasteResult) -> tuple[str, ...]:
-    """Two to four sentences on what stands out, most telling first."""
+    """A few sentences on what stands out, most telling first."""
     total = result.total
     idle = known(total, "gpu_hours_idle")
     if not idle:
@@ -55,7 +60,20 @@ def findings(result: WasteResult) -> tuple[str, ...]:
     longest = known(total, "longest_idle_s")
     if longest:
         found.append(f"The longest time that one GPU stood idle within one job: {fmt.duration(longest)}.")
+    found.append(_unknown(result))
     return tuple(text for text in found if text)
+
+
+def _unknown(result: WasteResult) -> str:
+    """Why a good part is unknown, where that is so: who sees the figure asks."""
+    allocated, unknown = known(result.total, "gpu_hours_allocated"), known(result.total, "gpu_hours_unknown")
+    reasons = [issue for issue in result.quality.issues if issue.code in _WHY_UNKNOWN and issue.gpu_hours]
+    if not allocated or not unknown or unknown < _MUCH * allocated or not reasons:
+        return ""
+    most = max(reasons, key=lambda issue: issue.gpu_hours or 0.0)
+    hours = min(most.gpu_hours or 0.0, unknown)
+    title = most.title[0].lower() + most.title[1:]
+    return f"{fmt.percent(hours / unknown)} of the unknown GPU-hours: {title}. Data quality, below, says what helps."
 
 
 def _concentration(result: WasteResult, group: str, one: str, many: str, idle: float) -> str:
@@ -94,9 +112,14 @@ def cards(result: WasteResult) -> tuple[Card, ...]:
     """The figures below the bar."""
     total, currency = result.total, result.currency
     allocated = known(total, "gpu_hours_allocated")
-    users = total.get("users")
+    who = f"{fmt.count(total.get('users'))} user{'' if total.get('users') == 1 else 's'}"
     made = [
-        _card(result, "gpu_hours_allocated", "Allocated", f"{_runs(total.get('jobs'))}, {fmt.count(users)} users"),
+        _card(
+            result,
+            "gpu_hours_allocated",
+            "Allocated",
+            f"{_runs(total.get('jobs'))}, {fmt.count(users)} user{'' if users == 1 else 's'}",
+        ),
         *(_state_card(result, state, label, allocated) for state, label in STATES),
         _card(result, "idle_cost", "Cost of the idle hours", _of(shown(total, "cost", currency))),
         _card(result, "idle_mem_gib_h", "Memory held while idle", _of(shown(total, "mem_gib_h"))),

@@ -43,7 +43,7 @@ def settle(records: pl.DataFrame) -> pl.DataFrame:
     Where ``End`` is not said, an ended run ended ``Elapsed`` after its start. The nodes and CPUs of what never started
     are what was asked for.
     """
-    if endless(records).any():
+    if records["end"].has_nulls() and endless(records).any():
         ended = endless(records) & pl.col("elapsed_s").is_not_null()
         lasted = pl.duration(milliseconds=pl.col("elapsed_s") * 1000, time_unit="ms")
         records = records.with_columns(pl.when(ended).then(pl.col("start") + lasted).otherwise("end").alias("end"))

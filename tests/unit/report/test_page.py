@@ -13,7 +13,7 @@ import jinja2
 import polars as pl
 import pytest
 
-from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.analysis.result import QualityIssue, WasteResult
 from slurm_affinode.report import headline, render
 from slurm_affinode.report.assemble import JOB_ROWS, build_context, render_report
 from slurm_affinode.report.format import NBSP
@@ -255,6 +255,17 @@ def test_where_the_waste_is_concentrated_is_said_in_a_sentence(
     total = {**result.total, "gpu_hours_idle": 100.0}
     some = dataclasses.replace(result, total=total, groups={**result.groups, "user": users})
     assert sentence in [f.replace(NBSP, " ") for f in headline.findings(some)]
+
+
+def test_why_much_is_unknown_is_said_at_the_top(result: WasteResult) -> None:
+    """The largest reason, and where to read on; nothing where little is unknown."""
+    issue = QualityIssue("unmapped-gpus", "Runs whose GPUs are not known", "", 3, gpu_hours=30.0)
+    quality = dataclasses.replace(result.quality, issues=(issue, QualityIssue("no-price", "No price", "", 1, 99.0)))
+    for unknown, said in ((40.0, True), (10.0, False)):
+        total = {**result.total, "gpu_hours_allocated": 100.0, "gpu_hours_unknown": unknown}
+        found = headline.findings(dataclasses.replace(result, total=total, quality=quality))
+        there = [f for f in found if "75 % of the unknown GPU-hours: runs whose GPUs" in f.replace(NBSP, " ")]
+        assert bool(there) == said
 
 
 def test_nothing_is_said_to_stand_out_where_little_is_known(samples: ModuleType, unmeasured: WasteResult) -> None:
