@@ -114,12 +114,7 @@ def cards(result: WasteResult) -> tuple[Card, ...]:
     allocated = known(total, "gpu_hours_allocated")
     who = f"{fmt.count(total.get('users'))} user{'' if total.get('users') == 1 else 's'}"
     made = [
-        _card(
-            result,
-            "gpu_hours_allocated",
-            "Allocated",
-            f"{_runs(total.get('jobs'))}, {fmt.count(users)} user{'' if users == 1 else 's'}",
-        ),
+        _card(result, "gpu_hours_allocated", "Allocated", f"{_runs(total.get('jobs'))}, {who}"),
         *(_state_card(result, state, label, allocated) for state, label in STATES),
         _card(result, "idle_cost", "Cost of the idle hours", _of(shown(total, "cost", currency))),
         _card(result, "idle_mem_gib_h", "Memory held while idle", _of(shown(total, "mem_gib_h"))),
