@@ -251,7 +251,7 @@ def cgroup_files(
 def _failed(directory_fd: int, why: str) -> DumpFailed:
     """The error of a dump. Where its directory is full CRIU's log is cut off, too, and need not say so."""
     if rootdir.is_full(directory_fd) or any(os.strerror(number) in why for number in rootdir.FULL):
-        return DumpNoRoom(f"the image store ran full during the dump ({why})")
+        return DumpNoRoom(f"the image store ran full, or read-only, during the dump ({why})")
     return DumpFailed(why)
 
 

@@ -61,7 +61,10 @@ class NoRoom(CheckpointError):
 
 
 class DumpNoRoom(DumpFailed, NoRoom):
-    """No image was made, as the file system ran full; the tree is as after ``DumpFailed``. Elsewhere it may succeed."""
+    """No image was made, as its file system ran full or read-only; the tree is as after ``DumpFailed``.
+
+    In another store it may succeed.
+    """
 
 
 class CudaState(StrEnum):

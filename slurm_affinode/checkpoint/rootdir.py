@@ -19,8 +19,8 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 DIR_MODE = 0o700
 FILE_MODE = 0o600
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a write where there is no room."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a write where there is no room, or not any more."""
 _LITTLE = 4 << 20
 
 
@@ -142,8 +142,10 @@ def names(at: int) -> list[str]:
 
 
 def is_full(at: int) -> bool:
-    """Whether next to nothing can be written to the file system of a directory any more, or no file be made."""
+    """Whether next to nothing can be written to the file system of a directory, no file be made, or neither."""
     facts = os.fstatvfs(at)
+    if facts.f_flag & os.ST_RDONLY:
+        return True
     return facts.f_bavail * facts.f_frsize < _LITTLE or (facts.f_files > 0 and facts.f_favail == 0)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import digest
+from slurm_affinode.checkpoint import digest, rootdir
 from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, Image, ImageDamaged, NoRoom
@@ -433,6 +433,20 @@ def test_a_tmpfs_that_runs_full_while_it_is_written(tmp_path: Path, mounted: Cal
     assert list(memory.glob("*/*")) == []
     for store in tiers.stores:
         store.close()
+
+
+def test_a_file_system_that_takes_nothing_is_told(mounted: Callable[..., Path]) -> None:
+    """Without bytes, without files, and read-only."""
+    for name, options in (("bytes", "16m"), ("files", "1g,nr_inodes=2"), ("read-only", "16m")):
+        path = mounted(name, options)
+        fd = os.open(path, os.O_RDONLY)
+        assert not rootdir.is_full(fd)
+        if name == "read-only":
+            subprocess.run(["mount", "-o", "remount,ro", path], check=True)
+        else:
+            (path / "others").write_bytes(bytes(14 * MIB if name == "bytes" else 1))
+        assert rootdir.is_full(fd)
+        os.close(fd)
 
 
 def test_a_tier_that_becomes_read_only(tmp_path: Path, mounted: Callable[..., Path]) -> None:
