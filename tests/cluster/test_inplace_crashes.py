@@ -52,10 +52,10 @@ def caught(cluster: Cluster, phase: str) -> Iterator[Server]:
         if phase == "waking":
             put_to_sleep(cluster, server.job)
         with stopping_at(cluster, phase, NODE):
-            if phase == "waking":
-                wake(cluster, server.job)
-            else:
-                cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", server.job, user="alice")
+            # An agent that stands still does not answer who asked.
+            verb = "wake" if phase == "waking" else "suspend --no-wait"
+            ask_for = f"setsid -f slurm-affinode {verb} {server.job} </dev/null >/dev/null 2>&1"
+            cluster.shell("login", ask_for, user="alice")
             if wait_for_stop(cluster, lambda: through(cluster, phase)) is not None:
                 yield server
                 return
@@ -128,7 +128,11 @@ def test_node_lost_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
         cluster.start(NODE)
     wait_for_agents(cluster)
     wait_until("it is requeued", lambda: cluster.job(server.job)["Restarts"], lambda n: n == "1", timeout_s=150)
-    cluster.wait_for_output(server.job, "listening", timeout_s=150)
+    wait_until(
+        "it serves again",
+        lambda: cluster.run("login", "curl", "--silent", "--fail", f"{server.url}/health").returncode == 0,
+        timeout_s=150,
+    )
     answer, _ = ask(cluster, server.url)
     assert answer["number"] == 1
     nothing_left(cluster, server.job)

@@ -20,7 +20,7 @@ from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.loop import Loop
 from slurm_affinode.agent.peers import Inspector
 from slurm_affinode.agent.registry import WatchedJob
-from slurm_affinode.agent.shepherds import BadMessage, Signalled, Wait, decode, encode
+from slurm_affinode.agent.shepherds import BadMessage, Signalled, Start, Wait, decode, encode
 from slurm_affinode.agent.watch import Watch
 from slurm_affinode.cli import status as status_command
 from slurm_affinode.config import parse
@@ -46,7 +46,7 @@ class Sleepers:
         self.asked: list[tuple[object, ...]] = []
         self.admits = True
         self.idle_s: Callable[[int], float | None] = lambda job_id: None
-        self.woken: Callable[[int], None] = lambda job_id: None
+        self.woken: Callable[[int, str], None] = lambda job_id, how: None
         self.pressed: Callable[[], None] = lambda: None
         self.gpus_of: Callable[[int], Sequence[str] | None] = lambda job_id: None
 
@@ -118,6 +118,16 @@ def test_a_shepherd_tells_of_signals_and_waits_for_room(node: Node1, sleepers: S
     assert shepherd.hear() == "wait\nfresh=1"
     shepherd.send("signalled\nnumber=15")
     wait_until("the signal is told of", lambda: sleepers.asked, lambda asked: asked == [(7, 15)])
+
+
+def test_a_job_that_starts_anew_waits_for_room_too(node: Node1, sleepers: Sleepers) -> None:
+    """Requeued by Slurm after its node was lost: it has no image, and others hold its GPU."""
+    sleepers.admits = False
+    node.acts.reply = Start()
+    node.acts.go.set()
+    shepherd = Shepherd(node.run_dir, option="window=1,mode=inplace", restarts=1).hello()
+    assert [shepherd.hear(), shepherd.hear()] == ["wait", "wait\nfresh=1"]
+    assert node.watched().restarts == 1
 
 
 def test_a_sleeper_is_shown_woken_and_not_suspended_again(node: Node1, sleepers: Sleepers) -> None:
