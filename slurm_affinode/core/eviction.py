@@ -24,9 +24,10 @@ from typing import Any
 
 HALF_LIVES_S = tuple(3.0 * 10 ** (k / 2) for k in range(13))
 """From 3 s to 35 days."""
-HORIZON_TURNS = 0.1
+HORIZON_TURNS = 0.3
 """Expectations are means over so much of the time in which a tier takes in as much as it holds (``Turnover``): it is no
-use to know that an image is wanted again at once, where another will be there as long as that."""
+use to know that an image is wanted again at once, where another will be there as long as that. From 0.2 to 0.5 it makes
+hardly a difference."""
 _SHORTEST_S, _LONGEST_S = 3.0, 30 * 86400.0
 _TURNS_KEPT = 8
 _PRIOR = 50.0
