@@ -176,6 +176,8 @@ class Service:
 
     def _unwatched(self, job_id: int) -> RequestError:
         """Why a job of this node is not watched here."""
+        if job_id in self._with_option:
+            return RequestError("ending", f"job {job_id} is ending: its script is over", hint="see: squeue --me --all")
         found: list[Job | None] = []
         self.ask(lambda: found.append(self.loop.queue.look(job_id)))
         job = found[0] if found else None

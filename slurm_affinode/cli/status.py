@@ -133,7 +133,7 @@ def _awake(row: Mapping[str, Any], *, dry_run: bool) -> list[tuple[str, str]]:
     if row["memory_held_bytes"] is not None:
         pairs.append(("memory held", size(row["memory_held_bytes"])))
     if row["suspensions"]:
-        pairs.append(("suspended", f"{row['suspensions']} times so far"))
+        pairs.append(("suspended", _times(row["suspensions"])))
     if idle is not None:
         since = "" if idle["since"] is None else f", since {_time(idle['since'])}"
         pairs.append(("window", f"{span(idle['progress_s'])} of {span(idle['window_s'])} idle{since}"))
@@ -164,7 +164,7 @@ def _asleep(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("wake", f"{_wakes(row['wake'], row['since'])}; or: slurm-affinode wake {row['job_id']}"),
     ]
     if row["suspensions"] > 1:
-        pairs.append(("suspended", f"{row['suspensions']} times so far"))
+        pairs.append(("suspended", _times(row["suspensions"])))
     if row["failure"]:
         pairs.append(("failure", row["failure"]))
     return pairs
@@ -214,6 +214,10 @@ def _wakes(wake: str, since: float) -> str:
     except ValueError:
         return f"at {wake}"
     return f"at {_time(at.timestamp())} ({wake})"
+
+
+def _times(count: int) -> str:
+    return "once so far" if count == 1 else f"{count} times so far"
 
 
 def _time(epoch: float) -> str:

@@ -75,7 +75,7 @@ def _wait(reach: Reach, job: str, began: float, timeout_s: float) -> dict[str, A
         try:
             row: dict[str, Any] = reach.about(job, {"verb": "status"})["jobs"][0]
         except AnswerError as error:
-            if error.code not in ("unknown-job", "not-opted-in") or time.monotonic() - seen > LOST_S:
+            if error.code not in ("unknown-job", "not-opted-in", "ending") or time.monotonic() - seen > LOST_S:
                 raise
         else:
             seen = time.monotonic()

@@ -89,6 +89,17 @@ def test_job_without_a_shepherd_is_told_why(node: Node1, change: dict[str, Any],
         ask(node, BOB, verb="status", job=9)
 
 
+def test_job_that_is_ending_had_the_option(node: Node1) -> None:
+    """Its script is over, and its epilog has not come yet: it is not told that it was submitted without the option."""
+    ask(node, verb="prolog", job=7, uid=2001)
+    watched(node).send("exit\nstatus=0")
+    wait_until("it is watched no more", lambda: node.daemon.registry.get(7) is None)
+    for verb in ("status", "suspend", "wake"):
+        with pytest.raises(control.RequestError, match="job 7 is ending") as caught:
+            ask(node, ALICE, verb=verb, job=7)
+        assert caught.value.code == "ending"
+
+
 def test_wake_by_hand(node: Node1) -> None:
     """A suspended job is released for its owner; one that runs is not suspended."""
     watched(node)
