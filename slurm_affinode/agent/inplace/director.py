@@ -374,6 +374,7 @@ class Director:
         mail_owner(self._parts, sleeper.record, "failed", why=why)
         self._parts.log.error("job %s: not woken: %s; tried again in %g s", sleeper.job_id, why, pause)
         self._comments.set(sleeper.job_id, words.not_woken(why))
+        self._line.look_at_deadline(sleeper, why, self._parts.now(), self._late)
 
     # --- showing
 

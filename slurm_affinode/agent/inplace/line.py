@@ -108,6 +108,11 @@ class Line:
         waited = now - (one.asked_epoch or now)
         if waited > _SAID_S:
             self._comments.set(one.job_id, words.waits(one.verb, why))
+        self.look_at_deadline(one, why, now, late)
+
+    def look_at_deadline(self, one: InLine, why: str, now: float, late: Callable[[InLine, str], None]) -> None:
+        """Tell ``late``, once, of one that is wanted for longer than the site allows; ``why`` it has not got it."""
+        waited = now - (one.asked_epoch or now)
         if waited >= self._deadline_s and not one.overdue:
             one.overdue = True
             said = f"it has waited for {words.span(waited)} to {one.verb}: {why}"

@@ -394,6 +394,26 @@ def test_a_restore_that_fails_leaves_it_asleep_and_is_tried_again(world, node, m
     assert (entry.restored_ms is not None, "CUDA_ERROR_UNKNOWN" in (entry.restore_failure or "")) == (True, True)
 
 
+def test_a_restore_that_fails_until_the_deadline(world, monkeypatch):
+    """It is wanted, and has not got its memory back: overdue, whatever the reason."""
+    ended: list[int | str] = []
+    node = Node(world, Rules(deadline_s=60, end_on_deadline=True))
+    node.agent.parts.slurm.cancel = ended.append
+
+    def fails(pid: int, **_: object) -> None:
+        raise CudaError("the driver failed")
+
+    monkeypatch.setattr(node.agent.cuda, "restore", fails)
+    node.sleep()
+    node.connection()
+    node.round()
+    assert (node.view()["overdue"], ended) == (False, [])
+    world.clock += 60
+    node.round()
+    assert (node.view()["overdue"], ended) == (True, [7])
+    assert "to wake: the driver failed" in world.comment
+
+
 def test_a_helper_that_is_lost_in_the_middle_is_no_failure(world, node, monkeypatch):
     """What it was doing is looked at, and done again where it was not done."""
     node.sleep()
