@@ -156,8 +156,21 @@ def _unmapped(evidence: Evidence) -> QualityIssue | None:
     )
     if len(blind):
         detail += f" {len(blind):,} of them ran on nodes that the history does not have at all."
+    detail += _other_names(evidence)
     hours = _hours(runs, "gpu_hours_allocated")
     return QualityIssue("unmapped-gpus", "Runs whose GPUs are not known", detail, len(runs), hours, _names(runs))
+
+
+def _other_names(evidence: Evidence) -> str:
+    """That history and accounting name no cluster in common, where it is so: nothing can be matched then."""
+    history = sorted(evidence.devices["cluster"].drop_nulls().unique())
+    accounting = sorted(evidence.runs["cluster"].drop_nulls().unique())
+    if not history or not accounting or set(history) & set(accounting):
+        return ""
+    return (
+        f" The history names the cluster {', '.join(history)}, accounting {', '.join(accounting)}: take the history in "
+        "with --cluster NAME."
+    )
 
 
 def _partly_mapped(evidence: Evidence) -> QualityIssue | None:

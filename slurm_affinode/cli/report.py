@@ -105,7 +105,10 @@ def _history(config: Config, query: WasteQuery, step: pipeline.Step) -> pipeline
 def _print_headline(written: WrittenReport) -> None:
     print_table(("", "GPU-hours", "share"), written.headline, right=("GPU-hours", "share"))
     if not written.result.total.get("gpu_hours_measured"):
-        warn("Nothing was measured: no GPU history covers these jobs. To take some in: slurm-affinode ingest gpu PATH")
+        why = "no GPU history covers these jobs. To take some in: slurm-affinode ingest gpu PATH"
+        if written.result.quality.samples:
+            why = "the GPU history fits none of these jobs. The report says why, under data quality"
+        warn(f"Nothing was measured: {why}")
     rows = [("report", str(written.report)), ("summary", str(written.summary_path))]
     if written.csv:
         rows.append(("tables", f"{written.csv[0].parent}/*.csv ({len(written.csv)} files)"))

@@ -27,7 +27,10 @@ def answer(result: WasteResult) -> Answer:
     before = f"{fmt.number(allocated)} GPU-hours were allocated to {_runs(total.get('jobs'))}. "
     idle, measured = known(total, "gpu_hours_idle"), known(total, "gpu_hours_measured")
     if idle is None or not measured:
-        return Answer(before, "How much of it was idle is unknown", ": no GPU history covers these jobs.")
+        why = (
+            "the GPU history fits none of these jobs" if result.quality.samples else "no GPU history covers these jobs"
+        )
+        return Answer(before, "How much of it was idle is unknown", f": {why}.")
     strong = f"{fmt.number(idle)} GPU-hours were idle"
     if measured >= 0.995 * allocated:
         after = f", {fmt.percent(idle / measured)} of all."

@@ -74,6 +74,15 @@ def test_unknown_gpus_on_nodes_without_history(analysed: Analysed, samples: Rows
     assert "1 of them ran on nodes that the history does not have at all" in unmapped.detail
 
 
+def test_clusters_of_other_names_are_the_reason(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Accounting of two clusters, a history that names neither: how to take it in is said."""
+    found = jobs({"job_id": 1, "cluster": "b", "start": 0}, {"job_id": 1, "cluster": "c", "start": 0})
+    history = samples(TIMES, util_pct=50, job="1", cluster="default")
+    unmapped = issue(analysed(history, found), "unmapped-gpus")
+    assert "The history names the cluster default, accounting b, c" in unmapped.detail
+    assert "--cluster NAME" in unmapped.detail
+
+
 def test_a_run_too_short_for_a_sample(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """Twenty seconds between two samples."""
     result = analysed(samples(TIMES, util_pct=50, job="9"), jobs({"job_id": 9, "start": 70, "end": 90}))

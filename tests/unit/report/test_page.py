@@ -257,6 +257,12 @@ def test_where_the_waste_is_concentrated_is_said_in_a_sentence(
     assert sentence in [f.replace(NBSP, " ") for f in headline.findings(some)]
 
 
+def test_a_history_that_fits_no_job_is_said_to_be_there(unmeasured: WasteResult) -> None:
+    """Whoever took history in and sees nothing of it would look for it in vain."""
+    quality = dataclasses.replace(unmeasured.quality, samples=7)
+    assert "the GPU history fits none" in headline.answer(dataclasses.replace(unmeasured, quality=quality)).after
+
+
 def test_why_much_is_unknown_is_said_at_the_top(result: WasteResult) -> None:
     """The largest reason, and where to read on; nothing where little is unknown."""
     issue = QualityIssue("unmapped-gpus", "Runs whose GPUs are not known", "", 3, gpu_hours=30.0)
