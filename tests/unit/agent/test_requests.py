@@ -92,8 +92,10 @@ def test_job_without_a_shepherd_is_told_why(node: Node1, change: dict[str, Any],
 def test_job_that_is_ending_had_the_option(node: Node1) -> None:
     """Its script is over, and its epilog has not come yet: it is not told that it was submitted without the option."""
     ask(node, verb="prolog", job=7, uid=2001)
-    watched(node).send("exit\nstatus=0")
-    wait_until("it is watched no more", lambda: node.daemon.registry.get(7) is None)
+    shepherd = watched(node, option="window=3600")
+    shepherd.send("exit\nstatus=0")
+    shepherd.close()
+    wait_until("it is watched no more", node.daemon.registry.jobs, lambda jobs: not jobs)
     for verb in ("status", "suspend", "wake"):
         with pytest.raises(control.RequestError, match="job 7 is ending") as caught:
             ask(node, ALICE, verb=verb, job=7)
