@@ -93,7 +93,10 @@ class Comments:
     def _tell(self, job_id: int, text: str | None) -> None:
         slurm = self._parts.slurm
         try:
-            before = slurm.job(job_id).comment
+            job = slurm.job(job_id)
+            if job.ended:  # Slurm changes it no more
+                return
+            before = job.comment
             after = words.theirs(before) if text is None else words.comment(text, before)
             if after != (before or ""):
                 slurm.set_comment(job_id, after)
