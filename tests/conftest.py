@@ -15,6 +15,16 @@ settings.register_profile("untimed", deadline=None)  # how long an example takes
 settings.load_profile("untimed")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with a test that takes long come first: of several workers none is left with one of them at the end.
+
+    Those of the cluster stay as they are.
+    """
+    marks = [(item.path, {mark.name for mark in item.iter_markers()}) for item in items]
+    long = {path for path, names in marks if "slow" in names and "cluster" not in names}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The public data sets that lie beside the checkout; tests that need them are skipped where they are absent."""

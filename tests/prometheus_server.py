@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from background import running
 from servers import program_of
 
 START_S = 60
@@ -52,18 +53,9 @@ def prometheus(directory: Path, history: str = "", *, web_config: Path | None = 
         *([f"--web.config.file={web_config}"] if web_config else []),
     ]  # fmt: skip
     log = directory / "server.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT)
-    try:
+    with running(argv, log) as process:
         _await(port, process, log, tls=web_config is not None)
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=START_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _await(port: int, process: subprocess.Popen[bytes], log: Path, *, tls: bool) -> None:

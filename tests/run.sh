@@ -18,8 +18,8 @@ if containers/ensure-docker.sh; then
 fi
 
 failed=0
-"$pytest" -m "not cluster and not gpu" -n 2 --dist loadfile --cov --cov-report=term:skip-covered --cov-fail-under=90 "$@" \
-  || failed=1
+"$pytest" -m "not cluster and not gpu" -n 2 --dist loadfile --no-loadscope-reorder \
+  --cov --cov-report=term:skip-covered --cov-fail-under=90 "$@" || failed=1
 
 if [ -n "$building" ]; then
   wait "$building" || { echo "the images of the cluster could not be built:" >&2; tail -n 40 "$logs/images.log" >&2; failed=1; }

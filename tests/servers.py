@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from background import running
 from sqlalchemy import URL, create_engine, text
 from sqlalchemy.exc import OperationalError
 
@@ -61,18 +62,9 @@ def _run(argv: Sequence[str], cwd: Path) -> None:
 @contextlib.contextmanager
 def _server(argv: Sequence[str], cwd: Path, url: URL, listening: Path) -> Iterator[None]:
     """Run ``argv`` until the block ends; the block begins once ``url`` answers at the socket ``listening``."""
-    with (cwd / "server.log").open("wb") as log:
-        process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, cwd=cwd)
-    try:
+    with running(argv, cwd / "server.log", cwd) as process:
         _await(url, listening, process, cwd / "server.log")
         yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=START_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _await(url: URL, listening: Path, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -48,6 +48,7 @@ def test_make_targets_of_the_readme_exist() -> None:
     assert named <= targets
 
 
+@pytest.mark.slow
 def test_commands_of_the_readme_run(tmp_path: Path) -> None:
     """The README's own commands, typed as they stand, on files of the names that it uses."""
     script = "\n".join(b for b in blocks(REPOSITORY / "README.md") if "slurm-affinode" in b)
@@ -56,8 +57,9 @@ def test_commands_of_the_readme_run(tmp_path: Path) -> None:
     env |= {"SLURM_AFFINODE_STATE": str(tmp_path / "state"), "TZ": "UTC"}
     env.pop("SLURM_AFFINODE_DB", None)
     run = ["bash", "-euo", "pipefail", "-c"]
+    make = "slurm-affinode demo --synthetic --days 1 --out made; cp made/input/sacct.txt .; cp -r made/input/gpu dcgm"
     made = subprocess.run(
-        [*run, "slurm-affinode demo --synthetic --out made && cp made/input/sacct.txt . && cp -r made/input/gpu dcgm"],
+        [*run, make],
         cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=250,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr

@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +22,8 @@ LAYERS = (
     {"demo", "api"},
     {"cli"},
 )
-SUPPORT = {"errors", "files", "process", "resources", "sizes", "timespec", "tomllines", "users"}  # for all, knows nobody
+# For all, know nobody.
+SUPPORT = {"errors", "files", "process", "resources", "sizes", "timespec", "tomllines", "users"}
 CONFIG = {"config", "nodeconfig", "tierconfig", "zombieconfig"}  # for all but model and core
 EFFECTS = {"files", "process", "resources"}  # of SUPPORT: not for model and core, which decide and do nothing
 
@@ -62,6 +64,7 @@ IMPURE = {
 }
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
     """Module (without the package's name) -> its syntax tree."""
     found = {}
@@ -69,9 +72,6 @@ def modules() -> dict[str, ast.Module]:
         name = ".".join(file.relative_to(ROOT / PACKAGE).with_suffix("").parts)
         found[name.removesuffix(".__init__")] = ast.parse(file.read_text(encoding="utf-8"), str(file))
     return found
-
-
-MODULES = modules()
 
 
 def imported(name: str, tree: ast.Module) -> Iterator[str]:
@@ -86,12 +86,16 @@ def imported(name: str, tree: ast.Module) -> Iterator[str]:
             yield from (str(one.value) for one in node.args if isinstance(one, ast.Constant))
 
 
-IMPORTS: Mapping[str, set[str]] = {name: set(imported(name, tree)) for name, tree in MODULES.items()}
+@cache
+def imports() -> Mapping[str, set[str]]:
+    """What each module imports."""
+    return {name: set(imported(name, tree)) for name, tree in modules().items()}
 
 
 def own(name: str) -> set[str]:
     """What a module imports of the package: ``slurm.schema.JOBS``."""
-    return {one.removeprefix(PACKAGE + ".") for one in IMPORTS[name] if one.startswith(PACKAGE + ".")} - {"__version__"}
+    mine = (one.removeprefix(PACKAGE + ".") for one in imports()[name] if one.startswith(PACKAGE + "."))
+    return {one for one in mine if one != "__version__"}
 
 
 def part(name: str) -> str:
@@ -104,7 +108,7 @@ def rank(name: str) -> int:
 
 def module_of(name: str) -> str:
     """The module that has ``name``: a module has itself."""
-    return name if name in MODULES else name.rpartition(".")[0]
+    return name if name in modules() else name.rpartition(".")[0]
 
 
 def within(name: str, place: str) -> bool:
@@ -130,18 +134,18 @@ def allowed(name: str, target: str) -> bool:
 
 def test_every_part_of_the_package_has_its_place() -> None:
     """A folder or module that is added is put into a layer, so that the rules reach it."""
-    assert {part(name) for name in MODULES} - {"__init__"} == set().union(*LAYERS, SUPPORT, CONFIG)
+    assert {part(name) for name in modules()} - {"__init__"} == set().union(*LAYERS, SUPPORT, CONFIG)
 
 
 def test_imports_point_one_way() -> None:
     """No module knows a higher layer, nor its own row but where that is said above."""
-    wrong = [f"{name} imports {target}" for name in MODULES for target in own(name) if not allowed(name, target)]
+    wrong = [f"{name} imports {target}" for name in modules() for target in own(name) if not allowed(name, target)]
     assert wrong == []
 
 
 def test_no_exception_outlives_its_need() -> None:
     """Each pair of SIBLINGS is there."""
-    pairs = [(name, target) for name in MODULES for target in own(name)]
+    pairs = [(name, target) for name in modules() for target in own(name)]
     unused = [one for one in SIBLINGS if not any(within(a, one[0]) and within(b, one[1]) for a, b in pairs)]
     assert unused == []
 
@@ -150,7 +154,7 @@ def test_a_library_is_known_to_its_owner_alone() -> None:
     """A vendor's types and errors stop where they come in."""
     strangers = [
         f"{name} imports {library}"
-        for name, targets in IMPORTS.items()
+        for name, targets in imports().items()
         for library, owners in OWNERS.items()
         if any(within(target, library) for target in targets) and not any(within(name, owner) for owner in owners)
     ]
@@ -159,10 +163,10 @@ def test_a_library_is_known_to_its_owner_alone() -> None:
 
 def test_what_decides_does_nothing() -> None:
     """``model`` and ``core``: the standard library, and of that nothing with an effect, nor a look at a clock."""
-    for name, tree in MODULES.items():
+    for name, tree in modules().items():
         if part(name) not in ("model", "core"):
             continue
-        tops = {part(target) for target in IMPORTS[name]} - {PACKAGE}
+        tops = {part(target) for target in imports()[name]} - {PACKAGE}
         assert tops <= sys.stdlib_module_names - IMPURE, name
         calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         assert not {one for one in calls if re.search(r"(^|\.)(now|utcnow|today|open|print)$", one)}, name
@@ -170,7 +174,7 @@ def test_what_decides_does_nothing() -> None:
 
 def test_no_two_modules_need_each_other() -> None:
     """There is an order in which all modules can be read: no circle, not even one hidden in a function."""
-    left = {name: {module_of(one) for one in own(name)} for name in MODULES}
+    left = {name: {module_of(one) for one in own(name)} for name in modules()}
     while free := {name for name, needs in left.items() if not needs & left.keys()}:
         left = {name: needs for name, needs in left.items() if name not in free}
     assert left == {}

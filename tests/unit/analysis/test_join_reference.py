@@ -228,7 +228,7 @@ def decoded(*arguments: Any) -> Totals:
 @pytest.mark.parametrize(
     "run", [arraysink.run, by_plain_loop, compiled, decoded], ids=["arrays", "loop", "compiled", "decoded"]
 )
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
 def test_join_agrees_with_taking_every_sample_by_itself(run: Callable[..., Totals], data: st.DataObject) -> None:
     """Sums, peaks, idle windows and free time are those of the rules, wherever blocks, days and cells are cut."""

@@ -137,7 +137,7 @@ def test_large_part_is_decoded(tmp_path: Path) -> None:
     assert_same(written(tmp_path, *frames), pl.concat(frames), fallback=False)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
 @given(st.data())
 def test_files_of_any_settings_are_read(data: st.DataObject) -> None:
     """Other codecs, encodings, versions of pages, checksums, required columns, many pages: the values are the same."""
@@ -198,7 +198,7 @@ def checked() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=12), st.integers(1, 120)), max_size=12))
 def test_what_lz4_compressed_is_unpacked(checked: None, pieces: list[tuple[bytes, int]]) -> None:
     """Literals, and matches near, far, and reaching into themselves; a block of another length is refused."""
@@ -211,7 +211,7 @@ def test_what_lz4_compressed_is_unpacked(checked: None, pieces: list[tuple[bytes
     assert not len(content) or not decode.unpack(packed, out[:-1])
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
 @given(st.binary(max_size=80), st.integers(0, 300), st.integers(0, 6))
 def test_no_bytes_lead_outside(checked: None, content: bytes, rows: int, entries: int) -> None:
     """Whatever a page holds, its decoding stays within it."""
@@ -231,7 +231,7 @@ def test_no_bytes_lead_outside(checked: None, content: bytes, rows: int, entries
         assert decode.deltas(whole, 0, rows, times) in {decode.MALFORMED, rows}
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
 @given(table(), st.data())
 def test_damaged_files_are_an_error_or_values(checked: None, frame: pl.DataFrame, data: st.DataObject) -> None:
     """Truncated, bits turned, bytes replaced: never outside of an array, and nothing but the one error."""

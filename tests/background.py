@@ -1,0 +1,26 @@
+"""Programs that run beside a test."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+END_S = 60.0
+
+
+@contextlib.contextmanager
+def running(argv: Sequence[str], log: Path, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """``argv`` until the block ends, then it is ended; what it says goes to ``log``."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, cwd=cwd)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
