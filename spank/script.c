@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 void script_execute(char **argv, bool restore_failed, int keeper_fd)
@@ -30,6 +31,9 @@ pid_t script_start(char **argv, const sigset_t *mask, bool restore_failed, int k
 
     if (child == 0) {
         setsid();
+        /* It keeps this over execve(), and its image has it: what detaches itself from its parent becomes a child of the
+         * script, and thus stays in the tree that is dumped, in place of a child of PID 1. */
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
         sigprocmask(SIG_SETMASK, mask, NULL);
         script_execute(argv, restore_failed, keeper_fd);
     }

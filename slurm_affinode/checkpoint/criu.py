@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from slurm_affinode import process
-from slurm_affinode.checkpoint import localfiles, namespace, rootdir
+from slurm_affinode.checkpoint import localfiles, namespace, rootdir, sessions
 from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
 from slurm_affinode.checkpoint.interface import (
     CheckpointError,
@@ -39,6 +39,8 @@ _CHECK_S = 30.0
 _GHOST_LIMIT = "64G"
 _VERSION = re.compile(r"^Version: (\d+)\.(\d+)(\S*)", re.MULTILINE)
 _PID_GAP = 64
+_HELPERS = 300
+"""CRIU takes the numbers of helpers that restore sessions from here on (``get_free_pid`` in ``criu/pstree.c``)."""
 _CGROUPS = Path("/sys/fs/cgroup")
 
 _COMMON = (
@@ -115,6 +117,7 @@ class Criu:
         if done.returncode != 0:
             raise _failed(directory_fd, f"CRIU could not dump it: {self._why(directory_fd, 'dump.log', done)}")
         try:
+            sessions.settle(directory_fd)
             inventory = inspect(directory_fd)
         except BadImage as error:
             raise _failed(directory_fd, f"CRIU said it was done, but the image is not complete: {error}") from None
@@ -195,7 +198,7 @@ class Criu:
     def _raise_pids(self, init_pid: int, numbers: Collection[int]) -> None:
         """CRIU and its helpers take PIDs too: let them be such that are not needed."""
         limit = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii"))
-        base = max(numbers) + _PID_GAP
+        base = max(*numbers, _HELPERS + 2 * len(numbers)) + _PID_GAP
         if base + _PID_GAP > limit:
             taken = sorted(numbers)
             base, room = max(((a, b - a) for a, b in pairwise(taken)), key=lambda gap: gap[1])

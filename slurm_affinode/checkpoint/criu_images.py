@@ -43,8 +43,16 @@ class Inventory:
 def message(data: bytes) -> Message:
     """Fields of a protobuf message: number -> values in order. Raises ``BadImage``."""
     fields: Message = {}
+    for number, value, _, _ in spans(data):
+        fields.setdefault(number, []).append(value)
+    return fields
+
+
+def spans(data: bytes) -> Iterator[tuple[int, int | bytes, int, int]]:
+    """Fields of a protobuf message in order: number, value, where it begins and ends. Raises ``BadImage``."""
     at = 0
     while at < len(data):
+        begin = at
         tag, at = _varint(data, at)
         kind, number = tag & 7, tag >> 3
         value: int | bytes
@@ -60,8 +68,7 @@ def message(data: bytes) -> Message:
             raise BadImage(f"field of unknown kind {kind}")
         if at > len(data):
             raise BadImage("a message is cut short")
-        fields.setdefault(number, []).append(value)
-    return fields
+        yield number, value, begin, at
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -97,7 +104,8 @@ def _number(fields: Message, key: int, default: int | None = None) -> int:
     return value
 
 
-def _read(directory_fd: int, name: str) -> bytes:
+def read_image(directory_fd: int, name: str) -> bytes:
+    """A file of a dump. Raises ``BadImage``."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
     except OSError as error:
@@ -114,7 +122,7 @@ def inspect(directory_fd: int) -> Inventory:
             for entry in entries
             if entry.is_file(follow_symlinks=False)
         }
-    _read(directory_fd, "inventory.img")
+    read_image(directory_fd, "inventory.img")
     pids: list[int] = []
     numbers: set[int] = set()
     for entry in _records(directory_fd, "pstree.img"):
@@ -144,7 +152,7 @@ def inspect(directory_fd: int) -> Inventory:
 
 def _records(directory_fd: int, name: str) -> Iterator[Message]:
     try:
-        yield from records(_read(directory_fd, name))
+        yield from records(read_image(directory_fd, name))
     except BadImage as error:
         text = str(error)
         raise BadImage(text if text.startswith(name) else f"{name}: {text}") from None

@@ -131,7 +131,7 @@ def of_tree(tree: TreeFacts, cuda_users: Collection[int], uid: int) -> list[Refu
         found.append(Refusal("gone", "its processes have ended"))
     refuse("srun-steps", "is srun: the step that it runs is not below the script",
            [one for one in tree.processes if one.name == "srun"])  # fmt: skip
-    refuse("left-tree", "left the script's process tree (a daemon) and would be lost", list(tree.outside))
+    refuse("left-tree", "is outside of the script's process tree and would be lost", list(tree.outside))
     changed = [one for one in tree.processes if len(set(one.uids)) > 1]
     strangers = [one for one in tree.processes if one.uids and one not in changed and uid not in one.uids]
     refuse("setuid", "runs with changed user ids (setuid)", changed)

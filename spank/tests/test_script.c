@@ -51,6 +51,15 @@ static void the_script_has_its_session_its_mask_and_its_number(void)
     CHECK(status_of("test \"$SLURM_AFFINODE_RESTORE_FAILED\" = 1", &none, true) == 0);
 }
 
+static void what_detaches_itself_is_a_child_of_the_script(void)
+{
+    sigset_t none;
+
+    sigemptyset(&none);
+    CHECK(status_of("orphan=$( (sleep 60 >/dev/null & echo $!) ); set -- $(cat /proc/$orphan/stat); kill $orphan; test $4 = $$",
+                    &none, false) == 0);
+}
+
 static void the_keeper_is_told_what_cannot_be_executed(void)
 {
     char *arguments[] = {"/no/such/script", NULL};
@@ -92,6 +101,7 @@ int main(void)
 {
     complaints_are_those_of_slurmstepd();
     the_script_has_its_session_its_mask_and_its_number();
+    what_detaches_itself_is_a_child_of_the_script();
     the_keeper_is_told_what_cannot_be_executed();
     the_command_line_is_read();
     return 0;

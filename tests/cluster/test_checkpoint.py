@@ -35,6 +35,7 @@ FEATURES = (
     "sockets",
     "timers",
     "children",
+    "daemons",
     "output",
     "gpu",
     "gpus",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cluster.driver import Cluster
+from cluster.driver import Cluster, wait_until
 from cluster.sleepers import (
     BY_HAND,
     SHARED,
@@ -175,6 +175,84 @@ child.kill()
 PYTHON
 exit 7
 """
+
+
+DAEMONS = r"""#!/bin/bash
+#SBATCH --partition=gpu --gres=gpu:1
+cat >daemon-$SLURM_JOB_ID.py <<'PYTHON'
+import os, sys, time
+kind, script = sys.argv[1], int(sys.argv[2])
+if kind == "twice":
+    if os.fork(): os._exit(0)
+    os.setsid()
+    if os.fork(): os._exit(0)
+while os.getppid() != script: time.sleep(0.01)
+number, file = 0, open(f"slurm-daemon-{os.environ['SLURM_JOB_ID']}-{kind}.out", "a", buffering=1)
+while True:
+    number += 1
+    file.write(f"{number} {os.getpid()} {os.getppid()}\n")
+    time.sleep(0.1)
+PYTHON
+daemon="python3 daemon-$SLURM_JOB_ID.py"
+($daemon subshell $$ </dev/null >/dev/null 2>&1 &)
+bash -c "nohup $daemon nohup $$ </dev/null >/dev/null 2>&1 & disown"
+setsid -f $daemon setsid $$ </dev/null >/dev/null 2>&1
+$daemon twice $$ </dev/null >/dev/null 2>&1
+(sleep 1000 &); wait; echo waited for nobody
+until [ -e slurm-daemon-$SLURM_JOB_ID.end ]; do
+  [ ! -e slurm-daemon-$SLURM_JOB_ID.late ] || ($daemon late $$ </dev/null >/dev/null 2>&1 &)
+  rm -f slurm-daemon-$SLURM_JOB_ID.late
+  sleep 0.2
+done
+exit 7
+"""
+
+
+def test_daemons_come_along(cluster: Cluster) -> None:
+    """Processes that have left their parents go on counting on the other node, and after a second time, with one that
+    did so in between; none outlives the script, whose exit code is Slurm's."""
+    job = cluster.submit(BY_HAND, script=DAEMONS)
+    name = f"/home/alice/slurm-daemon-{job}"
+
+    def count(kind: str) -> int:
+        return int(cluster.run("login", "sh", "-c", f"wc -l <{name}-{kind}.out").stdout or 0)
+
+    def touch(what: str) -> None:
+        cluster.exec("login", "touch", f"{name}.{what}", user="alice")
+
+    def wait_for_count(kinds: tuple[str, ...], least: int) -> int:
+        def look() -> list[int]:
+            return [count(kind) for kind in kinds]
+
+        return max(wait_until(f"{kinds} count", look, lambda seen: min(seen) > least))
+
+    cluster.wait_for_output(job, "waited for nobody")
+    most = wait_for_count(("subshell", "nohup", "setsid", "twice"), 3)
+    first = cluster.job(job)["BatchHost"]
+    suspend(cluster, job)
+    wait_asleep(cluster, job)
+    blocking = cluster.submit("--partition=gpu", f"--nodelist={first}", "--gres=gpu:2", wrap="sleep 300", user="bob")
+    cluster.wait_for_state(blocking, "RUNNING")
+    wake(cluster, job)
+    cluster.wait_for_state(job, "RUNNING")
+    assert cluster.job(job)["BatchHost"] != first
+    touch("late")
+    kinds = ("subshell", "nohup", "setsid", "twice", "late")
+    most = wait_for_count(kinds, most)
+    cluster.exec("login", "scancel", blocking, user="bob")
+    suspend(cluster, job)
+    wait_asleep(cluster, job)
+    wake(cluster, job)
+    wait_for_count(kinds, most)
+    touch("end")
+    runs = cluster.wait_for_runs(job, "REQUEUED", "REQUEUED", "FAILED", duplicates=True)
+    assert runs[-1].exit_code == "7:0"
+    for kind in kinds:
+        rows = [line.split() for line in cluster.exec("login", "cat", f"{name}-{kind}.out").splitlines()]
+        assert rows == [[str(number), rows[0][1], "2"] for number in range(1, len(rows) + 1)], kind
+    for node in ("c1", "c2"):
+        assert cluster.run(node, "pgrep", "-f", f"daemon-{job}.py").returncode == 1
+    cluster.exec("login", "rm", f"/home/alice/daemon-{job}.py", user="alice")
 
 
 def test_files_memory_pipes_sockets_children_threads_and_timers_survive(cluster: Cluster) -> None:

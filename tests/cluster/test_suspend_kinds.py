@@ -87,10 +87,21 @@ def test_rdma(cluster: Cluster) -> None:
         cluster.exec("c1", "rm", "-rf", "/dev/infiniband")
 
 
-def test_daemon(cluster: Cluster) -> None:
-    """A process that has detached itself from the script is not below what would be dumped."""
-    script = f"#!/bin/bash\n(setsid sleep 300 >/dev/null 2>&1 &)\n{IDLE}\n"
-    assert "left the script" in runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, script=script), "left-tree")
+ENTER = r"""
+for pid in $(scontrol listpids "$1" | awk 'NR > 1 { print $1 }'); do
+  grep -qP '^NSpid:.*\t2$' /proc/$pid/status && break
+done
+exec </dev/null >/dev/null 2>&1
+exec setsid -f nsenter -t $pid -p -m setpriv --reuid alice --regid alice --clear-groups sleep 300
+"""
+
+
+def test_process_that_is_not_below_the_script(cluster: Cluster) -> None:
+    """One that has come into the job's namespaces from outside would not be dumped."""
+    job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{IDLE}\n")
+    cluster.wait_for_output(job, "step number=1")
+    cluster.shell("c1", ENTER, job)
+    assert "outside of the script" in runs_on(cluster, job, "left-tree")
 
 
 # --- what node and site can take

@@ -37,9 +37,6 @@ def refused(cluster: Cluster, job: str) -> str:
 
 CASES = {
     "srun-steps": (f"srun --overlap {WORKLOADS}/idle_after.py --busy 0 --idle 20 --again 0", (), "srun"),
-    "left-tree": (
-        f"(setsid sleep 300 >/dev/null 2>&1 &)\n{WORKLOADS}/idle_after.py --busy 0 --idle 20 --again 0", (), "left the",
-    ),
     "no-requeue": (f"{WORKLOADS}/idle_after.py --busy 0 --idle 20 --again 0", ("--no-requeue",), "requeue"),
     "multi-node": (
         f"{WORKLOADS}/idle_after.py --busy 0 --idle 20 --again 0", ("--nodes=2", "--ntasks-per-node=1"), "2 nodes",

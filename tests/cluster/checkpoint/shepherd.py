@@ -6,11 +6,14 @@ STATUS.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
@@ -26,6 +29,7 @@ def main() -> None:
         if root == 0:
             os.closerange(3, 1000)
             os.setsid()
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             os.setgroups([])
             os.setgid(uid)
             os.setuid(uid)

@@ -241,6 +241,53 @@ def children(directory: Path) -> Iterator[Check | str]:
     yield check
 
 
+DETACHED = """
+import os, sys, time
+if os.fork(): os._exit(0)
+if sys.argv[1] != "once": os.setsid()
+if sys.argv[1] == "twice" and os.fork(): os._exit(0)
+while os.getppid() != int(sys.argv[3]): time.sleep(0.01)
+number, file = 0, open(sys.argv[2], "a", buffering=1)
+while True:
+    number += 1
+    file.write(f"{number} {os.getpid()} {os.getppid()}\\n")
+    time.sleep(0.05)
+"""
+
+
+def daemons(directory: Path) -> Iterator[Check | str]:
+    """Processes that have detached themselves: in this session, in their own, in one whose leader has ended."""
+
+    def rows(kind: str) -> list[list[str]]:
+        return [line.split() for line in (directory / f"daemon-{kind}").read_text().splitlines(keepends=True)[:-1]]
+
+    def wait(kind: str, count: int) -> list[list[str]]:
+        deadline = time.monotonic() + 10
+        while len(found := rows(kind)) < count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return found
+
+    kinds = ("once", "leads", "twice")
+    for kind in kinds:
+        (directory / f"daemon-{kind}").touch()
+        argv = [sys.executable, "-c", DETACHED, kind, str(directory / f"daemon-{kind}"), str(os.getpid())]
+        subprocess.run(argv, check=True)
+    before = {kind: len(wait(kind, 3)) for kind in kinds}
+
+    def check() -> str:
+        found = {kind: wait(kind, len(rows(kind)) + 3) for kind in kinds}
+        for kind, lines in found.items():
+            pid = int(lines[0][1])
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            counted = [str(number) for number in range(1, len(lines) + 1)]
+            if len(lines) < before[kind] + 3 or lines != [[one, str(pid), str(os.getpid())] for one in counted]:
+                return wrong(f"{kind} {lines[-1]}")
+        return "ok"
+
+    yield check
+
+
 def output(_: Path) -> Iterator[Check | str]:
     """Standard output and error."""
     os.write(1, b"out before\n")
@@ -336,7 +383,7 @@ def gpus(_: Path) -> Iterator[Check | str]:
 
 FEATURES = {
     f.__name__: f
-    for f in (memory, threads, files, shm, named, pipes, sockets, timers, children, output, gpu, gpus)
+    for f in (memory, threads, files, shm, named, pipes, sockets, timers, children, daemons, output, gpu, gpus)
 }  # fmt: skip
 
 

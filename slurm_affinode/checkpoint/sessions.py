@@ -1,0 +1,121 @@
+"""Sessions of a tree that was dumped, brought into a shape that CRIU restores with every process in its place.
+
+A daemon that has forked twice is in a session whose leader has ended, and a child of the script, which takes in orphans
+(``PR_SET_CHILD_SUBREAPER``). CRIU restores such a session with a helper that leads it, is the daemon's parent and ends
+(``prepare_pstree_ids`` in ``criu/pstree.c``), but sets the script to take in orphans again only at its end
+(``criu/pie/restorer.c``): by then the daemon is a child of PID 1, outside of what the next dump would hold. So those
+sessions are given up: their processes come back in the script's. Their process groups stay, and no other session can
+have the number of the old one meanwhile; what a process sees of it is another answer to ``getsid()``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_affinode.checkpoint import rootdir
+from slurm_affinode.checkpoint.criu_images import BadImage, read_image, spans
+from slurm_affinode.checkpoint.interface import DumpFailed
+
+_TREE = "pstree.img"
+_MAGICS = 8  # bytes
+_PID, _PARENT, _SESSION = 1, 2, 4  # fields of pstree_entry in images/pstree.proto
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One entry of the tree, parents before children."""
+
+    pid: int
+    parent: int
+    session: int
+    zombie: bool = False
+
+
+def settle(directory_fd: int) -> None:
+    """Give up the sessions in a dump that nobody leads. Raises ``BadImage``, and ``DumpFailed`` for what CRIU refuses.
+
+    The file is written anew before anything is digested. A tree whose root leads no session is left as it is.
+    """
+    data = read_image(directory_fd, _TREE)
+    bodies = list(_bodies(data))
+    names = frozenset(rootdir.names(directory_fd))
+    tree = [_process(body, names) for body in bodies]
+    if not tree or tree[0].session != tree[0].pid:
+        return
+    lost = unled(tree)
+    settled = [replace(one, session=tree[0].pid) if one.session in lost else one for one in tree]
+    stray = misplaced(settled)
+    if stray is not None:
+        raise DumpFailed(
+            f"process {stray.pid} is in session {stray.session}, which is not led by a process above it: "
+            "it could not be restored"
+        )
+    if lost:
+        made = (_with_session(body, one.session) for body, one in zip(bodies, settled, strict=True))
+        packed = b"".join(len(body).to_bytes(4, "little") + body for body in made)
+        rootdir.write(directory_fd, _TREE + ".new", data[:_MAGICS] + packed)
+        os.rename(_TREE + ".new", _TREE, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+
+
+def unled(tree: Sequence[Process]) -> frozenset[int]:
+    """Sessions whose leader has ended."""
+    led = {one.pid for one in tree if one.session == one.pid and not one.zombie}
+    return frozenset(one.session for one in tree) - led
+
+
+def misplaced(tree: Sequence[Process]) -> Process | None:
+    """A process that CRIU cannot put into its session, by the rules of ``prepare_pstree_ids``.
+
+    Children of the root get a helper. Others are forked by a parent that was in that session, before it began its own:
+    up to the leader, and a process was born in one session only.
+    """
+    by_pid = {one.pid: one for one in tree}
+    root = tree[0].pid
+    born: dict[int, int] = {}
+    for one in tree[1:]:
+        if one.session == one.pid or one.parent == root or by_pid[one.parent].session == one.session:
+            continue
+        above = by_pid[one.parent]
+        while above.pid != one.session:
+            if above.pid == root or born.setdefault(above.pid, one.session) != one.session:
+                return one
+            above = by_pid[above.parent]
+    return None
+
+
+def _bodies(data: bytes) -> list[bytes]:
+    found, at = [], _MAGICS
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "little")
+        found.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+        if at > len(data):
+            raise BadImage(f"{_TREE}: a record is cut short")
+    return found
+
+
+def _process(body: bytes, names: Collection[str]) -> Process:
+    numbers = {number: value for number, value, _, _ in spans(body) if isinstance(value, int)}
+    try:
+        pid = numbers[_PID]
+        # A zombie has a core and no memory.
+        return Process(pid, numbers[_PARENT], numbers[_SESSION], zombie=f"mm-{pid}.img" not in names)
+    except KeyError as error:
+        raise BadImage(f"{_TREE}: field {error} is missing") from None
+
+
+def _with_session(body: bytes, session: int) -> bytes:
+    for number, value, begin, end in spans(body):
+        if number == _SESSION and value != session:
+            return body[:begin] + bytes([_SESSION << 3]) + _varint(session) + body[end:]
+    return body
+
+
+def _varint(value: int) -> bytes:
+    made = bytearray()
+    while value > 0x7F:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*made, value])

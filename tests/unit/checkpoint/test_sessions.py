@@ -1,0 +1,137 @@
+"""Sessions that nobody leads are given up in a dump, so that CRIU restores every process in its place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.checkpoint.criu_images import BadImage, records
+from slurm_affinode.checkpoint.interface import DumpFailed
+from slurm_affinode.checkpoint.sessions import Process, misplaced, settle, unled
+
+HEADER = b"CRIUPSTR"
+Row = tuple[int, int, int, int]
+"""Process, parent, group, session."""
+Fields = Mapping[int, list[int | bytes]]
+
+
+def varint(value: int) -> bytes:
+    """As protobuf writes numbers."""
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+
+
+def entry(row: Row) -> bytes:
+    """As CRIU writes a process: with its threads, the second of them packed."""
+    fields = [(number, value) for number, value in enumerate((*row, row[0]), 1)]
+    body = b"".join(varint(number << 3) + varint(value) for number, value in fields)
+    body += bytes([5 << 3 | 2, 2]) + varint(1000)
+    return len(body).to_bytes(4, "little") + body
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Iterator[Callable[..., list[Fields]]]:
+    """Writes a dump of these processes, settles it; the rows of the tree then."""
+    fd = os.open(tmp_path, os.O_RDONLY)
+
+    def make(*rows: Row, zombies: tuple[int, ...] = ()) -> list[Fields]:
+        (tmp_path / "pstree.img").write_bytes(HEADER + b"".join(map(entry, rows)))
+        for pid, *_ in rows:
+            if pid not in zombies:
+                (tmp_path / f"mm-{pid}.img").touch()
+        settle(fd)
+        data = (tmp_path / "pstree.img").read_bytes()
+        assert data.startswith(HEADER)
+        assert not (tmp_path / "pstree.img.new").exists()
+        return list(records(data))
+
+    yield make
+    os.close(fd)
+
+
+def sessions(found: list[Fields]) -> list[int | bytes]:
+    """Of each process."""
+    return [one[4][0] for one in found]
+
+
+def test_a_daemon_that_forked_twice_comes_into_the_session_of_the_script(dump: Callable[..., list[Fields]]) -> None:
+    """With its children; process groups, threads and numbers are as they were, and so is every other session."""
+    rows = ((2, 0, 2, 2), (9, 2, 300, 300), (10, 9, 300, 300), (11, 9, 11, 11), (12, 2, 2, 2))
+    found = dump(*rows)
+    assert sessions(found) == [2, 2, 2, 11, 2]
+    assert [tuple(one[number][0] for number in (1, 2, 3)) for one in found] == [row[:3] for row in rows]
+    assert [one[5] for one in found] == [[pid, varint(1000)] for pid, *_ in rows]
+
+
+def test_a_leader_that_nobody_has_reaped_leads_nothing(dump: Callable[..., list[Fields]]) -> None:
+    """It is a zombie below a script that waits for nobody; its group is in one session, so it comes along."""
+    assert sessions(dump((2, 0, 2, 2), (8, 2, 8, 8), (9, 2, 8, 8), zombies=(8,))) == [2, 2, 2]
+
+
+def test_sessions_that_are_led_are_left_alone(dump: Callable[..., list[Fields]]) -> None:
+    """Also where their leader is not above: CRIU has a helper for children of the root."""
+    assert sessions(dump((2, 0, 2, 2), (8, 2, 8, 8), (9, 2, 8, 8), (10, 8, 8, 8))) == [2, 8, 8, 8]
+
+
+def test_a_root_that_leads_no_session_is_left_alone(dump: Callable[..., list[Fields]]) -> None:
+    """Its session is not in the tree."""
+    assert sessions(dump((2, 0, 2, 1), (9, 2, 7, 7))) == [1, 7]
+
+
+def test_what_criu_would_not_restore_fails_the_dump(dump: Callable[..., list[Fields]]) -> None:
+    """A process that an inner reaper took in from a session beside it; the job then runs on."""
+    with pytest.raises(DumpFailed, match=r"process 9 is in session 8, which is not led by a process above it"):
+        dump((2, 0, 2, 2), (7, 2, 7, 7), (9, 7, 8, 8), (8, 2, 8, 8))
+
+
+def test_a_process_is_born_in_one_session() -> None:
+    """A parent can have forked in the session that it was born in and in its own, and in no third one."""
+    tree = [Process(2, 0, 2), Process(5, 2, 5), Process(6, 5, 6), Process(7, 6, 5)]
+    assert misplaced(tree) is None
+    assert misplaced([*tree, Process(8, 6, 2)]) == Process(8, 6, 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (HEADER + entry((2, 0, 2, 2))[:-1], "cut short"),
+        (HEADER + b"\x02\0\0\0\x08\x02", "field 2 is missing"),
+        (None, "No such file"),
+    ],
+)
+def test_a_tree_that_is_not_whole_is_seen(tmp_path: Path, data: bytes | None, why: str) -> None:
+    """It is not written anew."""
+    if data is not None:
+        (tmp_path / "pstree.img").write_bytes(data)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(BadImage, match=why):
+            settle(fd)
+    finally:
+        os.close(fd)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[Process]:
+    """Any tree below a root that leads its session, with any sessions."""
+    pids = list(range(2, draw(st.integers(3, 12))))
+    found = [Process(2, 0, 2)]
+    for pid in pids[1:]:
+        parent = draw(st.sampled_from([one.pid for one in found]))
+        session = draw(st.one_of(st.just(pid), st.sampled_from([*pids, 50, 51])))
+        found.append(Process(pid, parent, session, draw(st.booleans()) and pid % 3 == 0))
+    return found
+
+
+@given(trees())
+def test_nobody_is_in_a_session_without_a_leader_afterwards(tree: list[Process]) -> None:
+    """The root's session is led, so one round is enough."""
+    lost = unled(tree)
+    assert 2 not in lost
+    after = [Process(one.pid, one.parent, 2 if one.session in lost else one.session, one.zombie) for one in tree]
+    assert unled(after) == frozenset()
+    misplaced(after)
