@@ -191,12 +191,13 @@ def facts_of(seen: Trailing, i: int, end_ms: int, step_ms: int, max_gap_steps: f
     total = None if np.isnan(seen.fb_total[i]) else float(seen.fb_total[i]) / MIB_PER_GIB
     fb = float(seen.fb_sum[i] / seen.fb_count[i]) / MIB_PER_GIB if seen.fb_count[i] else None
     power = float(seen.power_sum[i] / seen.power_count[i]) if seen.power_count[i] else None
+    peak = None if np.isnan(seen.fb_peak[i]) else float(seen.fb_peak[i]) / MIB_PER_GIB
     if stale:
-        return GpuFacts(memory_total_gib=total), NEVER
+        # That memory was held is shown of a GPU that has no signal of activity; it accuses nobody by itself.
+        return GpuFacts(memory_total_gib=total, memory_gib=peak if seen.last[i] == NEVER else None), NEVER
     since = int(seen.since[i])
     if since == NEVER:
         peaks: dict[str, float | None] = {"busiest signal": float(seen.peak_all[i])}
-        peak = None if np.isnan(seen.fb_peak[i]) else float(seen.fb_peak[i]) / MIB_PER_GIB
         return GpuFacts(peaks, 0.0, peak, total, power, used_before=True), NEVER
     until = min(int(seen.last[i]) + step_ms, end_ms)
     known = {name: float(seen.peaks[i, k]) for k, name in enumerate(ACTIVITY) if not np.isnan(seen.peaks[i, k])}

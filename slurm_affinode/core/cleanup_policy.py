@@ -155,7 +155,7 @@ def parse_policy(text: str, *, where: str, expand: Expand | None = None) -> Poli
     policy, faults = read_policy(text, where=where, expand=expand)
     if faults:
         first = faults[0]
-        more = f" (and {len(faults) - 1} more: slurm-affinode zombies policy check)" if len(faults) > 1 else ""
+        more = f" (and {len(faults) - 1} more: slurm-affinode zombies policy check {where})" if len(faults) > 1 else ""
         raise InputError(f"{first.message}{more}", where=f"{where}:{first.line}", hint=first.hint)
     return policy
 

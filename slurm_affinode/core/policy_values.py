@@ -19,6 +19,10 @@ _ADDRESS = re.compile(r"[^\s@<>,;\"]+(?:@[^\s@<>,;\"]+)?")
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})")
 
 
+MOST_S = 36525 * 86400.0
+"""Longer spans, and infinite ones, are slips: no time could be reckoned with them."""
+
+
 def anything(value: Any) -> Any:
     """As it is: a table that is read by itself."""
     return value
@@ -29,6 +33,8 @@ def span(value: Any) -> float:
     seconds = span_s(value)
     if seconds is None:
         raise ValueError(f'{value!r} is not a span of time: write for example "15m", "2h30m" or "7d"')
+    if seconds > MOST_S:
+        raise ValueError(f"{value!r} is more than a hundred years")
     return seconds
 
 

@@ -210,7 +210,7 @@ def _memory(rule: Memory, gpu: GpuFacts) -> Evidence:
     met = bool(above_share or above_gib)
     if share is None or used is None:
         return Evidence("memory", used, "GiB", threshold, rule.weight, f"{used:.1f} GiB of GPU memory held", met=met)
-    text = f"{share:.0f} % of the GPU memory held ({used:.1f} of {total:.1f} GiB)"
+    text = f"{share:.3g} % of the GPU memory held ({used:.1f} of {total:.1f} GiB)"
     return Evidence("memory", share, "%", threshold, rule.weight, text, met=met)
 
 

@@ -320,7 +320,7 @@ def _one_of(*words: str) -> Callable[[Any], str]:
 
 
 def _states(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(one in STATES for one in value):
+    if not isinstance(value, list) or not all(isinstance(one, str) and one in STATES for one in value):
         raise _Wrong(f"{value!r} is not a list of states; known: {', '.join(sorted(STATES))}")
     return tuple(value)
 

@@ -102,7 +102,7 @@ def explain(
                     held.followed[one.compute.at_most_pct], i, table[rows[i]], seen, when, flagged
                 )
             assert gpu is not None  # noqa: S101 - a file has signatures
-            slots = _timeline(samples, table[rows[i]]["device"], begin, finish)
+            slots = _timeline(samples, table[rows[i]]["device"], begin, finish, int(held.steps_ms[i]))
             pages.append(GpuPage(gpu, tuple(verdicts), slots))
     if not at and (row["gpus"] or 0) > 0:
         notes.append(WHICH_UNKNOWN)
@@ -137,17 +137,22 @@ def _same(one: JobRef, other: JobRef) -> bool:
     return one.job_id == other.job_id and one.submit == other.submit
 
 
-def grid(begin: datetime, finish: datetime) -> tuple[Slot, ...]:
-    """``SLOTS`` stretches of equal length, fewer for a run that is shorter than as many seconds; nothing is known."""
+def grid(begin: datetime, finish: datetime, step_ms: int = 0) -> tuple[Slot, ...]:
+    """``SLOTS`` stretches of equal length, of which nothing is known.
+
+    Fewer where there would not be a sample in each: samples are ``step_ms`` apart, and not to the millisecond.
+    """
     whole_ms = int((finish - begin).total_seconds() * 1000)
-    count = max(1, min(SLOTS, whole_ms // 1000))
+    count = max(1, min(SLOTS, whole_ms // max(1000, round(1.5 * step_ms))))
     each = timedelta(milliseconds=whole_ms / count)
     return tuple(Slot(begin + number * each, None, None, None) for number in range(count))
 
 
-def _timeline(history: SampleStore, device: int, begin: datetime, finish: datetime) -> tuple[Slot, ...]:
+def _timeline(
+    history: SampleStore, device: int, begin: datetime, finish: datetime, step_ms: int
+) -> tuple[Slot, ...]:  # fmt: skip
     """The grid with what is known of a GPU."""
-    slots = grid(begin, finish)
+    slots = grid(begin, finish, step_ms)
     each = (finish - begin).total_seconds() * 1000 / len(slots)
     start_ms = int(begin.timestamp() * 1000)
     busiest = pl.max_horizontal(

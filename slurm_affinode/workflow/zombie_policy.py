@@ -41,7 +41,10 @@ def examine(config: Config, asked: Path | None = None) -> tuple[Policy, tuple[Po
 
 
 def _expand(text: str) -> tuple[str, ...]:
-    return tuple(hostlist.expand(text))
+    try:
+        return tuple(hostlist.expand(text))
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 def _text(path: Path) -> str:

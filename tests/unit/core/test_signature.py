@@ -161,6 +161,12 @@ weight = 0.2
         ("above_pct = 95", "abov_pct = 95", 6, "unknown key"),
         ("at_most_pct = 5", "at_most_pct = true", 9, "not a number"),
         ('longer_than = "1h"', 'longer_than = "soon"', 12, "soon"),
+        (
+            "[signature.time]",
+            '[signature.state]\nweight = 0\nended = [["FAILED"]]\n[signature.time]',
+            13,
+            "list of states",
+        ),
         ("min_score = 0.8", "min_score = 0.4", 7, "by itself"),
         ("[signature.compute]\nat_most_pct = 5\nweight = 0.4\n", "", 1, "is missing"),
         ("above_pct = 95\n", "", 5, "needs above_pct"),

@@ -168,3 +168,21 @@ def test_wishes_are_taken_in_once_and_cut_to_what_is_allowed(tmp_path: Path) -> 
         assert keeps.collect(again, "alpha", KeepPolicy(), log, now=later, run="r2") == []
         assert keeps.collect(again, "alpha", KeepPolicy(), log, now=NOW + timedelta(hours=5), run="r3") == []
         assert [one.verb for one in log.history()] == ["keep"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ('[[rule]]\nnodes = ["gpu[01-"]\naction = "warn"', 2, "unbalanced"),
+        ('[[rule]]\nnodes = ["gpu[1-99999999]"]', 2, "names more than"),
+        ("[default]\nmin_run = inf", 2, "hundred years"),
+        ('[keep]\nmax = "99999999d"', 2, "hundred years"),
+    ],
+)
+def test_slips_are_told_by_line(tmp_path: Path, text: str, line: int, says: str) -> None:
+    """Host lists with a slip in them, and spans with which no time can be reckoned: never a traceback."""
+    file = tmp_path / "policy.toml"
+    file.write_text(text)
+    _, faults = policies.examine(Config(), file)
+    assert [fault.line for fault in faults] == [line]
+    assert says in faults[0].message
