@@ -62,6 +62,11 @@ def tiers_of(cluster: Cluster, node: str, job: str) -> list[str]:
     return [image["tier"] for image in json.loads(text)["images"]]
 
 
+def compressed(cluster: Cluster, job: str) -> list[str]:
+    """Paths of the compressed files of the job's image in the shared store."""
+    return cluster.shell("login", f"ls {SHARED}/images/*.{job}/0001/criu/*.zst").split()
+
+
 def test_bit_flipped_in_the_fast_tier_is_restored_from_another(cluster: Cluster) -> None:
     """The copies in host memory and on the disk are bad: the shared one is used, the bad ones are apart and told of."""
     with memory_tier(cluster, "1g"):
@@ -128,7 +133,7 @@ def test_compressed_image_is_brought_to_the_node_that_slurm_plans(cluster: Clust
     """Suspended on c1, planned on c2: unpacked in c2's memory while the job still waits, and restored from there."""
     with memory_tier(cluster, "1g", **{"tiers.compress": 3, "tiers.prefetch": "1h"}):
         job = asleep(cluster, idle_job("--nodelist=c1", idle=15), BY_HAND)
-        packed = cluster.shell("login", f"ls {SHARED}/images/*.{job}/0001/criu/pages-*.img.zst").split()
+        packed = compressed(cluster, job)
         others = cluster.submit(
             "--partition=gpu", "--gres=gpu:2", "--nodelist=c2", "--time=10", wrap="sleep 600", user="bob"
         )
@@ -153,6 +158,7 @@ def test_compressed_image_is_unpacked_where_there_is_only_a_disk(cluster: Cluste
     """Nothing was brought ahead: the restore on another node brings it to that node's disk."""
     with configured(cluster, **{"tiers.compress": 3, "tiers.prefetch": "0s"}):
         job = asleep(cluster, idle_job("--nodelist=c1", idle=15), BY_HAND)
+        assert compressed(cluster, job)
         assert tiers_of(cluster, "c2", job) == ["shared"]
         cluster.exec("login", "scontrol", "update", f"JobId={job}", "ReqNodeList=c2")
         wake(cluster, job)
