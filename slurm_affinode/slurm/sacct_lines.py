@@ -7,6 +7,7 @@ over several lines (a newline in a name), delimiters in names, lines that are cu
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import BinaryIO
@@ -165,12 +166,20 @@ def _regular(data: bytes, header: Header) -> pl.DataFrame | None:
         cells = _csv(data, header.delimiter, names)
     except pl.exceptions.PolarsError:
         return None
-    if cells.width != len(names) or cells.height != lines:
+    if cells.width != len(names) or cells.height != lines or _names_an_id(data, header.delimiter):
         return None
     ids = cells[header.names[header.id_column]]
     if ids.str.len_bytes().is_in([5, 8]).any() and ids.str.to_lowercase().is_in(["jobid", "jobidraw"]).any():
         return None
     return cells.select(header.names)
+
+
+def _names_an_id(data: bytes, delimiter: str) -> bool:
+    """Whether a cell may be the name of a column of ids: a header of other columns, of a file put behind this one."""
+    if b"JobID" not in data:
+        return False
+    edge = rb"(?:^|\n|$|%b)" % re.escape(delimiter.encode())
+    return re.search(rb"%bJobID(?:Raw)?%b" % (edge, edge), data) is not None
 
 
 def _block(lines: pl.Series, header: Header, first_line: int, *, complete: bool) -> Block:

@@ -183,8 +183,14 @@ def _no_accounting(store: Repository, query: WasteQuery) -> NoAccountingError:
             f"there is no accounting in {store.where}",
             hint="take some in first: slurm-affinode ingest sacct --since 7d, or ingest sacct FILE",
         )
+    runs = "1 job run" if counts.jobs == 1 else f"{fmt.count(counts.jobs)} job runs"
+    if counts.first is None:
+        return NoAccountingError(
+            f"no job ran {_interval(query)}",
+            hint=f"the store has {runs}, without a start: take in output of sacct that has Start and End",
+        )
     return NoAccountingError(
         f"no job ran {_interval(query)}",
-        hint=f"the store has {fmt.count(counts.jobs)} job runs from {fmt.moment(counts.first)} to "
+        hint=f"the store has {runs} from {fmt.moment(counts.first)} to "
         f"{fmt.moment(counts.last)} UTC: choose --since and --until in there, or ingest more",
     )

@@ -62,6 +62,15 @@ def test_any_delimiter_is_found_from_the_header(delimiter: str, trailing: bool) 
     assert not found.problems
 
 
+def test_files_put_one_after_the_other_may_have_their_ids_in_other_columns() -> None:
+    """As many columns, in another order: the second header is still seen."""
+    found = parse("JobIDRaw|State|JobName\n1|FAILED|JobID\nUser|JobID|State\nbob|2|TIMEOUT\n")
+    assert found.jobs.select("job_id", "state", "user", "job_name").rows() == [
+        (1, "FAILED", None, "JobID"), (2, "TIMEOUT", "bob", None)
+    ]  # fmt: skip
+    assert not found.problems
+
+
 def test_the_delimiter_can_be_given() -> None:
     """An override that fits is taken; one that does not is one clear line."""
     assert parse("JobID|State\n1|FAILED\n", delimiter="|").jobs.height == 1

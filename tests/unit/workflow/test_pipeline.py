@@ -105,6 +105,16 @@ def test_an_empty_store_says_how_to_fill_it(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+def test_accounting_without_starts_says_what_is_missing(tmp_path: Path) -> None:
+    """sacct's own default columns have no times."""
+    jobs = pl.DataFrame([{"cluster": "alpha", "job_id": 1, "submit": START, "state": "COMPLETED"}])
+    with Repository.open(config_of(tmp_path).db_url) as store:
+        store.upsert(conform(jobs, JOBS))
+    with pytest.raises(pipeline.NoAccountingError) as caught:
+        pipeline.analyse_stored(config_of(tmp_path), QUERY, now=NOW)
+    assert "1 job run, without a start" in (caught.value.hint or "")
+
+
 def test_accounting_without_history_is_reported_as_unknown(tmp_path: Path, state: Path) -> None:
     """No samples at all: every hour is unknown."""
     for path in (state / "history").iterdir():
