@@ -1,12 +1,12 @@
-"""A node, a Slurm and a driver made of dictionaries, in which a crash can be put before any effect."""
+"""The agent of a node of ``agent_site``, with a kernel, a driver, a CRIU made of dictionaries."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import replace
+
+from agent_site import Node, Process, Slurm, World, make_job
 
 from slurm_affinode.agent.aftermath import Aftermath
 from slurm_affinode.agent.interface import Arrival
@@ -35,180 +35,14 @@ from slurm_affinode.checkpoint.interface import (
     RestoreFailed,
 )
 from slurm_affinode.checkpoint.tiers import Tiers
-from slurm_affinode.model.cluster import GpuCount, Job, NodeGpus
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import SavedOutput, SuspendOption, Versions
-from slurm_affinode.slurm.faults import ControllerDownError, InvalidStateError, UnknownJobError
 
 KEY = b"k" * 32
-SUBMIT = datetime(2026, 11, 20, 10, tzinfo=UTC)
-
-
-class Crash(BaseException):
-    """The agent was killed: nothing catches it."""
-
-
-@dataclass
-class Process:
-    """A process of the job."""
-
-    pid: int
-    pid_ns: int
-    cuda: CudaState | None = CudaState.RUNNING
-    stopped: bool = False
-    steps: int = 0
-    """What it has computed: the memory that must survive."""
-
-
-@dataclass
-class Node:
-    """One machine: its shepherds and their processes."""
-
-    name: str
-    init: int | None = None
-    processes: list[Process] = field(default_factory=list)
-    next_pid: int = 10_000_000
-    """Beyond any PID of this machine, where something looks into the real /proc."""
-
-
-@dataclass
-class World:
-    """Everything outside of the agent."""
-
-    root: Path
-    nodes: dict[str, Node] = field(default_factory=dict)
-    state: str = "RUNNING"
-    node: str = "c1"
-    restarts: int = 0
-    held: bool = False
-    comment: str = ""
-    answers: bool = True
-    clock: float = 1_760_000_000.0
-    effects: int = 0
-    crash_at: int | None = None
-    """Die before this effect."""
-    effect_log: list[str] = field(default_factory=list)
-    ran_stopped: int = 0
-    """Times that a process which had been dumped ran on before it was killed."""
-
-    def effect(self, name: str) -> None:
-        """Something of the world is about to change."""
-        self.effects += 1
-        if self.crash_at is not None and self.effects >= self.crash_at:
-            self.crash_at = None
-            raise Crash(name)
-        self.effect_log.append(name)
-
-    def now(self) -> float:
-        self.clock += 0.01
-        return self.clock
-
-    def sleep(self, seconds: float) -> None:
-        self.clock += seconds
-
-    def start_run(self, node: str) -> None:
-        """Slurm starts the job: a shepherd, and nothing below it yet."""
-        self.state, self.node, self.held = "RUNNING", node, False
-        machine = self.nodes.setdefault(node, Node(node))
-        machine.next_pid += 100
-        machine.init = machine.next_pid
-        machine.processes = []
-
-    def start_script(self, node: str, steps: int = 0) -> None:
-        machine = self.nodes[node]
-        base = machine.next_pid
-        machine.processes = [Process(base + 2, 2, cuda=None), Process(base + 3, 3, steps=steps)]
-
-    def copies(self) -> int:
-        """Nodes on which the job can run or go on."""
-        return sum(bool(machine.processes) for machine in self.nodes.values())
-
-    def running(self) -> bool:
-        """It runs, with its GPU and its memory."""
-        return any(
-            len(machine.processes) == 2
-            and all(not p.stopped and p.cuda in (None, CudaState.RUNNING) for p in machine.processes)
-            for machine in self.nodes.values()
-        )
-
-    def steps(self) -> list[int]:
-        return [p.steps for machine in self.nodes.values() for p in machine.processes if p.cuda is not None]
-
-
-class Slurm:
-    """slurmctld. A requeue takes the old run down only when its processes are gone."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def _answer(self) -> None:
-        if not self.world.answers:
-            raise ControllerDownError("slurmctld does not answer")
-
-    def job(self, job: int | str) -> Job:
-        self._answer()
-        if int(job) != 7:
-            raise UnknownJobError(f"job {job}")
-        return make_job(self.world)
-
-    def jobs(self, **_: object) -> tuple[Job, ...]:
-        self._answer()
-        return (make_job(self.world),)
-
-    def nodes(self) -> tuple[()]:
-        return ()
-
-    def requeue(self, job: int | str, *, hold: bool = False) -> None:
-        self._answer()
-        if self.world.state != "RUNNING":
-            raise InvalidStateError("it is pending")
-        self.world.effect("requeue")
-        self.world.state, self.world.held = "PENDING", hold
-        self.world.restarts += 1
-        # slurmd continues and ends what it finds: who is not held runs on for a moment.
-        for process in self.world.nodes[self.world.node].processes:
-            if process.stopped and not FakeProcesses.held:
-                self.world.ran_stopped += 1
-
-    def hold(self, job: int | str, **_: object) -> None:
-        self.world.held = True
-
-    def release(self, job: int | str) -> None:
-        self.world.effect("release")
-        self.world.held = False
-
-    def set_comment(self, job: int | str, text: str) -> None:
-        self._answer()
-        self.world.comment = text
-
-    def set_begin(self, job: int | str, when: datetime) -> None:
-        self.world.effect(f"begin {when.isoformat()}")
-
-    def config(self) -> dict[str, str]:
-        return {"ClusterName": "alpha"}
-
-    def version(self) -> str:
-        return "24.11.5"
-
-
-def make_job(world: World, **changes: object) -> Job:
-    values: dict[str, object] = dict.fromkeys(Job.__dataclass_fields__)
-    running = world.state == "RUNNING"
-    values |= {
-        "job_id": 7, "name": "train", "user": "alice", "uid": os.getuid(), "account": "vision", "partitions": ("gpu",),
-        "state": world.state, "held": world.held, "submit": SUBMIT, "start": SUBMIT if running else None,
-        "node_count": 1, "requeue": True, "restarts": world.restarts, "tres_requested": {}, "tres_allocated": {},
-        "gpus_requested": GpuCount(1), "gpus_allocated": GpuCount(1) if running else None,
-        "node_gpus": (NodeGpus(world.node, 1, None, (0,)),) if running else (), "comment": world.comment or None,
-        "batch": True, "nodes": (world.node,) if running else (), "steps": (),
-    }  # fmt: skip
-    return Job(**{**values, **changes})  # type: ignore[arg-type]
 
 
 class FakeProcesses:
     """The kernel of one node."""
-
-    held = False
 
     def __init__(self, world: World, node: str) -> None:
         self.world, self.node = world, node
@@ -243,11 +77,11 @@ class FakeProcesses:
     @contextlib.contextmanager
     def hold(self, pids):  # type: ignore[no-untyped-def]
         list(pids)
-        FakeProcesses.held = True
+        self.world.kept_stopped = True
         try:
             yield
         finally:
-            FakeProcesses.held = False
+            self.world.kept_stopped = False
 
     def end(self, init_pid: int, init_started: int, *, timeout_s: float, reaped: bool = False) -> bool:
         if self.machine.init == init_pid and self.machine.processes:

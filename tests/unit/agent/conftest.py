@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from agent_sequences import STEPS
+from agent_site import Crash, World
 from agent_stand_ins import Node1, agent, config_of
-from agent_world import Crash, FakeProcesses, World
 
 from slurm_affinode.checkpoint.writer import ImageWriter
 
@@ -33,7 +33,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
             leave(self, *exc)
 
     monkeypatch.setattr(ImageWriter, "__exit__", quit_)
-    FakeProcesses.held = False
     made = World(tmp_path)
     made.start_run("c1")
     made.start_script("c1", STEPS)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_world import Agent, World
+from agent_site import World
+from agent_world import Agent
 from mail_server import Server, serving
 
 from slurm_affinode.agent import mailing

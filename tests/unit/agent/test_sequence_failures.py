@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from agent_sequences import begun_at_c2, check, go_on_at_c2, ledger, recovered
-from agent_world import Agent, Slurm, make_job
+from agent_site import Slurm, make_job
+from agent_world import Agent
 
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.parts import Settings

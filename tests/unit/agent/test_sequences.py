@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from agent_sequences import STEPS, check, go_on_at_c2, ledger, recovered
-from agent_world import Agent, Crash
+from agent_site import Crash
+from agent_world import Agent
 
 from slurm_affinode.agent.shepherds import Restored, Start
 from slurm_affinode.model.suspension import Phase

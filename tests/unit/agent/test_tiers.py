@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from agent_world import KEY, Agent, World, make_job
+from agent_site import World, make_job
+from agent_world import KEY, Agent
 
 from slurm_affinode.agent.orchestration import _report
 from slurm_affinode.agent.prefetch import Prefetcher, load_demand

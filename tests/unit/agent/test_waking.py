@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from agent_world import Agent, World, make_job
+from agent_site import World, make_job
+from agent_world import Agent
 
 from slurm_affinode.agent import words
 from slurm_affinode.agent.ledger import Ledger

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from agent_world import Agent, Crash, FakeLink, World
+from agent_site import Crash, World
+from agent_world import Agent, FakeLink
 
 from slurm_affinode.agent.inplace.asking import Look
 from slurm_affinode.agent.inplace.director import Director
