@@ -142,12 +142,24 @@ class Replayed:
 
 
 def episodes(looks: Iterable[Sequence[Finding]]) -> list[Episode]:
-    """Findings of several looks, one after the other, put together by what they are about and since when."""
-    found: dict[tuple[str, datetime | None], Episode] = {}
+    """Findings of several looks, one after the other, put together by what they are about and since when.
+
+    A job that ran, and was found again when it had ended, is two matters: what was due while it ran counts.
+    """
+    found: dict[tuple[str, datetime | None, bool], Episode] = {}
     for look in looks:
         for finding in look:
-            found[(finding.key, finding.since)] = Episode(finding, finding.observed_at)
+            end = None if finding.job is None else finding.job.end
+            # What has ended is told by a run of the timer that comes later.
+            until = finding.observed_at if end is None else end + timedelta(days=1)
+            found[(finding.key, finding.since, end is not None)] = Episode(finding, until)
     return list(found.values())
+
+
+def _begins(finding: Finding, since: datetime) -> datetime:
+    """When it can be found at the earliest: what has ended not before its end."""
+    end = None if finding.job is None else finding.job.end
+    return end if end is not None else finding.since or since
 
 
 def replay(
@@ -166,7 +178,7 @@ def replay(
         there = [
             replace(one.finding, observed_at=moment)
             for one in past
-            if (one.finding.since or since) <= moment <= one.until and one.finding.key not in over
+            if _begins(one.finding, since) <= moment <= one.until and one.finding.key not in over
         ]
         for action in plan(there, policy, Ledger(warnings, {}, told), moment):
             key = action.finding.key

@@ -50,6 +50,22 @@ def test_replay_says_what_would_have_been_done_and_when() -> None:
     ]
 
 
+def test_replay_tells_what_was_due_while_a_job_ran_from_what_came_after_its_end() -> None:
+    """Found again when it had ended, its warnings and its cancellation are not lost, and not told before it ended."""
+    since = NOW - timedelta(hours=6)
+    late = since + timedelta(hours=3)
+    ran = squatter(since=since, observed_at=late, subject=job(start=since))
+    over = squatter(since=since, observed_at=late, subject=job(start=since, state="TIMEOUT", end=late))
+    shape = squatter(kind="time-limit", since=since, observed_at=late, subject=job(job_id=8, id="8", end=late))
+    done = policies.replay(
+        policies.episodes([[ran], [over, shape]]), parse_policy(RULE, where="z"), since, NOW, timedelta(minutes=15)
+    )
+    about = {(one.action.target, one.action.verb, one.action.number): one.at - since for one in done}
+    assert about[("job 7", "warn-user", 1)] == timedelta(hours=1)
+    assert about[("job 7", "cancel", 0)] == timedelta(hours=2)
+    assert about[("job 8", "warn-user", 0)] == timedelta(hours=3)
+
+
 def test_replay_knows_the_limits_of_a_run() -> None:
     """What was over the limit is shown, and comes in the next run."""
     since = NOW - timedelta(hours=4)
