@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from slurm_affinode.checkpoint.interface import (
-    CudaState,
-)
+from slurm_affinode.checkpoint.interface import CudaState
 from slurm_affinode.model.cluster import GpuCount, Job, NodeGpus
 from slurm_affinode.slurm.faults import ControllerDownError, InvalidStateError, UnknownJobError
 
