@@ -12,7 +12,17 @@ from typing import Any
 
 import click
 
-from slurm_affinode.cli.options import When, config_options, json_option, print_json, print_table, progress, warn
+from slurm_affinode.cli.options import (
+    When,
+    config_options,
+    intake_options,
+    json_option,
+    print_json,
+    print_table,
+    progress,
+    warn,
+    warn_of_problems,
+)
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError, InputError
 from slurm_affinode.slurm import commands, sacct, times
@@ -67,11 +77,7 @@ class Intake:
 )
 @click.option("--delimiter", metavar="TEXT", help=r"Between the fields of FILE, e.g. '\t' or '\x1f'. [default: found]")
 @click.option("--strict", is_flag=True, help="Stop at the first bad record and store nothing of that input.")
-@click.option("--dry-run", is_flag=True, help="Read and report, store nothing.")
-@click.option(
-    "--problems", "shown", type=click.IntRange(0), default=10, show_default=True, metavar="N",
-    help="How many bad records to print.",
-)  # fmt: skip
+@intake_options
 @json_option
 @config_options
 def ingest_sacct(
@@ -247,10 +253,8 @@ def _figures(one: Intake) -> list[int | None]:
 
 def _print_problems(one: Intake, shown: int) -> None:
     accounting = one.accounting
-    for problem in accounting.problems[:shown]:
-        warn(f"{_where(one, problem.line)}: {problem}")
-    if (rest := len(accounting.problems) - shown) > 0:
-        warn(f"{one.source}: {rest:,} more problems (--problems {len(accounting.problems)} prints all)")
+    lines = (f"{_where(one, problem.line)}: {problem}" for problem in accounting.problems)
+    warn_of_problems(one.source, lines, len(accounting.problems), shown)
     for decision in accounting.decisions[:shown]:
         warn(f"{_where(one, decision.line)}: {decision}")
     if (rest := len(accounting.decisions) - shown) > 0:

@@ -69,7 +69,7 @@ def intake_options(function: F) -> F:
     dry_run = click.option("--dry-run", is_flag=True, help="Read and report, store nothing.")
     problems = click.option(
         "--problems", "shown", type=click.IntRange(0), default=10, show_default=True, metavar="N",
-        help="How many bad records of an input to print.",
+        help="How many problems of an input to print.",
     )  # fmt: skip
     return dry_run(problems(function))
 
@@ -159,7 +159,7 @@ def warn_of_problems(source: str, lines: Iterable[str], count: int, shown: int) 
         warn(line)
         count -= 1
     if count > 0:
-        warn(f"{source}: {count:,} more bad records (--problems N prints more)")
+        warn(f"{source}: {count:,} more problems (--problems N prints more)")
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ def test_a_dry_run_says_so(tmp_path: Path) -> None:
     """And only the first problems are printed."""
     result = run(tmp_path / "state", "-", "--dry-run", "--problems", "0", text=CSV)
     assert "nothing was stored" in result.stdout
-    assert "1 more bad records" in result.stderr
+    assert "1 more problems" in result.stderr
 
 
 def test_what_scontrol_does_not_show_is_said(tmp_path: Path, recorded: Path) -> None:
