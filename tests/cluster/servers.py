@@ -13,7 +13,9 @@ from cluster.sleepers import CONFIG, SHARED, kill_agent, status, suspend, wait_f
 
 NODE = "c1"
 GPU_MIB = 2000
-"""Of an emulated GPU here; a context takes 414 of it."""
+"""Of an emulated GPU here."""
+CONTEXT_MIB = 414
+"""What a context takes of it."""
 SERVER_MIB = 800
 """With its context 60 % of a GPU."""
 BY_HAND = "--gpu-suspend-idle=1h,mode=inplace,when=always"

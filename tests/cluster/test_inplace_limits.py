@@ -1,0 +1,131 @@
+"""Sleeping in place where there is not enough: of host memory, of time to wake, of what may be awake at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from cluster.driver import WORKLOADS, Cluster, wait_until
+from cluster.servers import (
+    BY_HAND,
+    CONTEXT_MIB,
+    GPU_MIB,
+    JOURNAL,
+    NODE,
+    SERVER_MIB,
+    ask,
+    in_place,
+    init_gpus,
+    inplace_configured,
+    put_to_sleep,
+    serve,
+    used_mib,
+)
+from cluster.sleepers import status, wake
+
+pytestmark = pytest.mark.cluster
+
+
+@contextmanager
+def gpus_of(cluster: Cluster, mib: int) -> Iterator[None]:
+    """Emulated GPUs with so much memory, for as long as the context lasts."""
+    cluster.clear()
+    init_gpus(cluster, "--memory-mib", str(mib))
+    try:
+        yield
+    finally:
+        cluster.clear()
+        init_gpus(cluster)
+
+
+@contextmanager
+def taken(cluster: Cluster, mib: int) -> Iterator[None]:
+    """Somebody who is no job holds so much memory on each GPU of the node."""
+    for gpu in (0, 1):
+        begin = f"CUDA_VISIBLE_DEVICES={gpu} {WORKLOADS}/squatter.py --memory-mib {mib} & echo $! >/tmp/taker.{gpu}.pid"
+        cluster.shell(NODE, f"setsid sh -c '{begin}' </dev/null >/dev/null 2>&1")
+    try:
+        wait_until("the memory is taken", lambda: min(used_mib(cluster)), lambda used: used >= mib)
+        yield
+    finally:
+        cluster.shell(NODE, "kill -KILL $(cat /tmp/taker.0.pid) $(cat /tmp/taker.1.pid) || true")
+
+
+def test_too_little_host_memory_is_refused_before_anything_is_touched(cluster: Cluster) -> None:
+    """By hand and by policy, with the numbers; status says so; the server never notices."""
+    free_mib = int(cluster.shell(NODE, "awk '/^MemAvailable:/ {print int($2 / 1024)}' /proc/meminfo"))
+    with gpus_of(cluster, 3 * free_mib):
+        option = "--gpu-suspend-idle=1s,mode=inplace,when=always"
+        server = serve(cluster, 8001, option, memory_mib=2 * free_mib)
+        refused = cluster.run("login", "slurm-affinode", "suspend", server.job, user="alice")
+        assert refused.returncode == 1
+        assert "does not fit into the node's free memory" in refused.stderr
+
+        def against() -> list[str]:
+            row = status(cluster, server.job)["jobs"][0]
+            return [one["code"] for one in (row["next"] or {"against": []})["against"]]
+
+        wait_until("the policy says so", against, lambda codes: "host-memory" in codes)
+        shown = cluster.exec("login", "slurm-affinode", "status", server.job, user="alice")
+        assert "host-memory: its GPU memory (" in shown
+        assert cluster.run(NODE, "ls", JOURNAL).stdout == ""
+        assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": 2}
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_one_that_waits_longer_than_the_deadline(cluster: Cluster, ends: bool) -> None:
+    """As the site has chosen it keeps its place, shown as overdue, or is ended; its comment says why."""
+    rules = {"wake_deadline": "3s", "on_deadline": "end" if ends else "wait"}
+    with gpus_of(cluster, GPU_MIB), inplace_configured(cluster, **rules):
+        server = serve(cluster, 8001, BY_HAND)
+        put_to_sleep(cluster, server.job)
+        with taken(cluster, 1300):
+            if ends:
+                wake(cluster, server.job)
+                cluster.wait_for_state(server.job, "CANCELLED", timeout_s=60)
+                comment = cluster.exec("login", "scontrol", "--oneliner", "show", "job", server.job)
+                assert "ended by slurm-affinode: it has waited for " in comment
+                wait_until("its journal is closed", lambda: cluster.run(NODE, "ls", JOURNAL).stdout == "")
+                return
+            with ThreadPoolExecutor(1) as pool:
+                asked = pool.submit(ask, cluster, server.url)
+                seen = wait_until(
+                    "it is overdue", lambda: in_place(cluster, server.job), lambda one: bool(one and one["overdue"])
+                )
+                assert seen is not None
+                assert "is left there" in seen["waits"]
+                shown = cluster.exec("login", "slurm-affinode", "status", server.job, user="alice")
+                assert "longer than the site's deadline" in shown
+                cluster.shell(NODE, "kill -KILL $(cat /tmp/taker.0.pid) $(cat /tmp/taker.1.pid)")
+                assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
+
+
+def test_no_more_is_awake_at_once_than_the_policy_says(cluster: Cluster) -> None:
+    """Two that would fit together take turns where the site bounds what may be awake."""
+    option = "--gpu-suspend-idle=1s,mode=inplace,when=pressure"
+    with gpus_of(cluster, 2 * GPU_MIB), inplace_configured(cluster, awake_limit_pct=50):
+        one = serve(cluster, 8001, option, memory_mib=SERVER_MIB)
+        put_to_sleep(cluster, one.job)
+        other = serve(cluster, 8002, option, memory_mib=SERVER_MIB)
+        places = [cluster.shell("login", 'curl --silent "$1/health"', server.url) for server in (one, other)]
+        assert len({json.loads(place)["gpu"] for place in places}) == 1
+        for number in (2, 3, 4):
+            for server in (one, other):
+                assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": number}
+                assert max(used_mib(cluster)) < 2 * (SERVER_MIB + CONTEXT_MIB)
+
+
+def test_a_plain_scancel_ends_a_sleeper_at_once(cluster: Cluster) -> None:
+    """Within a second or two, also where its GPU memory could not come back; nothing is left."""
+    with gpus_of(cluster, GPU_MIB):
+        server = serve(cluster, 8001, BY_HAND)
+        put_to_sleep(cluster, server.job)
+        with taken(cluster, 1300):
+            cluster.exec("login", "scancel", server.job, user="alice")
+            cluster.wait_for_state(server.job, "CANCELLED", timeout_s=20)
+            wait_until("its journal is closed", lambda: cluster.run(NODE, "ls", JOURNAL).stdout == "", timeout_s=20)
+            left = cluster.run(NODE, "pgrep", "-u", "alice", "-f", "[m]odel_server")
+            assert left.stdout == ""
