@@ -131,17 +131,17 @@ class CommandsClient:
 
     def hold(self, job: int | str, *, by_user: bool = False) -> None:
         """See ``SlurmClient``."""
-        target = identifiers.job(job)
+        target = self._exactly(identifiers.job(job), job)
         self._act(f"hold job {target}", target, "scontrol", "--", "uhold" if by_user else "hold", str(target))
 
     def release(self, job: int | str) -> None:
         """See ``SlurmClient``."""
-        target = identifiers.job(job)
+        target = self._exactly(identifiers.job(job), job)
         self._act(f"release job {target}", target, "scontrol", "--", "release", str(target))
 
     def requeue(self, job: int | str, *, hold: bool = False) -> None:
         """See ``SlurmClient``."""
-        target = identifiers.job(job)
+        target = self._exactly(identifiers.job(job), job)
         verb = "requeuehold" if hold else "requeue"
         self._act(f"requeue job {target}", target, "scontrol", "--", verb, str(target))
 
@@ -149,7 +149,7 @@ class CommandsClient:
         """See ``SlurmClient``."""
         if signal is not None:
             return self.signal(job, signal)
-        target = identifiers.target(job)
+        target = self._exactly(identifiers.target(job), job)
         if target.step in NAMED_STEPS:
             return self._signal(f"cancel {called(target)}", target, int(SIGKILL), "steps")
         doing = f"cancel {called(target)}"
@@ -159,7 +159,7 @@ class CommandsClient:
 
     def signal(self, job: int | str, signal: int | str, *, to: SignalTo = "steps") -> None:
         """See ``SlurmClient``."""
-        target, number = identifiers.target(job), identifiers.signal(signal)
+        target, number = self._exactly(identifiers.target(job), job), identifiers.signal(signal)
         self._signal(f"signal {called(target)}", target, number, to)
 
     def _signal(self, doing: str, target: Target, number: int, to: SignalTo) -> None:
@@ -191,7 +191,7 @@ class CommandsClient:
 
     def notify(self, job: int | str, message: str) -> None:
         """See ``SlurmClient``."""
-        target = identifiers.job(job)
+        target = self._exactly(identifiers.job(job), job)
         text = identifiers.text(message, "message", identifiers.MAX_MESSAGE_BYTES)
         self._act(f"notify job {target}", target, "scontrol", "--", "notify", str(target), text)
 
@@ -224,8 +224,17 @@ class CommandsClient:
     def _records(self, doing: str, target: Target) -> tuple[Job, ...]:
         return live_json.jobs(self._json("jobs", doing, "show", "job", target.job))
 
+    def _exactly(self, target: Target, job: int | str) -> Target:
+        """The one record that a raw id means. A task of each array has the array's number, which means all of them."""
+        if not isinstance(job, int):
+            return target
+        found = pick(self._records(f"show job {job}", target), target)
+        if found.job_id != job or found.array_job_id is None or found.array_task_id is None:
+            return target
+        return Target(found.array_job_id, task=found.array_task_id)
+
     def _update(self, job: int | str, doing: str, change: str) -> None:
-        target = identifiers.job(job)
+        target = self._exactly(identifiers.job(job), job)
         self._act(f"{doing} job {target}", target, "scontrol", "--", "update", f"JobId={target}", change)
 
     def _act(self, doing: str, target: Target | str, *argv: str) -> None:

@@ -7,6 +7,9 @@ Every method raises ``BadIdentifierError`` before anything is asked, ``Controlle
 answer, and where Slurm refuses ``UnknownJobError``, ``UnknownNodeError``, ``NotPermittedError``, ``AlreadyDoneError``,
 ``InvalidStateError`` or, for what has no name, ``SlurmError`` (module ``faults``). A job is named ``123``, ``123_4`` or
 ``123+1``, a step ``123.0``.
+
+A number is a raw id and means that one record; text means what it means to Slurm. They differ for the task of an array
+that has the array's own number as its raw id: ``requeue("36")`` requeues every task of array 36, ``requeue(36)`` one.
 """
 
 from __future__ import annotations

@@ -77,6 +77,23 @@ def test_tasks_of_an_array_sleep_and_wake_by_themselves(cluster: Cluster) -> Non
         assert "slurm-affinode: restored" in output
 
 
+def test_one_task_of_an_array_sleeps_alone(cluster: Cluster) -> None:
+    """Slurm gives one task the number of the whole array: the other one runs on, and wakes with nobody."""
+    array = cluster.submit("--array=1-2", BY_HAND, script=idle_job(idle=20))
+    tasks = [f"{array}_{number}" for number in (1, 2)]
+    for task in tasks:
+        cluster.wait_for_output(task, "step number=2")
+    (last,) = (task for task in tasks if cluster.job(task)["JobId"] == array)
+    (other,) = (task for task in tasks if task != last)
+    suspend(cluster, last)
+    wait_asleep(cluster, last)
+    assert cluster.job(other)["Restarts"] == "0"
+    cluster.wait_for_state(other, "COMPLETED")
+    assert cluster.job(other)["Restarts"] == "0"
+    wake(cluster, last)
+    assert steps(finish(cluster, last)) == list(range(1, 21))
+
+
 WRITER = """#!/bin/bash
 #SBATCH --partition=gpu --gres=gpu:1
 for number in 1 2 3 4 5 6; do

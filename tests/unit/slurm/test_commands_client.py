@@ -46,15 +46,15 @@ def test_each_action_is_one_command_whose_options_end_before_the_names():
     slurm = Slurm()
     client = CommandsClient(slurm)
     client.hold("5")
-    client.hold(5, by_user=True)
+    client.hold("5", by_user=True)
     client.release("5_3")
     client.requeue("5")
     client.requeue("5", hold=True)
     client.cancel("5_3")
-    client.set_comment(5, "-v Priority=0 'x'")
-    client.set_admin_comment(5, "")
-    client.set_begin(5, datetime(2026, 1, 2, tzinfo=UTC))
-    client.notify(5, "--json")
+    client.set_comment("5", "-v Priority=0 'x'")
+    client.set_admin_comment("5", "")
+    client.set_begin("5", datetime(2026, 1, 2, tzinfo=UTC))
+    client.notify("5", "--json")
     client.drain("c1", "why = --")
     client.resume("c1")
     assert slurm.ran == [
@@ -73,10 +73,45 @@ def test_each_action_is_one_command_whose_options_end_before_the_names():
     ]
 
 
+def number(value):
+    return {"set": True, "infinite": False, "number": value}
+
+
+def test_a_raw_id_means_one_task_also_where_the_array_has_the_same_number():
+    """Slurm gives one task of an array the number of the array, and takes that number for all of them."""
+    tasks = [job(raw, array_job_id=number(36), array_task_id=number(task)) for raw, task in ((37, 1), (36, 2))]
+    slurm = Slurm(jobs=tasks)
+    client = CommandsClient(slurm)
+    client.requeue(36, hold=True)
+    client.hold(36)
+    client.release(37)
+    client.cancel(36)
+    client.set_comment(36, "x")
+    client.set_begin(36, datetime(2026, 1, 2, tzinfo=UTC))
+    client.requeue("36")
+    assert [argv for argv in slurm.ran if "show" not in argv] == [
+        ["scontrol", "--", "requeuehold", "36_2"],
+        ["scontrol", "--", "hold", "36_2"],
+        ["scontrol", "--", "release", "36_1"],
+        ["scancel", "--verbose", "--", "36_2"],
+        ["scontrol", "--", "update", "JobId=36_2", "Comment=x"],
+        ["scontrol", "--", "update", "JobId=36_2", "StartTime=uts1767312000"],
+        ["scontrol", "--", "requeue", "36"],
+    ]
+
+
+def test_a_raw_id_that_slurm_does_not_know_is_an_error():
+    """Nothing is asked for it."""
+    slurm = Slurm(jobs=[job(5)])
+    with pytest.raises(faults.UnknownJobError):
+        CommandsClient(slurm).requeue(6)
+    assert all("requeue" not in argv for argv in slurm.ran)
+
+
 def test_what_a_users_shell_sets_does_not_change_the_commands():
     slurm = Slurm()
     env = {"PATH": "/bin", "SLURM_CONF": "/x", "SCANCEL_SIGNAL": "KILL", "SLURM_CLUSTERS": "b", "TZ": "Asia/Kolkata"}
-    CommandsClient(slurm, env=env).hold(5)
+    CommandsClient(slurm, env=env).hold("5")
     assert slurm.env["TZ"] == "UTC"
     assert slurm.env["SLURM_CONF"] == "/x"
     assert not {"SCANCEL_SIGNAL", "SLURM_CLUSTERS"} & set(slurm.env)
@@ -98,8 +133,8 @@ def test_scancel_that_ends_with_0_has_still_failed_where_it_says_so():
     ):
         slurm = Slurm({"scancel": (0, b"", f"scancel: Terminating job 5\n{said}\n")})
         with pytest.raises(kind):
-            CommandsClient(slurm).cancel(5)
-    CommandsClient(Slurm({"scancel": (0, b"", "scancel: Terminating job 5\n")})).cancel(5)
+            CommandsClient(slurm).cancel("5")
+    CommandsClient(Slurm({"scancel": (0, b"", "scancel: Terminating job 5\n")})).cancel("5")
 
 
 def test_controller_that_is_down_is_not_an_empty_queue():
