@@ -28,6 +28,7 @@ from slurm_affinode.workflow.zombie_look import LOOK_S, Eyes
 from slurm_affinode.workflow.zombie_nodes import LiveGpu
 from slurm_affinode.workflow.zombies import History, Request, Slurm, Snapshot
 
+STEP_MS = round(LOOK_S * 1000)
 LONGEST_S = 120.0
 """So long it is looked without being asked to, where the window of a signature is no longer."""
 
@@ -107,7 +108,9 @@ def _with_now(page: Explanation, job: Job, now: Observed, seen: _Seen, found: zo
     mine = [one for one in found.findings if one.job is not None and one.job.job_id == job.job_id]
     kinds = {one.kind for one in mine}
     before = [one for one in page.findings if one.kind not in kinds and not (measured and one.kind in IDLE_KINDS)]
-    notes = [note for note in page.notes if not (on and note == zombie_explain.WHICH_UNKNOWN)]
+    outdated = {zombie_explain.WHICH_UNKNOWN} if on else set()
+    outdated |= {zombies.NO_HISTORY} if measured else set()
+    notes = [note for note in page.notes if note not in outdated]
     pages = tuple(_gpu(page, job, now, seen, gpu, mine) for gpu in on) if measured or not page.gpus else page.gpus
     return replace(
         page, findings=(*mine, *before), gpus=pages, watched_s=now.looks.watched_s,
@@ -126,7 +129,7 @@ def _gpu(  # noqa: PLR0917
     )  # fmt: skip
     flagged = any(one.kind in IDLE_KINDS for one in found) and sight.verdict is not None
     # The history of a shared GPU is that of everybody on it.
-    before = zombie_explain.grid(page.since, page.until) if known is None or gpu.part_of is not None else known
+    before = zombie_explain.grid(page.since, page.until, STEP_MS) if known is None or gpu.part_of is not None else known
     slots = _with_looks(before, page.until, seen.rows.get(gpu.key, ()))
     return GpuPage(replace(sight.gpu, flagged=flagged), verdicts, slots)
 

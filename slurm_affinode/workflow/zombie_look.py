@@ -100,7 +100,7 @@ def look(names: Sequence[str], jobs: Sequence[Job], eyes: Eyes, *, watch_s: floa
         eyes.say(f"looking for {span(max(0.0, end - eyes.now()))} more")
         answers, gpus = once()
         _again(watched, gpus, eyes.now(), limit_pct)
-    return Looks(told, answers, watched, _gpus_of_all(jobs, watched), eyes.now() - first)
+    return Looks(told, answers, watched, _gpus_of_all(jobs, watched), eyes.now() - first if end > first else 0.0)
 
 
 def parts(jobs: Iterable[Job], gpus: Sequence[LiveGpu], limit_pct: float) -> list[LiveGpu]:

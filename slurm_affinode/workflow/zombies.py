@@ -40,6 +40,7 @@ from slurm_affinode.zombieconfig import NodeClass
 History = Callable[[], AbstractContextManager[SampleStore]]
 Slurm = Callable[[], SlurmClient]
 
+NO_HISTORY = "there is no GPU history: whether GPUs are idle is unknown"
 FRESH_S = 900.0
 """A history that ends longer ago than this is said to be old."""
 _UNREAD = frozenset({"comment", "admin_comment", "work_dir"})
@@ -179,7 +180,7 @@ def interval(config: Config, request: Request, history: SampleStore, now: dateti
                 ago = span((now - until).total_seconds())
                 notes.append(f"the GPU history ends {ago} ago: this is how it was at {until:%Y-%m-%d %H:%M} UTC")
     if span_ is None:
-        notes.append("there is no GPU history: whether GPUs are idle is unknown")
+        notes.append(NO_HISTORY)
     since = request.since or until - timedelta(seconds=parse_span_s(config.zombies.look_back))
     if until <= since:
         raise AffinodeError("the interval ends before it begins", hint="choose --since before --until")

@@ -174,6 +174,21 @@ def test_a_look_that_is_too_short_is_no_acquittal(tmp_path: Path, options: dict[
     )
 
 
+def test_the_time_that_a_single_look_takes_is_no_length(tmp_path: Path) -> None:
+    """Nodes that answer slowly have not been watched."""
+    slow = eyes([[gpu()]])
+
+    def ask(name: str) -> NodeAnswer:
+        slow.sleep(1.5)
+        return slow.ask(name)
+
+    config = dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path))
+    opened = client(Slurm((job(1),), (node(),)))
+    page = zombie_explain_live.explain(config, "1", dataclasses.replace(slow, ask=ask), slurm=opened)
+    assert "looked at once" in page.answer
+    assert not any("whether GPUs are idle is unknown" in note for note in page.notes)
+
+
 def test_a_job_at_work_and_one_that_nobody_measures(tmp_path: Path) -> None:
     """Two different answers."""
     assert explained(tmp_path, [[gpu(util=80.0)]], window_s=5.0).answer == "Nothing is held against this job."
