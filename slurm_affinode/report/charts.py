@@ -95,8 +95,11 @@ def stacked_time(
         bars.append(Markup('<g class="bucket"><title>{}</title>{}{}</g>').format(tip, Markup(hit), stack))  # noqa: S704
     dense = Markup('<g class="{}">{}</g>').format("sparse" if gap else "dense", Markup("").join(bars))
     body = [horizontal_grid(axis, _PLOT, _TOP, unit), dense]
-    for tick in time_ticks(first, last):
-        x = 100 * (tick.at - first).total_seconds() / span + (width / 2 if gap else 0.0)
+    ticks = time_ticks(first, last)
+    # A label stands under the bar that it names; where some name a time within a bar, all stand at their time.
+    named = gap and {tick.at for tick in ticks} <= set(starts)
+    for tick in ticks:
+        x = 100 * (tick.at - first).total_seconds() / span + (width / 2 if named else 0.0)
         kind = "start" if x < 3 else "end" if x > 97 else ""
         body.append(text(x, _TOP + _PLOT + 18, tick.label, f"{kind} {'' if tick.major else 'wide'}".strip()))
     numbers = Numbers(

@@ -57,6 +57,15 @@ def test_a_chart_is_well_formed_and_lets_no_markup_in(kind: str) -> None:
     assert not [e for e in root.iter() if e.tag in ("script", "b", "i")]
 
 
+@pytest.mark.parametrize(("bars", "label", "x"), [(2, "01:00", 50.0), (8, "01:00", 18.75)])
+def test_labels_of_time_stand_under_bars_only_where_each_names_one(bars: int, label: str, x: float) -> None:
+    """Two bars of an hour have labels every quarter of it: those stand at their time."""
+    starts = [START + timedelta(hours=i) for i in range(bars)]
+    root = parse(charts.stacked_time(WORDS, starts, 3600, [Series("busy", [1.0] * bars, "busy")], unit="GPUs"))
+    (at,) = [e.get("x") for e in root.iter("text") if e.text == label]
+    assert float((at or "").rstrip("%")) == pytest.approx(x)
+
+
 @pytest.mark.parametrize("kind", ["stacked_time", "histogram", "lines", "scatter", "density"])
 def test_a_picture_has_a_name_a_description_and_its_numbers_as_a_table(kind: str) -> None:
     """What a screen reader is given in place of the picture."""
