@@ -70,7 +70,7 @@ def compressed(cluster: Cluster, job: str) -> list[str]:
 def test_bit_flipped_in_the_fast_tier_is_restored_from_another(cluster: Cluster) -> None:
     """The copies in host memory and on the disk are bad: the shared one is used, the bad ones are apart and told of."""
     with memory_tier(cluster, "1g"):
-        job = asleep(cluster, idle_job(idle=8), BY_HAND)
+        job = asleep(cluster, idle_job(idle=15), BY_HAND)
         node = cluster.job(job).get("BatchHost") or next(
             one for one in GPU_NODES if "memory" in tiers_of(cluster, one, job)
         )
@@ -91,13 +91,13 @@ def test_bit_flipped_in_the_fast_tier_is_restored_from_another(cluster: Cluster)
         assert listed.stderr.count("set aside") == 2
         assert "is damaged" in str(status(cluster, job))
         output = finish(cluster, job)
-        assert steps(output) == list(range(1, 9))
+        assert steps(output) == list(range(1, 16))
 
 
 def test_fast_tier_that_is_full_leaves_it_to_the_next(cluster: Cluster) -> None:
     """The image does not fit into host memory: it goes to the disk, and the job comes back all the same."""
     with memory_tier(cluster, "1m"):
-        job = asleep(cluster, idle_job(idle=8), BY_HAND)
+        job = asleep(cluster, idle_job(idle=15), BY_HAND)
         seen = wait_until(
             "the image is on a disk",
             lambda: [tiers_of(cluster, node, job) for node in GPU_NODES],
@@ -105,7 +105,7 @@ def test_fast_tier_that_is_full_leaves_it_to_the_next(cluster: Cluster) -> None:
         )
         assert not any("memory" in tiers for tiers in seen)
         wake(cluster, job)
-        assert steps(finish(cluster, job)) == list(range(1, 9))
+        assert steps(finish(cluster, job)) == list(range(1, 16))
 
 
 def test_fast_tier_that_runs_full_during_the_dump_leaves_it_to_the_next(cluster: Cluster) -> None:
