@@ -41,15 +41,20 @@ class Requeuer:
 
     def fact(self, job_id: int, restarts: int, uid: int | None = None) -> JobFact:
         """What Slurm says of a run."""
+        return self._look(job_id, restarts, uid)[0]
+
+    def _look(self, job_id: int, restarts: int, uid: int | None = None) -> tuple[JobFact, bool]:
+        """The fact, and whether Slurm is ending this run."""
         try:
             job = self._parts.slurm.job(job_id)
         except UnknownJobError:
-            return JobFact.ENDED
+            return JobFact.ENDED, False
         except AffinodeError:
-            return JobFact.UNKNOWN
+            return JobFact.UNKNOWN, False
         if uid is not None and job.uid is not None and job.uid != uid:
-            return JobFact.ENDED  # its id belongs to another job
-        return fact_of(job, restarts)
+            return JobFact.ENDED, False  # its id belongs to another job
+        fact = fact_of(job, restarts)
+        return fact, fact is JobFact.THIS_RUN and job.state == "COMPLETING"
 
     def requeue(self, job_id: int, restarts: int) -> None:
         """Return when the job is in the queue, held, or has been. Raises ``NotRequeued`` and ``Silent``."""
@@ -58,12 +63,15 @@ class Requeuer:
         refused: SlurmError | None = None
         asked = 0
         while True:
-            fact = self.fact(job_id, restarts)
+            fact, ending = self._look(job_id, restarts)
             if fact in (JobFact.QUEUED, JobFact.LATER_RUN):
                 self._hold(job_id)
                 return
             if fact is JobFact.ENDED:
                 raise NotRequeued("the job is over")
+            if ending and not asked:
+                # Slurm would take the requeue of a job that was cancelled, and so the cancelling back.
+                raise NotRequeued("Slurm is ending the job")
             if fact is JobFact.THIS_RUN:
                 if refused is not None or asked >= _LOOKS:
                     raise NotRequeued(str(refused) if refused else "Slurm took the requeue and did not do it")

@@ -33,6 +33,22 @@ def test_a_job_that_computes_again_is_let_go_under_the_lock(world):
     check(world)
 
 
+def test_a_job_that_is_cancelled_meanwhile_is_not_brought_back(world, monkeypatch):
+    """Slurm would requeue a job that it is ending: it goes on instead, to hear that it is to end."""
+    asked = []
+    monkeypatch.setattr(Slurm, "requeue", lambda self, job, *, hold=False: asked.append(job))
+
+    def cancelled():
+        world.state = "COMPLETING"
+
+    agent = Agent(world, "c1")
+    done = agent.suspend(cancelled)
+    assert done.failure == "Slurm is ending the job"
+    assert asked == []
+    assert world.running
+    assert agent.images(shared=False) == []
+
+
 def test_slurm_that_refuses_the_requeue_gives_the_job_its_gpus_back(world, monkeypatch):
     def refuse(self, job, *, hold=False):
         raise NotPermittedError("requeue job 7: access denied")
