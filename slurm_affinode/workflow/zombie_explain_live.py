@@ -18,7 +18,7 @@ import polars as pl
 from slurm_affinode.config import Config
 from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
 from slurm_affinode.model.cluster import Job, Node
-from slurm_affinode.model.finding import IDLE_KINDS, Finding
+from slurm_affinode.model.finding import CPU_KINDS, IDLE_KINDS, KINDS, USER_KINDS, Finding
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.workflow import zombie_explain, zombie_live, zombies
@@ -61,7 +61,8 @@ def explain(
     Raises ``zombie_explain.UnknownJobError`` where slurmctld does not know that it has started.
     """
     asked = zombie_explain.parse(job)
-    request = Request(since=since, window_s=window_s)
+    kinds = tuple(kind for kind in KINDS if kind not in CPU_KINDS | USER_KINDS)
+    request = Request(since=since, window_s=window_s, kinds=kinds)
     if watch_s is None:
         file = zombies.signatures(config)
         shortest = (

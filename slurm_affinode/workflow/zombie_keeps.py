@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from slurm_affinode.core.spans import span
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.audit import AuditEntry
 from slurm_affinode.model.cleanup import Keep, KeepPolicy
@@ -63,7 +64,7 @@ def check(wish: Wish, policy: KeepPolicy, now: datetime) -> None:
         raise AffinodeError(f"the reason is longer than {MAX_WHY} characters")
     longest = timedelta(seconds=policy.max_s)
     if wish.until - now > longest + timedelta(minutes=1):
-        raise AffinodeError(f"at most {longest} may be asked for", hint="see keep.max of the policy")
+        raise AffinodeError(f"at most {span(policy.max_s)} may be asked for", hint="see keep.max of the policy")
 
 
 def collect(

@@ -155,7 +155,7 @@ def test_any_reason_and_any_comment_go_through(why: str, before: str) -> None:
     ("wish", "policy", "says"),
     [
         (WISH, KeepPolicy(allow=False), "nobody"),
-        (WISH, KeepPolicy(max_s=3600.0), "at most 1:00:00"),
+        (WISH, KeepPolicy(max_s=3600.0), "at most 1h"),
         (replace(WISH, why="short"), KeepPolicy(), "10 are needed"),
         (replace(WISH, why="x" * 500), KeepPolicy(), "longer than 400"),
     ],
