@@ -86,7 +86,7 @@ def test_one_task_of_an_array_sleeps_alone(cluster: Cluster) -> None:
     (last,) = (task for task in tasks if cluster.job(task)["JobId"] == array)
     (other,) = (task for task in tasks if task != last)
     suspend(cluster, last)
-    wait_asleep(cluster, last)
+    cluster.wait_for_state(last, "PENDING")
     assert cluster.job(other)["Restarts"] == "0"
     cluster.wait_for_state(other, "COMPLETED")
     assert cluster.job(other)["Restarts"] == "0"
