@@ -48,8 +48,12 @@ def dumps(cluster: Cluster) -> list[str]:
 def full_node(cluster: Cluster, node: str, *, idle: int) -> str:
     """Both GPUs of a node held: one computes, the other's job idles for ``idle`` seconds; that job's id."""
     computes = f"{WORKLOADS}/busy.py --seconds 280"
-    cluster.submit("--partition=gpu", "--gres=gpu:1", f"--nodelist={node}", wrap=computes, user="bob")
-    return cluster.submit(OPTION, f"--nodelist={node}", script=idle_job(idle=idle))
+    options = ("--partition=gpu", "--gres=gpu:1", f"--nodelist={node}")
+    busy = cluster.submit(*options, wrap=computes, user="bob")
+    idle_one = cluster.submit(OPTION, f"--nodelist={node}", script=idle_job(idle=idle))
+    for job in (busy, idle_one):
+        cluster.wait_for_state(job, "RUNNING")  # a job of others that comes now finds no GPU free
+    return idle_one
 
 
 def test_two_idle_jobs_and_one_that_waits(cluster: Cluster, paused: None) -> None:
