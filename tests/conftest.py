@@ -16,12 +16,8 @@ settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with a test that takes long come first: of several workers none is left with one of them at the end.
-
-    Those of the cluster stay as they are.
-    """
-    marks = [(item.path, {mark.name for mark in item.iter_markers()}) for item in items]
-    long = {path for path, names in marks if "slow" in names and "cluster" not in names}
+    """Files with a test that takes long come first: of several workers none is left with one of them at the end."""
+    long = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: item.path not in long)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every test: those that need no cluster while its images are built, then the whole suite of the cluster on one Slurm
 # release and the main scenarios on the other, side by side. All of them run, whichever fail; the status says whether
-# any did. Tests on the cluster mostly wait: four workers, each with a cluster of its own, share out the files.
+# any did. Tests on the cluster mostly wait: five workers, each with a cluster of its own, share out the files.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 pytest=.venv/bin/pytest
@@ -32,7 +32,7 @@ on_cluster() {
   SLURM_RELEASE=$1 "$pytest" -p no:cacheprovider -m "$2" --reruns 2 -rR tests/cluster "${@:3}" >"$logs/cluster-$1.log" 2>&1
 }
 echo "the tests on the cluster run on two Slurm releases at once; what they say is in $logs until they have ended"
-on_cluster 24.11 cluster -n 4 --dist loadfile --no-loadscope-reorder --durations=40 &
+on_cluster 24.11 cluster -n 5 --dist loadfile --no-loadscope-reorder --durations=40 &
 whole=$!
 on_cluster 26.05 "cluster and main" --durations=20 || failed=1
 wait "$whole" || failed=1

@@ -31,7 +31,7 @@ from cluster.servers import (
 )
 from cluster.sleepers import wait_for_agents, wake
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", autouse=True)

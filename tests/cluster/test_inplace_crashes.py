@@ -23,7 +23,7 @@ from cluster.servers import (
 )
 from cluster.sleepers import SHARED, journals, status, wait_for_agents, wake
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 PHASES = ("locking", "locked", "parked", "frozen", "waking")
 ATTEMPTS = 5

@@ -20,7 +20,7 @@ from cluster.sleepers import (
     wake,
 )
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 IDLE = 12
 ATTEMPTS = 5

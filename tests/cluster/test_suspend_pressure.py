@@ -20,7 +20,7 @@ from cluster.sleepers import (
     wake,
 )
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 OPTION = "--gpu-suspend-idle=3s,wake=hold"
 HELD = "/run/criu-held-before-dump"
