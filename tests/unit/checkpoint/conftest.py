@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from slurm_affinode.checkpoint import digest
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image
+from slurm_affinode.checkpoint.tier import Tier
+from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.checkpoint.writer import ImageWriter
 from slurm_affinode.model.suspension import (
     GpuFact,
     JobKey,
@@ -19,6 +24,10 @@ from slurm_affinode.model.suspension import (
     SuspendOption,
     Versions,
 )
+
+MIB = 1 << 20
+SMALL = 64 << 10
+Told = list[tuple[int, str]]
 
 KEY = bytes(range(32))
 JOB = JobKey("cluster", 123, 1_700_000_000)
@@ -71,3 +80,81 @@ def make_image(store: DirectoryStore) -> Callable[..., Image]:
             return writer.commit(manifest)
 
     return make
+
+
+class Node:
+    """Three tiers of small blocks; the memory tier holds ``memory`` bytes."""
+
+    def __init__(self, root: Path, memory: int = 1 << 30, disk: int | None = None) -> None:
+        self.told: Told = []
+        self.left: int | None = None
+        self.now = 1000.0
+        self.memory = DirectoryStore(root / "memory", KEY, quota=memory)
+        self.disk = DirectoryStore(root / "disk", KEY, quota=disk)
+        self.shared = DirectoryStore(root / "shared", KEY)
+        self.tiers = Tiers(
+            [
+                Tier("memory", self.memory, durable=False, left=lambda: self.left),
+                Tier("disk", self.disk, direct=True),
+                Tier("shared", self.shared, shared=True, direct=True),
+            ],
+            now=lambda: self.now,
+            report=lambda key, text: self.told.append((key.job_id, text)),
+        )
+
+    def dump(self, job: int = 123, size: int = 4 * MIB, *, publish: bool = True, settle: bool = True) -> Image:
+        key = JobKey("cluster", job, JOB.submit_epoch)
+
+        def fill(writer: ImageWriter) -> Image:
+            criu = Path(f"/proc/self/fd/{writer.criu_fd}")
+            (criu / "pages-1.img").write_bytes(os.urandom(size))
+            (criu / "pstree.img").write_bytes(b"tree")
+            return writer.commit(replace(MANIFEST, key=key))
+
+        image = self.tiers.write(key, fill, uid=1001, estimate=size)
+        if settle:
+            self.tiers.settle(image)
+        if publish:
+            self.tiers.publish(key.name, image.manifest.seq)
+        return image
+
+    def where(self, image: Image) -> list[str]:
+        """Tiers with a complete copy."""
+        facts = image.manifest
+        return [copy.tier.name for copy in self.tiers._all(facts.key.name, facts.seq)]
+
+    def file(self, tier: DirectoryStore, image: Image) -> Path:
+        return tier.path / image.manifest.key.name / f"{image.manifest.seq:04d}" / "criu" / "pages-1.img"
+
+    def flip(self, tier: DirectoryStore, image: Image) -> None:
+        """One bit, in the middle."""
+        with self.file(tier, image).open("r+b") as file:
+            file.seek(12345)
+            byte = file.read(1)[0]
+            file.seek(12345)
+            file.write(bytes([byte ^ 4]))
+
+    def close(self) -> None:
+        for store in self.tiers.stores:
+            store.close()
+
+
+def run_of(image: Image) -> LiveRun:
+    """The run that takes it back."""
+    return replace(LATER, key=replace(image.manifest.key, submit_epoch=LATER.key.submit_epoch))
+
+
+@pytest.fixture
+def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
+    """Makes nodes with blocks of 64 KiB."""
+    monkeypatch.setattr(digest, "BLOCK", SMALL)
+    monkeypatch.setattr(digest, "workers", lambda: 2)
+    made: list[Node] = []
+
+    def make(name: str = "c1", **limits: int) -> Node:
+        made.append(Node(tmp_path / name, **limits))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.close()

@@ -1,0 +1,104 @@
+"""Tiers: the shared one is compressed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import Image, ImageDamaged
+from slurm_affinode.checkpoint.writer import ImageWriter
+
+from .conftest import JOB, KEY, LATER, MANIFEST, MIB, Node
+
+
+@pytest.fixture
+def packing_node(make_node: Callable[..., Node]) -> Node:
+    """The shared tier is compressed."""
+    pytest.importorskip("zstandard")
+    node = make_node()
+    node.tiers.retention.tiers = (*node.tiers.tiers[:2], replace(node.tiers.tiers[2], level=3))
+    return node
+
+
+def compressible(node: Node) -> Image:
+    """An image of text, noise and zeros."""
+
+    def fill(writer: ImageWriter) -> Image:
+        path = Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img")
+        path.write_bytes(b"the same again " * 200_000 + os.urandom(MIB) + bytes(3 * MIB) + b"end")
+        path.with_name("small.img").write_bytes(b"as it is")
+        return writer.commit(MANIFEST)
+
+    image = node.tiers.write(JOB, fill, uid=1001, estimate=1)
+    node.tiers.settle(image)
+    node.tiers.publish(JOB.name, 1)
+    return image
+
+
+def test_the_shared_tier_may_be_compressed(packing_node: Node) -> None:
+    """The manifest is the same, the room less; it is verified as it is, and unpacked where it is brought."""
+    node = packing_node
+    image = compressible(node)
+    assert node.shared.get(JOB.name, 1).manifest == image.manifest
+    assert node.shared.packed(image)
+    assert not node.disk.packed(image)
+    names = sorted(path.name for path in node.file(node.shared, image).parent.iterdir())
+    assert names == ["pages-1.img.zst", "small.img"]
+    node.shared.verify(image)
+    assert node.shared.usage().used < image.manifest.size / 2
+    for store in (node.memory, node.disk):
+        store.remove(image)
+    copies, _ = node.tiers.copies(LATER)
+    found = node.tiers.sound(copies)
+    assert found.tier.name == "memory"
+    node.memory.verify(found.image)
+    node.memory.remove(image)
+    node.left = -1
+    assert node.tiers.sound(node.tiers.copies(LATER)[0]).tier.name == "disk"
+
+
+def test_compressed_and_no_room_to_unpack(packing_node: Node) -> None:
+    """It cannot be restored from where it is, and says so."""
+    node = packing_node
+    image = compressible(node)
+    for store in (node.memory, node.disk):
+        store.remove(image)
+        store.budget.reserve = 1 << 60
+    with pytest.raises(ImageDamaged, match="no tier of this node has room"):
+        node.tiers.sound(node.tiers.copies(LATER)[0])
+    assert node.where(image) == ["shared"]
+
+
+@pytest.mark.parametrize("place", [0, 9, 17, 40])
+def test_a_flipped_bit_in_a_compressed_image(packing_node: Node, place: int) -> None:
+    """In the form, the length, or the data of a slot."""
+    node = packing_node
+    image = compressible(node)
+    path = node.file(node.shared, image).with_name("pages-1.img.zst")
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(ImageDamaged):
+        node.shared.verify(image)
+    with pytest.raises(ImageDamaged):
+        node.shared.copy(image, DirectoryStore(node.shared.path.with_name("other"), KEY))
+
+
+def test_a_compressed_copy_is_taken_up(packing_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From where it ended."""
+    node = packing_node
+    looks = iter([False] * 60)
+    monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: next(looks, True))
+    with pytest.raises(Exception, match="taken up later"):
+        compressible(node)
+    assert node.shared.begun()
+    monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: False)
+    assert node.tiers.publish(JOB.name, 1)
+    node.shared.verify(node.shared.get(JOB.name, 1))

@@ -1,0 +1,178 @@
+"""Tiers on real file systems: full, read-only, unmounted, of the wrong kind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.checkpoint import rootdir
+from slurm_affinode.checkpoint.interface import Image
+from slurm_affinode.checkpoint.opening import filesystem, open_tiers
+from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.checkpoint.writer import ImageWriter
+from slurm_affinode.model.suspension import JobKey, Manifest
+from slurm_affinode.nodeconfig import SuspendConfig
+from slurm_affinode.tierconfig import TiersConfig
+
+from .conftest import JOB, KEY, LATER, MANIFEST, MIB, Node, run_of
+
+
+def test_a_tier_that_went_away_is_passed_over(make_node: Callable[..., Node]) -> None:
+    """Its directory was replaced, as by an umount: the next tier takes the image, and nothing is lost."""
+    node = make_node()
+    first = node.dump(1)
+    node.memory.path.rename(node.memory.path.with_name("elsewhere"))
+    second = node.dump(2)
+    assert node.where(second) == ["disk", "shared"]
+    (copy, *_), _ = node.tiers.copies(run_of(first))
+    assert node.tiers.sound([copy])
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Mounts small tmpfs file systems."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    made: list[Path] = []
+
+    def mount(name: str, size: str = "16m") -> Path:
+        path = tmp_path / name
+        path.mkdir(mode=0o700)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", path], capture_output=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"no tmpfs can be mounted: {done.stderr.decode().strip()}")
+        made.append(path)
+        return path
+
+    yield mount
+    for path in made:
+        subprocess.run(["umount", "-l", path], check=False, capture_output=True)
+
+
+def config(tmp_path: Path, memory: Path, **more: object) -> SuspendConfig:
+    """A node with a memory tier."""
+    tiers = TiersConfig(memory=memory, memory_size="1G", memory_reserve="0", **more)  # type: ignore[arg-type]
+    return SuspendConfig(local_store=tmp_path / "disk", shared_store=tmp_path / "shared", tiers=tiers)
+
+
+def write(tiers: Tiers, facts: Manifest, size: int) -> Image:
+    """A dump."""
+
+    def fill(writer: ImageWriter) -> Image:
+        Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img").write_bytes(os.urandom(size))
+        return writer.commit(facts)
+
+    image = tiers.write(facts.key, fill, uid=facts.uid, estimate=size)
+    tiers.settle(image)
+    tiers.publish(facts.key.name, image.manifest.seq)
+    return image
+
+
+def test_a_full_tmpfs(tmp_path: Path, mounted: Callable[..., Path]) -> None:
+    """What does not fit goes to the disk; what fits goes to memory."""
+    tiers = open_tiers(config(tmp_path, mounted("memory")), KEY)
+    assert [tier.name for tier in tiers.tiers] == ["memory", "disk", "shared"]
+    small, large = JobKey("cluster", 1, 1), JobKey("cluster", 2, 1)
+    write(tiers, replace(MANIFEST, key=small), 4 * MIB)
+    write(tiers, replace(MANIFEST, key=large), 20 * MIB)
+    assert tiers.on_node(small.name, 1).tier.name == "memory"  # type: ignore[union-attr]
+    assert tiers.on_node(large.name, 1).tier.name == "disk"  # type: ignore[union-attr]
+    for store in tiers.stores:
+        for image in store.images():
+            assert isinstance(image, Image)
+            store.verify(image)
+        store.close()
+
+
+@pytest.mark.parametrize("options", ["size=16m", "size=1g,nr_inodes=4"])
+def test_a_tmpfs_that_runs_full_while_it_is_written(tmp_path: Path, mounted: Callable[..., Path], options: str) -> None:
+    """Bytes or files run out after the image was begun: it is on the disk, whole, and the tmpfs is as it was."""
+    memory = mounted("memory", options.removeprefix("size="))
+    tiers = open_tiers(config(tmp_path, memory), KEY)
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(20 * MIB))
+
+    def fill(writer: ImageWriter) -> Image:
+        with source.open("rb") as file:
+            assert writer.save("out.1", file.fileno(), 20 * MIB) == 20 * MIB
+        return writer.commit(MANIFEST)
+
+    image = tiers.write(JOB, fill, uid=1001, estimate=MIB)
+    assert [copy.tier.name for copy in tiers._all(JOB.name, 1)] == ["disk"]
+    assert tiers.settle(image).tier.name == "disk"
+    assert list(memory.glob("*/*")) == []
+    for store in tiers.stores:
+        store.close()
+
+
+def test_a_file_system_that_takes_nothing_is_told(mounted: Callable[..., Path]) -> None:
+    """Without bytes, without files, and read-only."""
+    for name, options in (("bytes", "16m"), ("files", "1g,nr_inodes=2"), ("read-only", "16m")):
+        path = mounted(name, options)
+        fd = os.open(path, os.O_RDONLY)
+        assert not rootdir.is_full(fd)
+        if name == "read-only":
+            subprocess.run(["mount", "-o", "remount,ro", path], check=True)
+        else:
+            (path / "others").write_bytes(bytes(14 * MIB if name == "bytes" else 1))
+        assert rootdir.is_full(fd)
+        os.close(fd)
+
+
+def test_a_tier_that_becomes_read_only(tmp_path: Path, mounted: Callable[..., Path]) -> None:
+    """Its images can still be read, new ones go elsewhere."""
+    memory = mounted("memory")
+    tiers = open_tiers(config(tmp_path, memory), KEY)
+    first = write(tiers, MANIFEST, MIB)
+    subprocess.run(["mount", "-o", "remount,ro", memory], check=True)
+    second = write(tiers, replace(MANIFEST, key=JobKey("cluster", 2, 1)), MIB)
+    assert tiers.on_node(JOB.name, 1).tier.name == "memory"  # type: ignore[union-attr]
+    assert tiers.on_node(second.manifest.key.name, 1).tier.name == "disk"  # type: ignore[union-attr]
+    told: list[str] = []
+    tiers.report = lambda key, text: told.append(text)
+    page = next(memory.glob("*/0001/criu/pages-1.img"))
+    subprocess.run(["mount", "-o", "remount,rw", memory], check=True)
+    with page.open("r+b") as file:
+        file.write(b"damage")
+    subprocess.run(["mount", "-o", "remount,ro", memory], check=True)
+    assert tiers.sound(tiers.copies(LATER)[0]).tier.name == "disk"
+    assert "cannot be set aside" in told[0]
+    assert first.manifest.seq == 1
+    for store in tiers.stores:
+        store.close()
+
+
+def test_an_unmounted_tier(tmp_path: Path, mounted: Callable[..., Path]) -> None:
+    """Also where it goes away under an agent that runs."""
+    memory = mounted("memory")
+    tiers = open_tiers(config(tmp_path, memory), KEY)
+    write(tiers, MANIFEST, MIB)
+    subprocess.run(["umount", "-l", memory], check=True)
+    second = write(tiers, replace(MANIFEST, key=JobKey("cluster", 2, 1)), MIB)
+    assert tiers.on_node(second.manifest.key.name, 1).tier.name == "disk"  # type: ignore[union-attr]
+    for store in tiers.stores:
+        store.close()
+    again = open_tiers(config(tmp_path, memory), KEY)
+    assert [tier.name for tier in again.tiers] == ["disk", "shared"]
+    assert "not on a tmpfs" in again.missing[0]
+    assert again.sound(again.copies(LATER)[0]).tier.name == "disk"
+    for store in again.stores:
+        store.close()
+
+
+def test_a_directory_that_is_no_tmpfs_is_no_memory(tmp_path: Path) -> None:
+    """The tier is left out, with the reason."""
+    if filesystem(tmp_path) == "tmpfs":
+        pytest.skip("temporary files are on a tmpfs here")
+    tiers = open_tiers(config(tmp_path, tmp_path / "memory"), KEY)
+    assert [tier.name for tier in tiers.tiers] == ["disk", "shared"]
+    assert "not on a tmpfs" in tiers.missing[0]
+    for store in tiers.stores:
+        store.close()

@@ -1,0 +1,81 @@
+"""Tiers: what makes room, and for what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from slurm_affinode.checkpoint.interface import NoRoom
+from slurm_affinode.checkpoint.tier import Copy
+
+from .conftest import MIB, Node, run_of
+
+
+def test_what_is_on_the_disk_too_makes_room_in_memory(make_node: Callable[..., Node]) -> None:
+    """Of several, what is wanted least goes, and no more of it than is needed."""
+    node = make_node(memory=9 * MIB)
+    often, seldom = node.dump(1), node.dump(2)
+    for second in range(5):
+        node.now += 10 + second
+        node.tiers.demand.requested(often.manifest.key.name, node.now)
+    third = node.dump(3, size=2 * MIB)
+    assert node.where(often) == ["memory", "disk", "shared"]
+    assert node.where(seldom) == ["disk", "shared"]
+    assert node.where(third) == ["memory", "disk", "shared"]
+    (begun,) = node.memory.begun()
+    assert begun[0] == seldom.manifest
+    assert 0 < begun[1] < 4 * MIB
+    # What is left of it is taken up when it is wanted again.
+    node.memory.remove(third)
+    (copy, *_), _ = node.tiers.copies(run_of(seldom))
+    before = node.file(node.memory, seldom).parent.parent.with_name("0001.tmp").stat().st_ino
+    brought = node.tiers.pull(copy, expected_s=1.0)
+    assert brought is not None
+    assert brought.tier.name == "memory"
+    node.memory.verify(brought.image)
+    assert node.file(node.memory, seldom).parent.parent.stat().st_ino == before
+
+
+def test_a_pull_ahead_of_time_does_not_drive_out_what_is_worth_more(make_node: Callable[..., Node]) -> None:
+    """What is wanted in an hour is not put in place of what is wanted each minute."""
+    node = make_node(memory=5 * MIB)
+    first = node.dump(1)
+    node.now += 3600
+    second = node.dump(2)
+    assert node.where(second) == ["memory", "disk", "shared"]
+    for _ in range(200):
+        node.now += 20
+        node.tiers.demand.requested(second.manifest.key.name, node.now)
+    (copy, *_), _ = node.tiers.copies(run_of(first))
+    assert copy.tier.name == "disk"
+    assert node.tiers.pull(copy, expected_s=1e6) is None
+    assert node.tiers.pull(copy, expected_s=5.0) == Copy(
+        replace(first, store=str(node.memory.path)), node.tiers.tiers[0]
+    )
+
+
+def test_host_memory_that_jobs_need_is_given_back(make_node: Callable[..., Node]) -> None:
+    """Copies leave the tier when the node runs short; what is only there stays."""
+    node = make_node()
+    safe, only = node.dump(1), node.dump(2, publish=False, settle=False)
+    node.left = -1
+    node.tiers.relieve()
+    assert node.where(only) == ["memory"]
+    assert node.where(safe) == ["disk", "shared"]
+    assert node.where(node.dump(3)) == ["disk", "shared"]  # and nothing comes in
+    node.left = None
+    assert node.where(node.dump(4)) == ["memory", "disk", "shared"]
+
+
+def test_room_is_what_can_be_made(make_node: Callable[..., Node]) -> None:
+    """A disk full of what is in the shared tier has room; one full of what is nowhere else has none."""
+    node = make_node(memory=1, disk=6 * MIB)
+    image = node.dump(1)
+    assert node.where(image) == ["disk", "shared"]
+    node.tiers.check_room(1001, 4 * MIB)
+    node.shared.remove(image)
+    node.shared.budget.reserve = 1 << 60
+    with pytest.raises(NoRoom):
+        node.tiers.check_room(1001, 4 * MIB)

@@ -1,0 +1,167 @@
+"""Tiers: the way of an image out of its node, back, and ahead of its job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.checkpoint import digest
+from slurm_affinode.checkpoint.blockio import Limiter
+from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, Image, NoRoom
+from slurm_affinode.checkpoint.writer import ImageWriter
+
+from .conftest import JOB, LATER, MANIFEST, MIB, SMALL, Node
+
+
+def test_a_dump_goes_to_memory_and_is_durable_before_it_counts(make_node: Callable[..., Node]) -> None:
+    """First the fastest tier, then the disk, then where every node sees it."""
+    node = make_node()
+    image = node.dump(publish=False, settle=False)
+    assert node.where(image) == ["memory"]
+    assert node.tiers.settle(image).tier.name == "disk"
+    assert node.tiers.settle(image).tier.name == "disk"
+    assert node.where(image) == ["memory", "disk"]
+    assert node.tiers.publish(JOB.name, 1)
+    assert node.where(image) == ["memory", "disk", "shared"]
+    copies, damage = node.tiers.copies(LATER)
+    assert [one.tier.name for one in copies] == ["memory", "disk", "shared"]
+    assert damage is None
+    assert node.tiers.sound(copies).tier.name == "memory"
+    assert not node.told
+
+
+def test_where_memory_is_full_the_dump_goes_to_the_disk(make_node: Callable[..., Node]) -> None:
+    """A copy that is the only one stays where it is."""
+    node = make_node(memory=6 * MIB)
+    first = node.dump(1, publish=False, settle=False)
+    second = node.dump(2)
+    assert node.where(first) == ["memory"]
+    assert node.where(second) == ["disk", "shared"]
+
+
+def test_a_tier_that_runs_full_meanwhile_leaves_the_image_to_the_next(make_node: Callable[..., Node]) -> None:
+    """Nothing is left of it there, and it is told of; what is no lack of room is not tried again."""
+    node = make_node()
+    tried: list[str] = []
+
+    def fill(writer: ImageWriter) -> Image:
+        tried.append(str(Path(f"/proc/self/fd/{writer.fd}").readlink()))
+        Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img").write_bytes(b"half")
+        if len(tried) == 1:
+            raise DumpNoRoom("the image store ran full during the dump")
+        return writer.commit(MANIFEST)
+
+    image = node.tiers.write(JOB, fill, uid=1001, estimate=4)
+    assert [path.rsplit("/", 3)[1] for path in tried] == ["memory", "disk"]
+    assert node.where(image) == ["disk"]
+    assert list((node.memory.path / JOB.name).iterdir()) == []
+    assert node.told == [
+        (123, "the tier memory ran full while its image was written: the image store ran full during the dump")
+    ]
+
+    def fail(writer: ImageWriter) -> Image:
+        tried.append("once")
+        raise DumpFailed("it holds something that cannot be dumped")
+
+    with pytest.raises(DumpFailed, match="cannot be dumped"):
+        node.tiers.write(JOB, fail, uid=1001, estimate=4)
+    assert tried[2:] == ["once"]
+
+
+def test_where_every_tier_runs_full_each_is_named(make_node: Callable[..., Node]) -> None:
+    """And nothing is left."""
+    node = make_node()
+
+    def fill(writer: ImageWriter) -> Image:
+        raise NoRoom(f"{len(node.told)}: full")
+
+    with pytest.raises(NoRoom, match="0: full"):
+        node.tiers.write(JOB, fill, uid=1001, estimate=4)
+    assert node.told[-1] == (123, "no tier takes its image: 0: full; 1: full; 2: full")
+    assert [list(store.path.glob("*/*")) for store in node.tiers.stores] == [[], [], []]
+
+
+def test_another_node_brings_the_image_to_its_fast_tier(make_node: Callable[..., Node]) -> None:
+    """Read once from the shared tier, verified on the way."""
+    node = make_node()
+    image = node.dump()
+    other = make_node("c2")
+    other.tiers.retention.tiers = (*other.tiers.tiers[:2], node.tiers.tiers[2])
+    copies, _ = other.tiers.copies(LATER)
+    assert [one.tier.name for one in copies] == ["shared"]
+    found = other.tiers.sound(copies)
+    assert found.tier.name == "memory"
+    assert found.image.manifest == image.manifest
+    assert other.tiers.on_node(JOB.name, 1) == found
+
+
+def test_what_is_written_when_the_agent_ends_is_taken_up(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that was told to stop is there in part, and is completed by the next agent."""
+    node = make_node()
+    image = node.dump(publish=False)
+    looks = iter([False] * 40)
+    monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: next(looks, True))
+    with pytest.raises(Exception, match="taken up later"):
+        node.tiers.publish(JOB.name, 1)
+    ((facts, held),) = node.shared.begun()
+    assert facts == image.manifest
+    assert 0 < held < 4 * MIB
+    assert node.shared.sweep([LATER], cluster="cluster", young_s=-1) == []
+    monkeypatch.undo()
+    monkeypatch.setattr(digest, "BLOCK", SMALL)
+    assert node.tiers.publish(JOB.name, 1)
+    node.shared.verify(image)
+
+
+def test_zeros_take_no_room(make_node: Callable[..., Node], tmp_path: Path) -> None:
+    """Blocks of zeros are holes in a copy, holes are not read; contents and digests are the same."""
+    node = make_node()
+
+    def fill(writer: ImageWriter) -> Image:
+        with Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img").open("wb") as file:
+            file.write(os.urandom(300_000))
+            file.write(bytes(8 * MIB))
+            file.seek(40 * MIB)
+            file.write(b"end")
+        return writer.commit(MANIFEST)
+
+    image = node.tiers.write(JOB, fill, uid=1001, estimate=1)
+    node.tiers.settle(image)
+    copied = node.file(node.disk, image)
+    assert copied.stat().st_size == 40 * MIB + 3
+    assert copied.stat().st_blocks * 512 < MIB
+    node.disk.verify(image)
+
+
+def test_copies_keep_to_their_rates(make_node: Callable[..., Node]) -> None:
+    """To the shared tier, and ahead of a start; neither the way out to the disk nor a restore that waits."""
+    node, passed = make_node(), dict.fromkeys(("shared", "ahead"), 0)
+
+    class Counting(Limiter):
+        """A limit that lets all pass."""
+
+        def __init__(self, name: str) -> None:
+            super().__init__(0)
+            self.name = name
+
+        def pass_(self, count: int) -> None:
+            passed[self.name] += count
+
+    node.tiers._to_shared, node.tiers._ahead = Counting("shared"), Counting("ahead")
+    image = node.dump(publish=False)
+    assert passed == {"shared": 0, "ahead": 0}
+    node.tiers.publish(JOB.name, 1)
+    assert passed == {"shared": image.manifest.size, "ahead": 0}
+    for store in (node.memory, node.disk):
+        store.remove(image)
+    (copy,), _ = node.tiers.copies(LATER)
+    assert node.tiers.pull(copy, expected_s=0.0)
+    assert passed["ahead"] == 0
+    node.memory.remove(image)
+    assert node.tiers.pull(copy, expected_s=60.0)
+    assert passed["ahead"] == image.manifest.size
