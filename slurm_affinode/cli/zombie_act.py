@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,6 +45,9 @@ from slurm_affinode.workflow.zombie_tools import Outcome, Tools, Who
 
 QUIET = frozenset({"too-early", "told", "warned", "rule", "nobody", "same"})
 """Why nothing is done that need not be shown."""
+
+UNNAMED = "default"
+"""The cluster of accounting that names none."""
 
 _CLEAN_EPILOG = """\b
 Examples:
@@ -138,7 +141,7 @@ def warn_(*, yes: bool, dry_run: bool, config: Config, policy_path: Path | None,
 @_common
 @click.option("--yes", is_flag=True, help="Do it. Without it nothing is done.")
 @click.option("--warn", "warnings", is_flag=True, help="Also tell people, as `zombies warn` does.")
-@click.option("--over-limit", type=int, metavar="N",
+@click.option("--over-limit", type=click.IntRange(1), metavar="N",
               help="Cancel up to N jobs in this run, whatever the policy's limit. Asks a person.")  # fmt: skip
 def clean(
     *, yes: bool, warnings: bool, over_limit: int | None, config: Config, policy_path: Path | None, **given: Any
@@ -198,10 +201,22 @@ class Session:
         self.log.see([one.key for one in self.found.findings if one.since is None], now)
         self.ledger = self.log.ledger(now)
         decided = plan(self.found.findings, self.asked.policy, self.ledger, now)
+        elsewhere = self._elsewhere(decided)
+        watched: frozenset[int] = frozenset()
         if any(one.verb == "cancel" for one in decided):
             watched = actions_of.opted_in(decided, self.tools.ask)
-            decided = plan(self.found.findings, self.asked.policy, self.ledger, now, opted_in=watched)
+        if watched or elsewhere:
+            decided = plan(self.found.findings, self.asked.policy, self.ledger, now, opted_in=watched,
+                           elsewhere=elsewhere)  # fmt: skip
         return decided
+
+    def _elsewhere(self, decided: Iterable[Action]) -> frozenset[str]:
+        """Clusters of the store that this Slurm is not: their job numbers name other jobs here."""
+        named = {one.cluster for one in self.found.findings} - {_cluster(self.asked, self.found) or UNNAMED, UNNAMED}
+        slurm: SlurmClient | None = self.tools.slurm  # there is none in a dry run where it does not answer
+        if not named or slurm is None or not any(one.verb in DESTRUCTIVE for one in decided):
+            return frozenset()
+        return frozenset(named - {slurm.config().get("ClusterName", "")})
 
     def looked(self, decided: Sequence[Action], command: str) -> None:
         """Write down that somebody looked."""
@@ -296,17 +311,20 @@ def _take_in(  # noqa: PLR0917
     asked: Asked, found: workflow.Found, slurm: SlurmClient, log: ZombieLog, who: Who, ask: AskNode
 ) -> None:
     """What owners asked for and, with --live, what epilogs did since the last run."""
-    now, config = datetime.now(UTC), asked.config
-    cluster = found.snapshot.cluster if found.snapshot else config.cluster.name
-    cluster = cluster or next((one.cluster for one in found.findings), None)
-    if cluster is None:
-        return
-    seen = found.snapshot
+    now, seen = datetime.now(UTC), found.snapshot
+    named = {one.cluster for one in found.findings}
+    cluster = _cluster(asked, found) or (named.pop() if len(named) == 1 else None)
+    cluster = cluster or slurm.config().get("ClusterName") or UNNAMED
     jobs = slurm.overview() if seen is None else seen.jobs
     zombie_keeps.collect(jobs, cluster, asked.policy.keep, log, now=now, run=who.run)
     if seen is not None:
         nodes = [node.name for node in seen.nodes if node.gpus and node.responding]
         zombie_epilogs.collect(nodes, ask, cluster, log, now=now, run=who.run, forget=asked.acting)
+
+
+def _cluster(asked: Asked, found: workflow.Found) -> str | None:
+    """What the cluster at hand is called in the store; ``None``: only Slurm knows."""
+    return found.snapshot.cluster if found.snapshot else asked.config.cluster.name
 
 
 def _print_mails(decided: Sequence[Action], policy: Policy) -> None:

@@ -6,10 +6,11 @@ it and the time between them, over the limits of a run, or where an exemption or
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from slurm_affinode.core.cleanup_policy import ACTION_KINDS, working_now
 from slurm_affinode.core.cleanup_rules import Effective, effective, exemption
@@ -31,10 +32,11 @@ def plan(
     now: datetime,
     *,
     opted_in: Collection[int] = (),
+    elsewhere: Collection[str] = (),
 ) -> list[Action]:
     """One action for each finding, the worst first; ``none`` with the reason where nothing is done.
 
-    ``opted_in``: raw ids of jobs that may be suspended.
+    ``opted_in``: raw ids of jobs that may be suspended; ``elsewhere``: clusters that are told of, and not acted on.
     """
     order = sorted(findings, key=lambda one: (-(one.held_gpu_hours or 0.0), one.key))
     used: Counter[str] = Counter()
@@ -42,6 +44,9 @@ def plan(
     cancelled: set[str] = set()
     for finding in order:
         action = decide(finding, policy, ledger, now, opted_in=opted_in)
+        if action.verb in DESTRUCTIVE and finding.cluster in elsewhere:
+            text = f"it is on {finding.cluster}, which this machine's Slurm is not"
+            action = replace(action, verb="none", code="elsewhere", reason=f"{action.reason}; {text}")
         if action.verb in DESTRUCTIVE:
             action = _once(action, cancelled)
         most = policy.limits.of(action.verb)
@@ -69,11 +74,38 @@ def decide(
     return _Case(finding, policy, ledger, now, effective(policy, finding)).decide(opted_in)
 
 
+def idle_since(settings: Settings, finding: Finding) -> datetime | None:
+    """Since when so many of the job's GPUs are idle as the rule asks for: the time that the stages count from.
+
+    Of several GPUs each fell idle at its own time; ``finding.since`` is when the first of them did.
+    """
+    spans = sorted((gpu.idle_s for gpu in finding.flagged_gpus if gpu.idle_s is not None), reverse=True)
+    if finding.since is None or not spans:
+        return finding.since
+    wanted = math.ceil(settings.gpu_fraction * _held(finding) - 1e-9)
+    return finding.since + timedelta(seconds=spans[0] - spans[min(max(wanted, 1), len(spans)) - 1])
+
+
 def stages_of(settings: Settings, finding: Finding) -> Stages:
     """The stages that a finding goes through: of GPUs that were never used, or were, and are idle since."""
-    start = None if finding.job is None else finding.job.start
-    fixed = start is not None and finding.since is not None and (finding.since - start).total_seconds() <= NEVER_USED_S
+    start, since = None if finding.job is None else finding.job.start, idle_since(settings, finding)
+    fixed = start is not None and since is not None and (since - start).total_seconds() <= NEVER_USED_S
     return settings.fixed if fixed else settings.sliding
+
+
+def extra_s(settings: Settings, finding: Finding) -> float:
+    """What is added to each stage: interactive jobs have more time."""
+    return settings.interactive.extra_s if finding.job is not None and finding.job.batch is False else 0.0
+
+
+def enough_idle(settings: Settings, finding: Finding) -> bool:
+    """Whether so many of the job's GPUs are idle that it may be cancelled; those that are unknown are not."""
+    held = _held(finding)
+    return held > 0 and len(finding.flagged_gpus) / held >= settings.gpu_fraction
+
+
+def _held(finding: Finding) -> int:
+    return finding.allocated_gpus if finding.allocated_gpus is not None else len(finding.gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +175,7 @@ class _Case:
         keep = self.ledger.keeps.get((finding.cluster, job.job_id))
         if keep is not None and self.now < keep.until and _same(job.submit, keep.submit):
             return self.none("kept", f"{keep.user} asked to keep it until {_clock(keep.until)}: {keep.why}")
-        held = finding.allocated_gpus if finding.allocated_gpus is not None else len(finding.gpus)
+        held = _held(finding)
         if held < settings.min_gpus:
             return self.none("few-gpus", f"it has {held} GPUs; the rule is for {settings.min_gpus} or more")
         if finding.score < settings.min_score:
@@ -151,20 +183,19 @@ class _Case:
         ran_s = None if job.start is None else self._age_s(job.start)
         if settings.min_run_s > 0 and (ran_s is None or ran_s < settings.min_run_s):
             return self.none("min-run", f"it runs for less than {span(settings.min_run_s)}")
-        extra_s = 0.0
         if job.batch is False:
             allowed = settings.interactive
             most_s = -1.0 if allowed.max_run_s is None else allowed.max_run_s
             if job.time_limit_s is not None and job.time_limit_s <= most_s and held <= allowed.max_gpus:
                 text = f"interactive, at most {allowed.max_gpus} GPUs for at most {span(most_s)}"
                 return self.none("interactive", text)
-            extra_s = allowed.extra_s
-        if finding.since is None:
+        since = idle_since(settings, finding)
+        if since is None:
             return self.none("unknown", "it is not known since when")
-        return self._stage(stages_of(settings, finding), finding.since, extra_s, held)
+        return self._stage(stages_of(settings, finding), since)
 
-    def _stage(self, stages: Stages, since: datetime, extra_s: float, held: int) -> Action:
-        times = stages.warnings
+    def _stage(self, stages: Stages, since: datetime) -> Action:
+        times, more_s = stages.warnings, extra_s(self.settings, self.finding)
         idle_s = (self.finding.observed_at - since).total_seconds()
         idle = f"idle for {span(idle_s)}"
         # A job that computed after a warning begins anew.
@@ -174,7 +205,7 @@ class _Case:
         if not times:
             return self._repeat(idle)
         if count < len(times):
-            need_s = times[count] + extra_s
+            need_s = times[count] + more_s
             apart_s = times[count] - times[count - 1] if count else 0.0
             if idle_s < need_s:
                 return self.none("too-early", f"{idle}; warning {count + 1} comes after {span(need_s)}")
@@ -184,7 +215,7 @@ class _Case:
         warned = f"{idle}, warned {count} times"
         if self.settings.action != "cancel" or stages.cancel_s is None:
             return self.none("warned", warned)
-        need_s, apart_s = stages.cancel_s + extra_s, stages.cancel_s - times[-1]
+        need_s, apart_s = stages.cancel_s + more_s, stages.cancel_s - times[-1]
         if idle_s < need_s or last is None or self._age_s(last) < apart_s:
             text = f"{warned}; it ends after {span(need_s)}, and {span(apart_s)} after the last warning"
             return self.none("too-early", text)
@@ -193,9 +224,9 @@ class _Case:
         weak = self._weak()
         if weak is not None:
             return self.none("weak-evidence", f"{warned}; {weak}")
-        flagged = len(self.finding.flagged_gpus)
-        if held == 0 or flagged / held < self.settings.gpu_fraction:
-            return self.none("fraction", f"{warned}; {flagged} of {held} GPUs are idle, less than the rule asks for")
+        if not enough_idle(self.settings, self.finding):
+            idle = f"{len(self.finding.flagged_gpus)} of {_held(self.finding)} GPUs are idle"
+            return self.none("fraction", f"{warned}; {idle}, less than the rule asks for")
         return self.do("cancel", warned)
 
     def _weak(self) -> str | None:

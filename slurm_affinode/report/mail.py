@@ -20,7 +20,7 @@ from typing import Any
 
 import jinja2
 
-from slurm_affinode.core.cleanup_plan import stages_of
+from slurm_affinode.core.cleanup_plan import enough_idle, extra_s, idle_since, stages_of
 from slurm_affinode.core.policy_values import zone_of
 from slurm_affinode.core.spans import span
 from slurm_affinode.errors import InputError
@@ -222,20 +222,22 @@ def _stage(action: Action, texts: Texts) -> tuple[str, str]:
 
 def _then(action: Action, texts: Texts, now: datetime, timezone: str | None) -> str:
     settings, finding, stages = action.settings, action.finding, stages_of(action.settings, action.finding)
-    idle = texts.say("not_known")
-    if finding.since is not None:
-        idle = span((finding.observed_at - finding.since).total_seconds())
+    idle, since = texts.say("not_known"), idle_since(settings, finding)
+    if since is not None:
+        idle = span((finding.observed_at - since).total_seconds())
     if action.verb == "cancel":
         return texts.say("was_cancelled", idle=idle, warnings=len(stages.warnings))
     if action.verb == "suspend":
         return texts.say("was_suspended")
     if not action.number:
         return ""
-    if settings.action != "cancel" or stages.cancel_s is None or settings.do_not_cancel or finding.since is None:
+    cancels = settings.action == "cancel" and not settings.do_not_cancel and enough_idle(settings, finding)
+    if not cancels or stages.cancel_s is None or since is None:
         return texts.say("no_cancel")
     # Not before the time that the stages leave between this warning, the ones that follow, and the end.
     left_s = stages.cancel_s - stages.warnings[action.number - 1]
-    when = max(finding.since + timedelta(seconds=stages.cancel_s), now + timedelta(seconds=left_s))
+    need_s = stages.cancel_s + extra_s(settings, finding)
+    when = max(since + timedelta(seconds=need_s), now + timedelta(seconds=left_s))
     return texts.say("cancel_at", time=clock(when, timezone))
 
 

@@ -44,7 +44,7 @@ def postman(mail: MailPolicy, now: Callable[[], datetime]) -> Post:
 
 def _smtp(made: EmailMessage, server: Smtp) -> None:
     where = f"mail server {server.host}:{server.port}"
-    context = _authorities(server)
+    context, taken = _authorities(server), False
     try:
         opened: smtplib.SMTP
         if server.tls == "tls":
@@ -57,11 +57,14 @@ def _smtp(made: EmailMessage, server: Smtp) -> None:
             if server.user is not None:
                 connection.login(server.user, "" if server.password_file is None else _secret(server.password_file))
             connection.send_message(made)
+            taken = True
     except smtplib.SMTPRecipientsRefused as error:
         said = "; ".join(f"{name}: {reason[1].decode('utf-8', 'replace')}" for name, reason in error.recipients.items())
         raise UnreachableError(f"{where} refuses the recipient: {shown(said)}") from error
     except (OSError, smtplib.SMTPException) as error:
-        raise UnreachableError(f"{where}: {shown(str(error))}", hint="see mail.smtp of the policy") from error
+        # However badly a server takes its leave: sent again, the mail would come twice.
+        if not taken:
+            raise UnreachableError(f"{where}: {shown(str(error))}", hint="see mail.smtp of the policy") from error
 
 
 def _authorities(server: Smtp) -> ssl.SSLContext:
@@ -90,6 +93,16 @@ def _command(made: EmailMessage, digest: Digest, mail: MailPolicy) -> None:
     process.run(argv, timeout_s=COMMAND_S, stdin=made.as_bytes(), group=True)
 
 
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Where a webhook sends us on, a GET would follow: without the mail, and with the token."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        """No other request; the answer is an error."""
+
+
+_STRAIGHT = urllib.request.build_opener(_Stay)
+
+
 def _webhook(digest: Digest, url: str, token_file: str | None) -> None:
     body = {"to": digest.recipient, "user": digest.user, "subject": digest.subject, "text": digest.text,
             "html": digest.html}  # fmt: skip
@@ -98,7 +111,7 @@ def _webhook(digest: Digest, url: str, token_file: str | None) -> None:
         headers["Authorization"] = f"Bearer {_secret(token_file)}"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")  # noqa: S310 - http(s), checked
     try:
-        with urllib.request.urlopen(request, timeout=WEBHOOK_S):  # noqa: S310
+        with _STRAIGHT.open(request, timeout=WEBHOOK_S):
             return
     except urllib.error.HTTPError as error:
         error.close()

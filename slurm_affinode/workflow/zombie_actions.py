@@ -15,7 +15,7 @@ from slurm_affinode.errors import AffinodeError, InputError
 from slurm_affinode.model.audit import AuditEntry
 from slurm_affinode.model.cleanup import DESTRUCTIVE, Action
 from slurm_affinode.model.finding import Finding, JobRef, NodeRef, ProcessRef
-from slurm_affinode.slurm.faults import AlreadyDoneError, UnknownJobError
+from slurm_affinode.slurm.faults import AlreadyDoneError, SlurmError, UnknownJobError
 from slurm_affinode.workflow import zombie_keeps
 from slurm_affinode.workflow.zombie_recheck import AskNode, Look
 from slurm_affinode.workflow.zombie_tell import tell_done
@@ -80,7 +80,7 @@ def _one(action: Action, tools: Tools) -> Outcome:
     if not tools.log.claim(claim, tools.who.run, tools.now(), HOLD):
         text = f"{action.target}: another run does it, or has done it"
         return written(Outcome(action, "gone", text), tools)
-    outcome = Outcome(action, "failed", "it was broken off")
+    outcome = Outcome(action, "failed", f"{action.target}: it was broken off; whether it was done is not known")
     try:
         outcome = _attempt(action, tools)
     except AffinodeError as error:
@@ -97,7 +97,9 @@ def _one(action: Action, tools: Tools) -> Outcome:
             tools.log.settle(claim, tools.who.run, now, now + REST if again else None)
         else:
             tools.log.release(claim, tools.who.run)
-    return written(outcome, tools)
+        # Also where somebody breaks it off: scancel may have been heard by then.
+        written(outcome, tools)
+    return outcome
 
 
 def _claim(action: Action) -> str:
@@ -204,11 +206,26 @@ def _do(action: Action, tools: Tools, look: Look) -> str:
     # An array's last task has the raw id of the whole array: the name of the task ends the task alone.
     steps = [step for step in job.steps or () if step.step.isdigit()]
     if action.settings.cancel_steps and steps:
-        for step in steps:
-            tools.slurm.cancel(f"{job.id}.{step.step}")
-        return f"job {job.id}: steps {', '.join(step.step for step in steps)} were cancelled; the allocation stays"
+        return _end_steps(job.id, [step.step for step in steps], tools)
     tools.slurm.cancel(job.id)
     return f"job {job.id} of {job.user} was cancelled"
+
+
+def _end_steps(job: str, steps: Sequence[str], tools: Tools) -> str:
+    """Each of them, whatever becomes of the others. Raises ``SlurmError``."""
+    ended: list[str] = []
+    problems: list[SlurmError] = []
+    for step in steps:
+        try:
+            tools.slurm.cancel(f"{job}.{step}")
+            ended.append(step)
+        except SlurmError as error:
+            problems.append(error)
+    # That a step ended by itself is no problem where another one was cancelled.
+    problems.sort(key=lambda one: isinstance(one, UnknownJobError | AlreadyDoneError))
+    if problems and (not ended or not isinstance(problems[0], UnknownJobError | AlreadyDoneError)):
+        raise problems[0]
+    return f"job {job}: steps {', '.join(ended)} were cancelled; the allocation stays"
 
 
 def _why(look: Look) -> str:

@@ -120,7 +120,7 @@ def tell_done(actions: list[Action], tools: Tools) -> None:
                         timezone=tools.policy.calendar.timezone,
                     )
                 )  # fmt: skip
-            except AffinodeError as error:
+            except Exception as error:  # the site's own templates, too: it was done, and the rest goes on
                 result, text = "failed", f"{recipient} was not told what was done: {error}"
             first = originals[0].finding
             tools.log.record([

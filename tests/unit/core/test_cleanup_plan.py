@@ -83,6 +83,25 @@ def test_never_used_counts_from_the_start_of_the_job() -> None:
     assert verdict(squatter(idle=timedelta(minutes=20)), more) == ("none", "too-early", 0)
 
 
+def test_of_several_gpus_the_one_that_was_used_last_counts() -> None:
+    """Never used, and used until 70 minutes ago: the job was used, and is idle since then. Unless fewer GPUs do."""
+    more = """
+[[rule]]
+users = ["alice"]
+fixed = { first_warning = "1h", cancel = "2h" }
+sliding = { first_warning = "2h", cancel = "5h" }
+"""
+    began = job(start=NOW - timedelta(hours=4))
+    never, used = gpu(0, idle_s=4 * 3600.0), gpu(1, idle_s=70 * 60.0)
+    finding = squatter(idle=timedelta(hours=4), subject=began, gpus=(never, used), allocated_gpus=2)
+    once = warned(finding, timedelta(minutes=65))
+    assert verdict(finding, more, once)[:2] == ("none", "too-early")
+    half = more + "gpu_fraction = 0.5\n"
+    assert verdict(finding, half, once)[0] == "cancel"
+    computing = replace(finding, gpus=(never, replace(used, flagged=False)))
+    assert verdict(computing, more, once)[:2] == ("none", "fraction")
+
+
 # --- what stands against it
 
 WORKING = "[default]\ncancel_working_days_only = true\n"
@@ -203,6 +222,15 @@ def test_a_job_found_twice_is_cancelled_once() -> None:
     first, second = squatter(), squatter(kind="idle-allocation")
     ledger = Ledger({one.key: warned(one, *TWICE).warnings[one.key] for one in (first, second)})
     assert [one.verb for one in plan([first, second], policy(), ledger, NOW)].count("cancel") == 1
+
+
+def test_what_is_on_another_cluster_is_told_and_not_acted_on() -> None:
+    """Its number is another job's here; it takes nothing of the limit."""
+    there, here = squatter(cluster="beta", held_gpu_hours=9.0), squatter()
+    ledger = Ledger({one.key: warned(one, *TWICE).warnings[one.key] for one in (there, here)})
+    actions = plan([there, here], policy("[limits]\ncancel = 1"), ledger, NOW, elsewhere={"beta"})
+    assert [(one.verb, one.code) for one in actions] == [("none", "elsewhere"), ("cancel", "due")]
+    assert plan([there], policy(), Ledger(), NOW, elsewhere={"beta"})[0].verb == "warn-user"
 
 
 # --- processes and nodes

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from zombie_samples import HOSTILE, NOW, evidence, gpu, job, node, orphan, squatter
 
 from slurm_affinode.errors import InputError
-from slurm_affinode.model.cleanup import Action, MailPolicy, Settings, Stages
+from slurm_affinode.model.cleanup import Action, Interactive, MailPolicy, Settings, Stages
 from slurm_affinode.model.finding import KINDS
 from slurm_affinode.report import mail as mail_module
 from slurm_affinode.report.mail import Digest, address_of, digest, message
@@ -68,6 +68,17 @@ def test_the_last_warning_is_called_so_and_a_cancelled_job_too() -> None:
     assert done.subject == "[alpha] Job 7 was cancelled"
     assert "scancel" not in done.text
     assert "Its state was saved" in mail(action(0, "suspend")).text
+
+
+def test_nothing_is_announced_that_is_not_going_to_happen() -> None:
+    """Interactive jobs have longer; one of which a part computes is not cancelled."""
+    settings = replace(SETTINGS, interactive=Interactive(extra_s=7200.0))
+    subject = job(batch=False)
+    longer = mail(replace(action(2, subject=subject), settings=settings))
+    assert "2026-11-18 13:00 UTC" in longer.text
+    assert "2026-11-18 12:15 UTC" in mail(action(2)).text
+    partly = mail(action(gpus=(gpu(), gpu(1, flagged=False)), allocated_gpus=2))
+    assert "Nothing is done to it." in partly.text
 
 
 def test_one_mail_has_everything_for_its_reader() -> None:

@@ -275,6 +275,44 @@ def test_steps_are_ended_and_the_allocation_stays_where_the_rule_says_so(world: 
     assert world.cancelled[-1] == "8"
 
 
+@pytest.mark.parametrize(
+    ("errors", "result", "ended"),
+    [
+        ({"7.0": AlreadyDoneError("step 7.0 has ended")}, "done", ["7.1"]),
+        ({"7.0": SlurmError("slurmctld is busy")}, "failed", ["7.1"]),
+        ({"7.0": UnknownJobError("no step"), "7.1": AlreadyDoneError("step 7.1 has ended")}, "gone", []),
+    ],
+)
+def test_each_step_is_ended_whatever_becomes_of_the_others(
+    world: World, errors: dict[str, Exception], result: str, ended: list[str]
+) -> None:
+    """One that has ended meanwhile does not shelter the next."""
+    step = Step(7, "0", "train", "RUNNING", ("n1",), NOW, 1, None)
+    world.jobs["7"] = running(steps=(step, replace(step, step="1")))
+    world.errors = errors
+    assert [one.result for one in act(world, due(cancel_steps=True))] == [result]
+    assert world.cancelled == ended
+
+
+def test_an_action_that_is_broken_off_is_written_down(world: World) -> None:
+    """Somebody presses Ctrl-C while scancel runs: it may have been heard, and the next run may look."""
+    world.errors["7"] = KeyboardInterrupt()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        act(world)
+    [record] = world.log.history()
+    assert (record.verb, record.result, "broken off" in record.reason) == ("cancel", "failed", True)
+    world.errors.clear()
+    assert [one.result for one in act(world, run="r2")] == ["done"]
+
+
+def test_a_mail_that_cannot_be_made_does_not_undo_what_was_done(world: World, tmp_path: Path) -> None:
+    """A template of the site that is wrong in a way of its own."""
+    (tmp_path / "digest.txt.j2").write_text("{{ items[0].todo + 1 }}")
+    world.policy = parse_policy(f'{MAIL}templates = "{tmp_path}"\n', where="z")
+    assert [one.result for one in act(world)] == ["done"]
+    assert [(one.verb, one.result) for one in world.log.history()] == [("cancel", "done"), ("tell", "failed")]
+
+
 def test_a_job_that_opted_in_is_suspended(world: World) -> None:
     """The agents say who has; what an agent refuses is a failure."""
     world.answers["status"] = {"jobs": [{"job_id": 7, "state": "watched"}, {"job_id": 9, "state": "suspended"}]}
