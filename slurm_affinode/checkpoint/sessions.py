@@ -6,12 +6,16 @@ A daemon that has forked twice is in a session whose leader has ended, and a chi
 (``criu/pie/restorer.c``): by then the daemon is a child of PID 1, outside of what the next dump would hold. So those
 sessions are given up: their processes come back in the script's. Their process groups stay, and no other session can
 have the number of the old one meanwhile; what a process sees of it is another answer to ``getsid()``.
+
+Where another process of the job leads the session (a shell below ``setsid`` or in a terminal multiplexer), its terminal
+and its process groups are in use, and the session stays. The daemon comes back as a child of that leader in place of a
+child of the script: CRIU then needs no helper, and every process stays below the script.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_affinode.checkpoint import rootdir
@@ -34,7 +38,7 @@ class Process:
 
 
 def settle(directory_fd: int) -> None:
-    """Give up the sessions in a dump that nobody leads. Raises ``BadImage``, and ``DumpFailed`` for what CRIU refuses.
+    """Put a dump into the shape above. Raises ``BadImage``, and ``DumpFailed`` for what CRIU would not restore.
 
     The file is written anew before anything is digested. A tree whose root leads no session is left as it is.
     """
@@ -45,15 +49,16 @@ def settle(directory_fd: int) -> None:
     if not tree or tree[0].session != tree[0].pid:
         return
     lost = unled(tree)
-    settled = [replace(one, session=tree[0].pid) if one.session in lost else one for one in tree]
+    settled = adopted([replace(one, session=tree[0].pid) if one.session in lost else one for one in tree])
     stray = misplaced(settled)
     if stray is not None:
         raise DumpFailed(
             f"process {stray.pid} is in session {stray.session}, which is not led by a process above it: "
             "it could not be restored"
         )
-    if lost:
-        made = (_with_session(body, one.session) for body, one in zip(bodies, settled, strict=True))
+    if settled != tree:
+        before = {one.pid: body for one, body in zip(tree, bodies, strict=True)}
+        made = (_with(_with(before[one.pid], _PARENT, one.parent), _SESSION, one.session) for one in settled)
         packed = b"".join(len(body).to_bytes(4, "little") + body for body in made)
         rootdir.write(directory_fd, _TREE + ".new", data[:_MAGICS] + packed)
         os.rename(_TREE + ".new", _TREE, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
@@ -63,6 +68,41 @@ def unled(tree: Sequence[Process]) -> frozenset[int]:
     """Sessions whose leader has ended."""
     led = {one.pid for one in tree if one.session == one.pid and not one.zombie}
     return frozenset(one.session for one in tree) - led
+
+
+def adopted(tree: Sequence[Process]) -> list[Process]:
+    """Children of the root in a session that another process leads become children of that leader; parents come first.
+
+    Zombies do not: the leader did not make them, and might never reap them. Nor does what the leader is itself below.
+    """
+    by_pid, root = {one.pid: one for one in tree}, tree[0].pid
+    found = []
+    for one in tree:
+        leader = by_pid.get(one.session)
+        strange = one.parent == root and not one.zombie and leader is not None and leader.pid not in (root, one.pid)
+        if strange and leader is not None and leader.session == leader.pid and one.pid not in _above(leader, by_pid):
+            one = replace(one, parent=leader.pid)  # noqa: PLW2901 - the same process
+        found.append(one)
+    return found if found == list(tree) else _parents_first(found)
+
+
+def _above(one: Process, by_pid: Mapping[int, Process]) -> set[int]:
+    found: set[int] = set()
+    while one.parent in by_pid and one.parent not in found:
+        found.add(one.parent)
+        one = by_pid[one.parent]
+    return found
+
+
+def _parents_first(tree: Sequence[Process]) -> list[Process]:
+    children: dict[int, list[Process]] = {}
+    for one in tree[1:]:
+        children.setdefault(one.parent, []).append(one)
+    found, todo = [], [tree[0]]
+    while todo:
+        found.append(todo.pop())
+        todo.extend(reversed(children.get(found[-1].pid, ())))
+    return found
 
 
 def misplaced(tree: Sequence[Process]) -> Process | None:
@@ -106,10 +146,10 @@ def _process(body: bytes, names: Collection[str]) -> Process:
         raise BadImage(f"{_TREE}: field {error} is missing") from None
 
 
-def _with_session(body: bytes, session: int) -> bytes:
+def _with(body: bytes, field: int, wanted: int) -> bytes:
     for number, value, begin, end in spans(body):
-        if number == _SESSION and value != session:
-            return body[:begin] + bytes([_SESSION << 3]) + _varint(session) + body[end:]
+        if number == field and value != wanted:
+            return body[:begin] + bytes([field << 3]) + _varint(wanted) + body[end:]
     return body
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slurm_affinode.checkpoint.criu_images import BadImage, records
 from slurm_affinode.checkpoint.interface import DumpFailed
-from slurm_affinode.checkpoint.sessions import Process, misplaced, settle, unled
+from slurm_affinode.checkpoint.sessions import Process, adopted, misplaced, settle, unled
 
 HEADER = b"CRIUPSTR"
 Row = tuple[int, int, int, int]
@@ -72,9 +72,23 @@ def test_a_leader_that_nobody_has_reaped_leads_nothing(dump: Callable[..., list[
     assert sessions(dump((2, 0, 2, 2), (8, 2, 8, 8), (9, 2, 8, 8), zombies=(8,))) == [2, 2, 2]
 
 
-def test_sessions_that_are_led_are_left_alone(dump: Callable[..., list[Fields]]) -> None:
-    """Also where their leader is not above: CRIU has a helper for children of the root."""
-    assert sessions(dump((2, 0, 2, 2), (8, 2, 8, 8), (9, 2, 8, 8), (10, 8, 8, 8))) == [2, 8, 8, 8]
+def test_a_daemon_of_a_session_that_is_led_comes_below_its_leader(dump: Callable[..., list[Fields]]) -> None:
+    """With session and group as they were: a helper of CRIU's would leave it to PID 1, outside of what is dumped next.
+
+    Its record stands behind that of the leader, who may have come later, with all that is below it.
+    """
+    found = dump((2, 0, 2, 2), (9, 2, 8, 8), (11, 9, 8, 8), (8, 2, 8, 8), (10, 8, 8, 8), (12, 2, 2, 2))
+    assert [tuple(one[number][0] for number in (1, 2, 3, 4)) for one in found] == [
+        (2, 0, 2, 2), (8, 2, 8, 8), (9, 8, 8, 8), (11, 9, 8, 8), (10, 8, 8, 8), (12, 2, 2, 2),
+    ]  # fmt: skip
+    assert found[2][5] == [9, varint(1000)]
+
+
+def test_what_its_session_does_not_lead_out_of_the_tree_stays(dump: Callable[..., list[Fields]]) -> None:
+    """A zombie, which its leader might never reap; and sessions whose members are below their leader already."""
+    rows = ((2, 0, 2, 2), (8, 2, 8, 8), (9, 2, 8, 8), (10, 8, 8, 8))
+    assert [one[2][0] for one in dump(*rows, zombies=(9,))] == [0, 2, 2, 8]
+    assert [one[2][0] for one in dump((2, 0, 2, 2), (8, 2, 8, 8), (10, 8, 8, 8))] == [0, 2, 8]
 
 
 def test_a_root_that_leads_no_session_is_left_alone(dump: Callable[..., list[Fields]]) -> None:
@@ -135,3 +149,15 @@ def test_nobody_is_in_a_session_without_a_leader_afterwards(tree: list[Process])
     after = [Process(one.pid, one.parent, 2 if one.session in lost else one.session, one.zombie) for one in tree]
     assert unled(after) == frozenset()
     misplaced(after)
+    misplaced(adopted(after))
+
+
+@given(trees())
+def test_nobody_is_lost_where_children_change_their_parents(tree: list[Process]) -> None:
+    """Each process is there once, behind its parent, in its session."""
+    after = adopted(tree)
+    assert sorted((one.pid, one.session) for one in after) == [(one.pid, one.session) for one in tree]
+    seen = {0}
+    for one in after:
+        assert one.parent in seen
+        seen.add(one.pid)
