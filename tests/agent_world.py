@@ -64,6 +64,9 @@ class FakeProcesses:
             for p in self.machine.processes
         ]
 
+    def everybody(self, init_pid: int, init_started: int) -> list[Member]:
+        return self.members(init_pid, init_started)
+
     def stop(self, pids) -> None:  # type: ignore[no-untyped-def]
         for p in self.machine.processes:
             p.stopped = p.stopped or p.pid in set(pids)
@@ -191,10 +194,10 @@ class FakeGpus:
 class FakeStreams:
     """No output files."""
 
-    def save(self, init_pid, write) -> tuple[SavedOutput, ...]:  # type: ignore[no-untyped-def]
+    def save(self, init_pid, write, user) -> tuple[SavedOutput, ...]:  # type: ignore[no-untyped-def]
         return ()
 
-    def put_back(self, outputs, fds, image_fd, notice, *, again=False) -> list[InheritFd]:  # type: ignore[no-untyped-def]
+    def put_back(self, outputs, fds, image_fd, notice, user, *, again=False) -> list[InheritFd]:  # type: ignore[no-untyped-def]
         return []
 
 

@@ -15,6 +15,7 @@ from slurm_affinode.agent.notes import Notes
 from slurm_affinode.agent.registry import Registry
 from slurm_affinode.agent.streams import Save
 from slurm_affinode.agent.tree import Processes
+from slurm_affinode.checkpoint.asuser import User
 from slurm_affinode.checkpoint.facts import MemoryFacts, TreeFacts
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CudaDriver, Imager, InheritFd
@@ -47,7 +48,7 @@ class Gpus(Protocol):
 class Streams(Protocol):
     """The standard streams of a job, see the module ``streams``."""
 
-    def save(self, init_pid: int, write: Save) -> tuple[SavedOutput, ...]:
+    def save(self, init_pid: int, write: Save, user: User) -> tuple[SavedOutput, ...]:
         """See ``streams.save``."""
         ...
 
@@ -57,6 +58,7 @@ class Streams(Protocol):
         fds: Mapping[int, int | None],
         image_fd: int,
         notice: str | None,
+        user: User,
         *,
         again: bool = False,
     ) -> Sequence[InheritFd]:

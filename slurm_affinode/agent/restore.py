@@ -22,6 +22,7 @@ from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.shepherds import Hold, Reply, Restored, Start
 from slurm_affinode.agent.streams import STREAMS, say
 from slurm_affinode.agent.watch import by_index
+from slurm_affinode.checkpoint.asuser import user_of
 from slurm_affinode.checkpoint.interface import CudaState, ImageDamaged, RestoreFailed
 from slurm_affinode.checkpoint.room import shortage
 from slurm_affinode.checkpoint.tier import Copy
@@ -135,16 +136,17 @@ class JobRestorer:
             init_started=arrival.init_started, began=manifest.started_epoch, option=str(manifest.option),
         )  # fmt: skip
         self._clean(arrival)
-        copy = parts.tiers.sound(placing.copies)
-        pairs = self._gpu_pairs(placing, manifest)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(parts.tiers.pinned(copy))
+        # Verified, brought here, waiting for GPU memory, restored: it must not leave its tier meanwhile.
+        with parts.tiers.pinned(placing.copies[0]), contextlib.ExitStack() as stack:
+            copy = parts.tiers.sound(placing.copies)
+            pairs = self._gpu_pairs(placing, manifest)
             top = copy.tier.store.open(copy.image)
             stack.callback(os.close, top)
             criu = copy.tier.store.open_criu(copy.image)
             stack.callback(os.close, criu)
             fds = dict(zip(STREAMS, arrival.fds, strict=False))
-            inherit = parts.streams.put_back(manifest.outputs, fds, top, self._notice(placing), again=again)
+            user = user_of(arrival.init_pid, arrival.uid, arrival.gid)
+            inherit = parts.streams.put_back(manifest.outputs, fds, top, self._notice(placing), user, again=again)
             pid = parts.imager.restore(
                 arrival.init_pid, criu, inherit, root_pid_ns=manifest.root_pid, timeout_s=parts.settings.restore_s
             )

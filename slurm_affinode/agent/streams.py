@@ -3,6 +3,9 @@
 Slurm empties the output file when a requeued job starts again, unless it is opened to append. The bytes that were there
 are therefore part of the image, read through the shepherd's own descriptors and never by a path, and are put back
 before the tree runs again. The tree gets the descriptors of its new run (``criu --inherit-fd``).
+
+The shepherd is the user's process, and so are its descriptors the user's choice: a file is opened again with the user's
+rights, and no other than the user could is read or written.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from slurm_affinode.checkpoint.asuser import User, as_user
 from slurm_affinode.checkpoint.interface import InheritFd, RestoreFailed
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.suspension import SavedOutput
@@ -75,22 +79,30 @@ def borrowed(pid: int, numbers: Sequence[int] = STREAMS) -> Iterator[dict[int, i
                 os.close(fd)
 
 
-def save(init_pid: int, write: Save, *, proc: Path = Path("/proc")) -> tuple[SavedOutput, ...]:
+def save(init_pid: int, write: Save, user: User, *, proc: Path = Path("/proc")) -> tuple[SavedOutput, ...]:
     """Save the streams of the process; ``write(name, fd, size)`` takes the first ``size`` bytes of an open file.
 
-    Raises ``StreamsError`` where an output file cannot be read.
+    Raises ``StreamsError`` where an output file cannot be read by ``user``.
     """
     found: list[SavedOutput] = []
+
+    def copy(name: str, fd: int, size: int) -> int:
+        reading = _open_again(fd, os.O_RDONLY, user)
+        try:
+            return write(name, reading, size)
+        finally:
+            os.close(reading)
+
     with borrowed(init_pid) as fds:
         for number, fd in fds.items():
             if fd is None:
                 continue
             path = str((proc / str(init_pid) / "fd" / str(number)).readlink())
-            found.append(_saved(number, fd, path, found, write))
+            found.append(_saved(number, fd, path, found, copy))
     return tuple(found)
 
 
-def _saved(number: int, fd: int, path: str, before: list[SavedOutput], write: Save) -> SavedOutput:
+def _saved(number: int, fd: int, path: str, before: list[SavedOutput], copy: Save) -> SavedOutput:
     facts = os.fstat(fd)
     if not stat.S_ISREG(facts.st_mode):
         null = stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3)
@@ -106,18 +118,14 @@ def _saved(number: int, fd: int, path: str, before: list[SavedOutput], write: Sa
             return SavedOutput(number, "file", path, same_as=other.fd, **common)  # type: ignore[arg-type]
     name = f"out.{number}"
     try:
-        reading = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        size = copy(name, fd, facts.st_size)
     except OSError as error:
         raise StreamsError(f"the job's output {path} cannot be read: {error.strerror}") from error
-    try:
-        size = write(name, reading, facts.st_size)
-    finally:
-        os.close(reading)
     return SavedOutput(number, "file", path, file=name, **{**common, "size": size})  # type: ignore[arg-type]
 
 
 def put_back(
-    outputs: Sequence[SavedOutput], fds: Mapping[int, int | None], image_fd: int, *, again: bool = False
+    outputs: Sequence[SavedOutput], fds: Mapping[int, int | None], image_fd: int, user: User, *, again: bool = False
 ) -> None:
     """Give the output files of the new run the bytes that they had. Raises ``RestoreFailed``.
 
@@ -136,7 +144,7 @@ def put_back(
         try:
             source = os.open(one.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=image_fd)
             try:
-                _put_back(source, fd, one.size, again=again)
+                _put_back(source, fd, one.size, user, again=again)
             finally:
                 os.close(source)
         except OSError as error:
@@ -147,9 +155,9 @@ def put_back(
             os.lseek(fd, 0, os.SEEK_END)
 
 
-def _put_back(source: int, fd: int, size: int, *, again: bool) -> None:
+def _put_back(source: int, fd: int, size: int, user: User, *, again: bool) -> None:
     """``fd`` is the run's own descriptor, write-only: reading and writing go through one of our own."""
-    file = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    file = _open_again(fd, os.O_RDWR, user)
     try:
         now = os.fstat(file).st_size
         if now >= size and _same(source, file, size):
@@ -170,6 +178,11 @@ def _put_back(source: int, fd: int, size: int, *, again: bool) -> None:
         _write(file, rest, at)
     finally:
         os.close(file)
+
+
+def _open_again(fd: int, how: int, user: User) -> int:
+    """The file of a descriptor, with a position of its own."""
+    return as_user(user, lambda: os.open(f"/proc/self/fd/{fd}", how | os.O_CLOEXEC))
 
 
 def _write(fd: int, data: bytes, at: int) -> int:
@@ -211,9 +224,9 @@ class ProcessStreams:
     """``parts.Streams`` of this machine."""
 
     @staticmethod
-    def save(init_pid: int, write: Save) -> tuple[SavedOutput, ...]:
+    def save(init_pid: int, write: Save, user: User) -> tuple[SavedOutput, ...]:
         """See ``save``."""
-        return save(init_pid, write)
+        return save(init_pid, write, user)
 
     @staticmethod
     def put_back(
@@ -221,11 +234,12 @@ class ProcessStreams:
         fds: Mapping[int, int | None],
         image_fd: int,
         notice: str | None,
+        user: User,
         *,
         again: bool = False,
     ) -> Sequence[InheritFd]:
         """See ``put_back`` and ``inherited``."""
-        put_back(outputs, fds, image_fd, again=again)
+        put_back(outputs, fds, image_fd, user, again=again)
         if notice is not None:
             say(fds, notice)
         return inherited(outputs, fds)

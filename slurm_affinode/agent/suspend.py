@@ -25,6 +25,7 @@ from slurm_affinode.agent.streams import StreamsError
 from slurm_affinode.agent.tree import Member, TreeGoneError
 from slurm_affinode.agent.undo import Undo
 from slurm_affinode.checkpoint import preflight
+from slurm_affinode.checkpoint.asuser import user_of
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom, Tree, Writer
 from slurm_affinode.checkpoint.writer import ImageWriter
 from slurm_affinode.errors import AffinodeError
@@ -274,7 +275,7 @@ class JobSuspender:
         tree = Tree(job.init_pid, attempt.root.pid, attempt.root.pid_ns)
         try:
             result = parts.imager.dump(tree, writer.criu_fd, timeout_s=parts.settings.dump_s)
-            outputs = parts.streams.save(job.init_pid, writer.save)
+            outputs = parts.streams.save(job.init_pid, writer.save, user_of(job.init_pid, job.uid, job.gid))
             return writer.commit(self._manifest(attempt, result.pids_ns, outputs, writer))
         except StreamsError as error:
             raise TakenBack(str(error)) from None

@@ -12,13 +12,13 @@ import ctypes
 import json
 import os
 import stat
-import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from slurm_affinode.checkpoint import rootdir
+from slurm_affinode.checkpoint.asuser import as_user, user_of
 from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
 from slurm_affinode.checkpoint.namespace import PROC
 
@@ -154,10 +154,6 @@ def put_back(init_pid: int, directory_fd: int, *, places: Sequence[str] = PLACES
     root = os.open(proc / str(init_pid) / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def make() -> None:
-        # Of this thread alone: files are made as the user makes them, wherever a path may lead.
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.setfsgid(gid)
-        libc.setfsuid(uid)
         for one in files:
             try:
                 if one.path.startswith(tuple(f"{place}/" for place in places)) and _make(root, one, directory_fd):
@@ -167,9 +163,10 @@ def put_back(init_pid: int, directory_fd: int, *, places: Sequence[str] = PLACES
                 return
 
     try:
-        thread = threading.Thread(target=make, name="local-files")
-        thread.start()
-        thread.join()
+        # Files are made as the user makes them, wherever a path may lead.
+        as_user(user_of(init_pid, uid, gid, proc=proc), make)
+    except OSError as error:
+        raise RestoreFailed(f"a temporary file cannot be put back: {error.strerror}") from None
     finally:
         os.close(root)
     if failed:

@@ -8,7 +8,13 @@ import subprocess
 import pytest
 
 from slurm_affinode.agent import streams
+from slurm_affinode.checkpoint.asuser import User
+from slurm_affinode.checkpoint.interface import RestoreFailed
 from slurm_affinode.model.suspension import SavedOutput
+
+ME = User(os.getuid(), os.getgid())
+ALICE = User(2001, 2001, (2001, 2077))
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root opens files as somebody else")
 
 REQUEUE_2605 = (
     b"[2026-11-21T05:36:03.430+00:00] error: *** JOB 9 ON c1 CANCELLED AT 2026-11-21T05:36:03 DUE TO JOB REQUEUE ***\n"
@@ -38,7 +44,7 @@ def store(directory):
 def test_output_is_saved_once_where_both_streams_are_one_file(shepherd, tmp_path):
     (tmp_path / "out").write_bytes(b"one\ntwo\n")
     (tmp_path / "image").mkdir()
-    null, out, err = streams.save(shepherd, store(tmp_path / "image"))
+    null, out, err = streams.save(shepherd, store(tmp_path / "image"), ME)
     assert (null.kind, null.inherit) == ("null", None)
     assert (out.kind, out.file, out.size, out.append) == ("file", "out.1", 8, True)
     assert (err.file, err.same_as) == (None, 1)
@@ -67,7 +73,7 @@ def test_output_comes_back_as_it_was(tmp_path, now, then):
     fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
     image = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        streams.put_back((saved,), {1: fd}, image)
+        streams.put_back((saved,), {1: fd}, image, ME)
         os.write(fd, b"three\n")
     finally:
         os.close(fd)
@@ -83,7 +89,58 @@ def test_what_a_restore_that_was_cut_short_wrote_goes(tmp_path):
     fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
     image = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        streams.put_back((saved,), {1: fd}, image, again=True)
+        streams.put_back((saved,), {1: fd}, image, ME, again=True)
+    finally:
+        os.close(fd)
+        os.close(image)
+    assert (tmp_path / "now").read_bytes() == b"one\ntwo\n"
+
+
+@only_root
+def test_a_file_that_the_user_may_only_read_is_not_written(tmp_path):
+    """The shepherd is the user's: what it hands over as its output may be any file that the user can open."""
+    (tmp_path / "out.1").write_bytes(b"root::0:0::/:/bin/sh\n")
+    (tmp_path / "passwd").write_bytes(b"root:x:0:0::/:/bin/sh\n")
+    saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=21, inherit="home/a/out")
+    fd = os.open(tmp_path / "passwd", os.O_RDONLY)
+    image = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with pytest.raises(RestoreFailed, match="Permission denied"):
+            streams.put_back((saved,), {1: fd}, image, ALICE)
+    finally:
+        os.close(fd)
+        os.close(image)
+    assert (tmp_path / "passwd").read_bytes() == b"root:x:0:0::/:/bin/sh\n"
+
+
+@only_root
+def test_a_file_that_the_user_may_only_write_is_not_read(tmp_path):
+    """It would come back in the user's own output."""
+    (tmp_path / "log").write_bytes(b"of others\n")
+    (tmp_path / "log").chmod(0o622)
+    with (tmp_path / "log").open("ab") as file:
+        process = subprocess.Popen(("sleep", "100"), stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    try:
+        with pytest.raises(streams.StreamsError, match="cannot be read: Permission denied"):
+            streams.save(process.pid, store(tmp_path), ALICE)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@only_root
+@pytest.mark.parametrize(("owner", "group", "mode"), [(2001, 0, 0o600), (0, 2077, 0o660), (0, 2001, 0o660)])
+def test_the_users_own_rights_are_enough(tmp_path, owner, group, mode):
+    """As owner, by a group of the job; also below a directory that root itself is kept out of by a file server."""
+    (tmp_path / "out.1").write_bytes(b"one\ntwo\n")
+    (tmp_path / "now").write_bytes(b"")
+    os.chown(tmp_path / "now", owner, group)
+    (tmp_path / "now").chmod(mode)
+    saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
+    fd = os.open(tmp_path / "now", os.O_WRONLY)
+    image = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        streams.put_back((saved,), {1: fd}, image, ALICE)
     finally:
         os.close(fd)
         os.close(image)
@@ -95,7 +152,7 @@ def test_output_that_went_to_a_file_may_go_nowhere_now(tmp_path):
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
     fd = os.open("/dev/null", os.O_WRONLY)
     try:
-        streams.put_back((saved,), {1: fd}, -1)
+        streams.put_back((saved,), {1: fd}, -1, ME)
         assert [(one.fd, one.key) for one in streams.inherited((saved,), {1: fd})] == [(fd, "home/a/out")]
     finally:
         os.close(fd)

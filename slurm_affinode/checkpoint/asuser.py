@@ -1,0 +1,86 @@
+"""Files of a job, opened with the rights of its user: the kernel decides, and not root.
+
+What a job has open, and what its shepherd hands over, is the user's choice. A descriptor that may only read would
+become one that writes if root opened it again through ``/proc/self/fd``. So that is done in a thread of its own whose
+rights on files are the user's (``setfsuid(2)``, which also takes away root's), with the user's groups.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from slurm_affinode.checkpoint.namespace import PROC
+
+T = TypeVar("T")
+_SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159, "ppc64le": 81, "riscv64": 159}
+"""The call itself: libc's function of that name changes the groups of all threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Whose rights count."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+def user_of(pid: int, uid: int, gid: int, *, proc: Path = PROC) -> User:
+    """A job's user, with the groups that a process of the job has; without groups where that is another's process."""
+    try:
+        text = (proc / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return User(uid, gid)
+    facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    if set(facts.get("Uid", "").split()) != {str(uid)}:
+        return User(uid, gid)
+    return User(uid, gid, tuple(int(word) for word in facts.get("Groups", "").split()))
+
+
+def as_user(user: User, call: Callable[[], T]) -> T:
+    """What ``call`` gives, made with the user's rights on files; what it raises is raised here.
+
+    Only root can take another's; for anybody else ``call`` is made as it is. Raises ``OSError`` where the rights cannot
+    be taken: then nothing was done.
+    """
+    if os.geteuid() != 0 or user.uid == 0:
+        return call()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            _become(user)
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="as-user")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _become(user: User) -> None:
+    """This thread alone, for good: it ends soon."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = _SYS_SETGROUPS.get(platform.machine())
+    if number is None:
+        raise OSError(38, f"the number of setgroups(2) on {platform.machine()} is not known")
+    groups = (ctypes.c_uint32 * len(user.groups))(*user.groups)
+    if libc.syscall(number, len(user.groups), groups) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"setgroups: {os.strerror(error)}")
+    for change, wanted in ((libc.setfsgid, user.gid), (libc.setfsuid, user.uid)):
+        change(ctypes.c_uint32(wanted))
+        if change(ctypes.c_uint32(0xFFFFFFFF)) != ctypes.c_int32(wanted).value:  # says what it is, and changes nothing
+            raise OSError(1, "setfsuid: the user's rights cannot be taken")

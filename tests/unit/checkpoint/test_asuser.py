@@ -1,0 +1,46 @@
+"""Files as the job's user opens them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.checkpoint.asuser import User, as_user, user_of
+
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root opens files as somebody else")
+ALICE = User(2001, 2001, (2001, 2077))
+
+
+def rights() -> tuple[str, ...]:
+    """Of the thread that asks, as the kernel has them: groups, and the user and group for files."""
+    status = Path(f"/proc/self/task/{threading.get_native_id()}/status").read_text()
+    facts = dict(line.split(":", 1) for line in status.splitlines())
+    return facts["Uid"].split()[3], facts["Gid"].split()[3], facts["Groups"].strip()
+
+
+@only_root
+def test_only_the_call_has_the_users_rights() -> None:
+    """Neither the thread that asks nor any other loses its own."""
+    before = rights()
+    assert as_user(ALICE, rights) == ("2001", "2001", "2001 2077")
+    assert rights() == before
+
+
+@only_root
+def test_what_the_call_raises_is_raised(tmp_path: Path) -> None:
+    """Such as that it may not."""
+    (tmp_path / "mine").touch(mode=0o600)
+    with pytest.raises(PermissionError):
+        as_user(ALICE, (tmp_path / "mine").read_text)
+    assert as_user(User(0, 0), (tmp_path / "mine").read_text) == ""
+
+
+def test_groups_are_those_of_a_process_of_the_user() -> None:
+    """Of another's process they are nobody's business."""
+    me = user_of(os.getpid(), os.getuid(), os.getgid())
+    assert me == User(os.getuid(), os.getgid(), tuple(sorted(os.getgroups())))
+    assert user_of(os.getpid(), os.getuid() + 1, 5) == User(os.getuid() + 1, 5)
+    assert user_of(1 << 22, 7, 8) == User(7, 8)
