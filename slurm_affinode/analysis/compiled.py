@@ -17,7 +17,8 @@ def compiled(function: Callable[..., Any], *, inline: bool = False) -> Callable[
     """``function``, compiled on its first call where Numba is there; the machine code is kept where it can be.
 
     What is kept is found by the file of ``function`` alone: functions that it calls belong in the same file, or a
-    change of theirs goes unnoticed. There are no checks of bounds.
+    change of theirs goes unnoticed (but for those of ``bits``, after a change of which ``__pycache__`` has to go).
+    There are no checks of bounds.
     """
     if numba is None:  # pragma: no cover - depends on what is installed
         return function

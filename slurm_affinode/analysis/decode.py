@@ -6,8 +6,8 @@ bit-packed groups (RLE = 3), PLAIN (0), RLE_DICTIONARY (8), DELTA_BINARY_PACKED 
 Compiled code does not check bounds, and a damaged file may say anything: each loop is preceded by the checks that keep
 it within its arrays. What they reject makes the function return ``MALFORMED``.
 
-A chunk is one call: each change between Python and compiled code is a change of the thread that holds Python's lock,
-and two threads that change often wait for one another more than they work.
+A row group is one call: each change between Python and compiled code is a change of the thread that holds Python's
+lock, and two threads that change often wait for one another more than they work.
 """
 
 from __future__ import annotations
@@ -15,65 +15,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from slurm_affinode.analysis import pageheaders
+from slurm_affinode.analysis.bits import Bytes, Int, load_eight, varint, word, zigzag
 from slurm_affinode.analysis.block import Float32s
 from slurm_affinode.analysis.compiled import compiled, inlined
+from slurm_affinode.analysis.pageheaders import MALFORMED
 from slurm_affinode.analysis.segments import Ints
 
-Bytes = npt.NDArray[np.uint8]
-Int = Any
-"""An integer of 64 bits: to Numba one type, to Python sometimes numpy's."""
-
-MALFORMED = -1
-DICTIONARY, VALUES, ENCODING, START, STOP, UNPACKED = range(6)
-"""The fields of ``history.pages.Page``."""
 _PLAIN, _PLAIN_DICTIONARY, _DELTA_BINARY_PACKED, _RLE_DICTIONARY = 0, 2, 5, 8
 _NAN = np.float32(np.nan)
-
-
-@inlined
-def varint(data: Bytes, at: Int, stop: Int) -> tuple[Int, Int]:
-    """An unsigned number, seven bits a byte (ULEB128), as the integer of the same 64 bits; where it ends, or -1."""
-    value, shift = np.uint64(0), np.uint64(0)
-    behind = -1
-    while at < stop and shift < np.uint64(64):
-        byte = data[at]
-        value |= np.uint64(byte & np.uint8(127)) << shift
-        shift += np.uint64(7)
-        at += 1
-        if byte < 128:
-            behind = at
-            break
-    return np.int64(value), behind
-
-
-@inlined
-def zigzag(value: Int) -> Int:
-    """A signed number whose sign is in the lowest bit."""
-    bits = np.uint64(value)
-    return np.int64(bits >> np.uint64(1)) ^ -np.int64(bits & np.uint64(1))
-
-
-@inlined
-def load_eight(data: Bytes, at: np.uint64) -> np.uint64:
-    """Eight bytes as a number; the compiler makes one load of this."""
-    value = np.uint64(0)
-    for k in range(np.uint64(8)):
-        value |= np.uint64(data[at + k]) << (k * np.uint64(8))
-    return value
-
-
-@inlined
-def word(data: Bytes, at: Int) -> np.uint64:
-    """Eight bytes as a number; as many as there are, before the end."""
-    value, start = np.uint64(0), np.uint64(at)
-    if at + 8 <= len(data):
-        value = load_eight(data, start)
-    else:
-        for k in range(np.uint64(len(data) - at)):
-            value |= np.uint64(data[start + k]) << (k * np.uint64(8))
-    return value
 
 
 @inlined
@@ -329,18 +280,18 @@ def copy(data: Bytes, at: Int, out: Float32s) -> None:
 def times(packed: Bytes, pages: Ints, optional: bool, unpacked: Bytes, out: Ints) -> Int:
     """Decode a column chunk of times, none of which is missing, as far as ``out`` takes them; their number.
 
-    ``pages``: the numbers of ``history.pages.Page``, a row per page; their lengths lie within ``packed``, and those
-    unpacked within ``unpacked``, which is memory to work in. ``optional``: definition levels precede the values.
+    ``pages``: rows of ``pageheaders.find``; their lengths lie within ``packed``, and those unpacked within
+    ``unpacked``, which is memory to work in. ``optional``: definition levels precede the values.
     """
     done = 0
     for p in range(len(pages)):
         if done == len(out):
             break
-        rows = pages[p, VALUES]
-        data = unpacked[: pages[p, UNPACKED]]
-        if pages[p, DICTIONARY] or pages[p, ENCODING] != _DELTA_BINARY_PACKED:
+        rows = pages[p, pageheaders.VALUES]
+        data = unpacked[: pages[p, pageheaders.UNPACKED]]
+        if pages[p, pageheaders.DICTIONARY] or pages[p, pageheaders.ENCODING] != _DELTA_BINARY_PACKED:
             return MALFORMED
-        if not unpack(packed[pages[p, START] : pages[p, STOP]], data):
+        if not unpack(packed[pages[p, pageheaders.START] : pages[p, pageheaders.STOP]], data):
             return MALFORMED
         at = levels_end(data, optional)
         if at < 0 or (optional and count_known(data, 4, at, rows) != rows):
@@ -364,11 +315,11 @@ def floats(  # noqa: PLR0917
     """
     done, known, entries = 0, 0, 0
     for p in range(len(pages)):
-        rows, encoding = pages[p, VALUES], pages[p, ENCODING]
-        data = unpacked[: pages[p, UNPACKED]]
-        if not unpack(packed[pages[p, START] : pages[p, STOP]], data):
+        rows, encoding = pages[p, pageheaders.VALUES], pages[p, pageheaders.ENCODING]
+        data = unpacked[: pages[p, pageheaders.UNPACKED]]
+        if not unpack(packed[pages[p, pageheaders.START] : pages[p, pageheaders.STOP]], data):
             return MALFORMED, -1
-        if pages[p, DICTIONARY]:
+        if pages[p, pageheaders.DICTIONARY]:
             if encoding not in (_PLAIN, _PLAIN_DICTIONARY) or rows > len(data) >> 2:
                 return MALFORMED, -1
             entries = rows
@@ -398,3 +349,45 @@ def floats(  # noqa: PLR0917
         done += rows
         known += here
     return (known if done == len(out) else MALFORMED), -1
+
+
+@compiled
+def row_group(  # noqa: PLR0917
+    packed: Bytes,
+    chunks: Ints,
+    pages: Ints,
+    unpacked: Any,
+    dictionary: Float32s,
+    dense: Float32s,
+    time: Ints,
+    values: Float32s,
+    following: Ints,
+    found: Ints,
+) -> bool:
+    """Decode the column chunks of a row group; False where one is malformed.
+
+    ``chunks``, ``pages``: those of ``pageheaders.find``. The first chunk is of times, the last of the times of the row
+    group behind, of which ``following`` takes the first; between them one of floats for each row of ``values``, of
+    which ``found`` takes what ``floats`` returns. Chunks of no bytes are passed over. A row of ``unpacked`` is the
+    memory of one chunk.
+    """
+    page, rows, last = 0, len(time), len(chunks) - 1
+    for k in range(len(chunks)):
+        if chunks[k, pageheaders.PACKED] == 0:
+            continue
+        first = page
+        while page < len(pages) and pages[page, pageheaders.CHUNK] == k:
+            page += 1
+        mine, optional = pages[first:page], chunks[k, pageheaders.OPTIONAL] != 0
+        if k == 0:
+            if times(packed, mine, optional, unpacked[k], time) != rows:
+                return False
+        elif k == last:
+            if times(packed, mine, optional, unpacked[k], following) != len(following):
+                return False
+        else:
+            known, start = floats(packed, mine, optional, unpacked[k], dictionary, dense[:rows], values[k - 1][:rows])
+            if known < 0:
+                return False
+            found[k - 1, 0], found[k - 1, 1] = known, start
+    return True

@@ -2,14 +2,14 @@
 
 So values pass from the file to the sums within the caches of one core, in memory that is used again. A general reader
 hands every block over from one core to another, in memory that is new each time: that costs more than to decode.
-What ``history.pages`` or ``decode`` do not know, and what looks damaged, Polars reads: slower, and it says what is
-wrong.
+What ``history.chunks``, ``pageheaders`` or ``decode`` do not know, and what looks damaged, Polars reads: slower, and
+it says what is wrong.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -19,14 +19,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slurm_affinode.analysis import decode, samples
+from slurm_affinode.analysis import decode, pageheaders, samples
+from slurm_affinode.analysis.bits import Bytes
 from slurm_affinode.analysis.block import COLUMNS, Block, Column
 from slurm_affinode.analysis.segments import FAR, Ints
-from slurm_affinode.history import pages
-from slurm_affinode.history.pages import Chunk, LayoutError, Page
+from slurm_affinode.history import chunks as column_chunks
+from slurm_affinode.history.chunks import Chunk, LayoutError
 
 _TYPES = {name: pa.timestamp("ms", tz="UTC") if name == "time" else pa.float32() for name in COLUMNS}
 _ERRORS = (OSError, ValueError, pa.ArrowException)
+_MOST_PAGES = 4096
+"""Of a row group; more are left to Polars."""
+_NEAR = 64 * 1024
+"""Chunks so close to each other are read together with what lies between them."""
+_LINE = 64
+"""Bytes of a cache line: memory of a chunk begins with one."""
 Number = TypeVar("Number", bound=np.generic)
 
 
@@ -85,7 +92,7 @@ def of_part(path: Path, row: int, rows: int) -> Iterator[RowGroup]:
     if sum(sizes) != rows or min(sizes, default=0) < 0:
         raise samples.damaged(path, ValueError(f"{sum(sizes):,} samples instead of {rows:,}"))
     try:
-        numbers = pages.columns(metadata, _TYPES)
+        numbers = column_chunks.columns(metadata, _TYPES)
     except (LayoutError, *_ERRORS):
         groups: list[tuple[int, Mapping[str, Chunk] | None]] = [(rows, None)]
     else:
@@ -105,7 +112,7 @@ def _chunks(metadata: pq.FileMetaData, group: int, numbers: Mapping[str, int]) -
     if not 0 < metadata.row_group(group).num_rows <= samples.BLOCK_ROWS:
         return None
     try:
-        found = {name: pages.chunk(metadata, group, number) for name, number in numbers.items()}
+        found = {name: column_chunks.chunk(metadata, group, number) for name, number in numbers.items()}
     except (LayoutError, *_ERRORS):
         return None
     chunks = {name: chunk for name, chunk in found.items() if chunk is not None}
@@ -117,58 +124,83 @@ class Decoder:
 
     def __init__(self) -> None:
         self._memory: dict[str, npt.NDArray[np.generic]] = {}
+        self._pages = np.empty((_MOST_PAGES, pageheaders.PAGE_WIDTH), np.int64)
+        self._fields = np.empty(pageheaders.FIELDS, np.int64)
 
     def block(self, group: RowGroup, chunks: Mapping[str, Chunk]) -> Block:
         """Read and decode. Raises ``LayoutError``; ``OSError`` and errors of Arrow."""
-        file = os.open(group.path, os.O_RDONLY | os.O_CLOEXEC)
+        wanted = [*(chunks.get(name) for name in COLUMNS), None if group.last else group.following]
+        packed, table = self._read(group.path, wanted)
+        most = _rounded(max(chunk.unpacked for chunk in wanted if chunk is not None))
+        metrics = len(COLUMNS) - 1
+        times = self._array("time", group.rows, np.int64)
+        values = self._table("values", metrics, group.rows, np.float32)
+        unpacked = self._table("unpacked", len(wanted), most, np.uint8)
+        dictionary = self._array("dictionary", most // 4, np.float32)
+        dense = self._array("dense", group.rows, np.float32)
+        following, found = np.empty(1, np.int64), np.empty((metrics, 2), np.int64)
+        count = pageheaders.find(packed, table, self._pages, self._fields)
+        _check(count >= 0)
+        pages = self._pages[:count]
+        _check(decode.row_group(packed, table, pages, unpacked, dictionary, dense, times, values, following, found))
+        columns = {}
+        for number, name in enumerate(COLUMNS[1:]):
+            if name in chunks:
+                known, start = found[number].tolist()
+                # Plain values, none missing, are where they were unpacked: no need to copy them.
+                here = unpacked[number + 1, start : start + 4 * group.rows].view(np.float32) if start >= 0 else None
+                columns[name] = Column(values[number, : group.rows] if here is None else here, known == group.rows)
+        return Block(group.row, times, columns, self._next_time(group, int(following[0])))
+
+    def _read(self, path: Path, wanted: Sequence[Chunk | None]) -> tuple[Bytes, Ints]:
+        """The bytes of chunks, and the table of where each lies in them (``pageheaders``)."""
+        table = np.zeros((len(wanted), pageheaders.CHUNK_WIDTH), np.int64)
+        there = [(number, chunk) for number, chunk in enumerate(wanted) if chunk is not None]
+        spans: list[tuple[int, int]] = []
+        at = 0
+        for number, chunk in sorted(there, key=lambda numbered: numbered[1].start):
+            stop = chunk.start + chunk.packed
+            if spans and 0 <= chunk.start - spans[-1][1] <= _NEAR:
+                at += chunk.start - spans[-1][1]
+                spans[-1] = (spans[-1][0], stop)
+            else:
+                spans.append((chunk.start, stop))
+            table[number] = at, chunk.packed, chunk.unpacked, chunk.optional
+            at += chunk.packed
+        packed = self._array("packed", at, np.uint8)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            times = self._array("time", group.rows, np.int64)
-            self._times(file, chunks["time"], times)
-            columns = {
-                name: self._floats(name, file, chunk, group.rows) for name, chunk in chunks.items() if name != "time"
-            }
-            following = FAR if group.last else self._first_time(file, group)
+            at = 0
+            for start, stop in spans:
+                _check(os.preadv(file, [packed.data[at : at + stop - start]], start) == stop - start)
+                at += stop - start
         finally:
             os.close(file)
-        return Block(group.row, times, columns, following)
-
-    def _read(self, file: int, chunk: Chunk) -> tuple[decode.Bytes, Ints]:
-        """The bytes of a chunk and the table of its pages."""
-        packed = self._array("packed", chunk.packed, np.uint8)
-        _check(os.preadv(file, [packed.data], chunk.start) == chunk.packed)
-        table = np.array([*pages.pages(packed.data, chunk)], np.int64).reshape(-1, len(Page._fields))
         return packed, table
 
-    def _first_time(self, file: int, group: RowGroup) -> int:
-        if group.following is None:
-            return int(samples.times(samples.rows_of(group.path, group.at + group.rows, 1))[0])
-        out = np.empty(1, np.int64)
-        self._times(file, group.following, out)
-        return int(out[0])
-
-    def _times(self, file: int, chunk: Chunk, out: Ints) -> None:
-        packed, table = self._read(file, chunk)
-        unpacked = self._array("unpacked", chunk.unpacked, np.uint8)
-        _check(decode.times(packed, table, chunk.optional, unpacked, out) == len(out))
-
-    def _floats(self, name: str, file: int, chunk: Chunk, rows: int) -> Column:
-        packed, table = self._read(file, chunk)
-        out = self._array(name, rows, np.float32)
-        unpacked = self._array(f"unpacked {name}", chunk.unpacked, np.uint8)
-        dictionary = self._array("dictionary", chunk.unpacked // 4, np.float32)
-        dense = self._array("dense", rows, np.float32)
-        known, start = decode.floats(packed, table, chunk.optional, unpacked, dictionary, dense, out)
-        _check(known >= 0)
-        if start >= 0:
-            # Plain values, none missing: no need to copy them.
-            out = unpacked[start : start + 4 * rows].view(np.float32)
-        return Column(out, complete=known == rows)
+    def _next_time(self, group: RowGroup, decoded: int) -> int:
+        if group.last:
+            return FAR
+        if group.following is not None:
+            return decoded
+        return int(samples.times(samples.rows_of(group.path, group.at + group.rows, 1))[0])
 
     def _array(self, name: str, count: int, dtype: type[Number]) -> npt.NDArray[Number]:
         held = self._memory.get(name)
         if held is None or len(held) < count:
             self._memory[name] = held = np.empty(count, dtype)
         return held[:count]  # type: ignore[return-value]
+
+    def _table(self, name: str, rows: int, width: int, dtype: type[Number]) -> npt.NDArray[Number]:
+        """Of at least ``width`` columns."""
+        held = self._memory.get(name)
+        if held is None or held.shape[1] < width:
+            self._memory[name] = held = np.empty((rows, width), dtype)
+        return held  # type: ignore[return-value]
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _LINE) * _LINE
 
 
 def _check(sound: bool) -> None:
@@ -178,7 +210,9 @@ def _check(sound: bool) -> None:
 
 def warm_up() -> None:
     """Compile the loops, or load their machine code."""
-    content, values = np.zeros(0, np.uint8), np.zeros(0, np.float32)
-    table = np.zeros((0, len(Page._fields)), np.int64)
-    decode.times(content, table, False, content, np.zeros(0, np.int64))
-    decode.floats(content, table, False, content, values, values, values)
+    content, values, times = np.zeros(0, np.uint8), np.zeros(0, np.float32), np.zeros(0, np.int64)
+    chunks = np.zeros((0, pageheaders.CHUNK_WIDTH), np.int64)
+    pages, found = np.zeros((0, pageheaders.PAGE_WIDTH), np.int64), np.zeros((0, 2), np.int64)
+    pageheaders.find(content, chunks, pages, times)
+    table = values.reshape(0, 0)
+    decode.row_group(content, chunks, pages, content.reshape(0, 0), values, values, times, table, times, found)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_affinode.analysis import compiled, decode, kernel, rowgroups, samples, scalarsink, waste
+from slurm_affinode.analysis import compiled, decode, kernel, pageheaders, rowgroups, samples, scalarsink, waste
 from slurm_affinode.analysis.block import COLUMNS, Block, Pieces
 from slurm_affinode.analysis.result import Thresholds, WasteQuery
 from slurm_affinode.analysis.segments import FAR, Allocations, build
@@ -191,10 +191,12 @@ def test_any_times_are_decoded(times: list[int], few: bool) -> None:
 def checked() -> Iterator[None]:
     """The loops, compiled with checks of bounds: an index outside of an array is an error."""
     strict = compiled.numba.njit(boundscheck=True, error_model="numpy")
-    names = ("unpack", "levels_end", "count_known", "spread", "look_up", "deltas", "times", "floats")
+    decoding = ("unpack", "levels_end", "count_known", "spread", "look_up", "deltas", "times", "floats", "row_group")
+    loops = [(decode, decoding), (pageheaders, ("header", "find"))]
     with pytest.MonkeyPatch.context() as patch:
-        for name in names:
-            patch.setattr(decode, name, strict(getattr(decode, name).py_func))
+        for module, names in loops:
+            for name in names:
+                patch.setattr(module, name, strict(getattr(module, name).py_func))
         yield
 
 
