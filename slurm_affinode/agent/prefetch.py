@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from slurm_affinode.agent.notes import Note
 from slurm_affinode.agent.parts import Parts
-from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
 from slurm_affinode.checkpoint.tier import Copy
 from slurm_affinode.core.eviction import Demand
 from slurm_affinode.errors import AffinodeError
@@ -36,6 +36,7 @@ class Prefetcher:
         self._state = state
         self._saved = 0.0
         self._looked: set[tuple[JobKey, str | None]] = set()
+        self._bad: set[tuple[str, int]] = set()
         self._thread: threading.Thread | None = None
 
     def tick(self) -> None:
@@ -47,8 +48,8 @@ class Prefetcher:
             if self._thread is not None and self._thread.is_alive():
                 return
             notes = [note for note in parts.notes.all() if note.cluster == parts.cluster]
-            work = self._to_mend(notes) or self._to_bring(notes)
-            if work is not None:
+            work = [*self._to_mend(notes), *self._to_bring(notes)]
+            if work:
                 self._thread = threading.Thread(target=self._run, args=(work,), name="prefetch", daemon=True)
                 self._thread.start()
         except (AffinodeError, OSError) as error:
@@ -59,21 +60,26 @@ class Prefetcher:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except (AffinodeError, OSError) as error:
-            self._parts.log.warning("images ahead of their jobs: %s", error)
+    def _run(self, work: Sequence[Callable[[], bool]]) -> None:
+        """The first piece of work that there is something to do for; what has failed is none."""
+        for one in work:
+            try:
+                if one():
+                    return
+            except (AffinodeError, OSError) as error:
+                self._parts.log.warning("images ahead of their jobs: %s", error)
 
-    def _to_mend(self, notes: Sequence[Note]) -> Callable[[], object] | None:
+    def _to_mend(self, notes: Sequence[Note]) -> Iterator[Callable[[], bool]]:
         """An image of this node that the shared tier has lost, or never had, or that could not be restored from it."""
         parts = self._parts
         shared = parts.tiers.shared
         if shared is None:
-            return None
+            return
         for note in notes:
             late = parts.now() - note.since_epoch > _MEND_S
             if note.node != parts.node or not late or parts.tiers.on_node(note.key.name, note.seq) is None:
+                continue
+            if shared.store.busy(note.key):  # it is on its way
                 continue
             doubt = note.failure is not None and (note.key, note.failure) not in self._looked
             if doubt:
@@ -83,11 +89,14 @@ class Prefetcher:
             except CheckpointError:
                 doubt = True
             if doubt:
-                return partial(parts.tiers.mend, note.key.name, note.seq)
-        return None
+                yield partial(self._mend, note)
 
-    def _to_bring(self, notes: Sequence[Note]) -> Callable[[], object] | None:
-        """The image of the job that starts here next, as far as Slurm says."""
+    def _mend(self, note: Note) -> bool:
+        self._parts.tiers.mend(note.key.name, note.seq)
+        return True
+
+    def _to_bring(self, notes: Sequence[Note]) -> Iterator[Callable[[], bool]]:
+        """Images of the jobs that start here next, as far as Slurm says."""
         parts = self._parts
         plans = parts.notes.plan() if self._ahead_s > 0 and notes else {}
         soon: list[tuple[float, Copy]] = []
@@ -97,12 +106,18 @@ class Prefetcher:
                 continue
             # The run that comes, as far as it has to be known to say whose image it takes.
             copies, _ = parts.tiers.copies(LiveRun(note.key, note.uid, note.restarts + 1))
-            if copies and copies[0].tier is not parts.tiers.tiers[0]:
+            if copies and copies[0].tier is not parts.tiers.tiers[0] and copies[0].id not in self._bad:
                 soon.append((plan.start_epoch - parts.now(), copies[0]))
-        if not soon:
-            return None
-        expected_s, copy = min(soon, key=lambda one: one[0])
-        return lambda: parts.tiers.pull(copy, expected_s=max(expected_s, 1.0))
+        return (partial(self._bring, copy, max(left_s, 1.0)) for left_s, copy in sorted(soon, key=lambda one: one[0]))
+
+    def _bring(self, copy: Copy, expected_s: float) -> bool:
+        tiers = self._parts.tiers
+        try:
+            return tiers.pull(copy, expected_s=expected_s) is not None
+        except ImageDamaged as error:  # it would be read to that place again and again
+            self._bad.add(copy.id)
+            tiers.report(copy.image.manifest.key, f"its copy in the tier {copy.tier.name} is damaged: {error}")
+            return False
 
     # --- what was learned
 

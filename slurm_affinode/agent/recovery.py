@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,11 +17,12 @@ from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.tree import TreeGoneError
 from slurm_affinode.agent.undo import Undo
 from slurm_affinode.agent.waker import is_over
+from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image
 from slurm_affinode.core.suspension import IN_PLACE, Action, JobFact, World, recover
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.ledger import LedgerEntry
-from slurm_affinode.model.suspension import JobKey, LiveRun, Phase
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, Phase
 
 _RETRY_S = 2.0
 _SWEEP_S = 60.0
@@ -272,14 +273,7 @@ class JobKeeper:
             return
         if not job.ended:
             return
-        for store in parts.tiers.stores:
-            for image in store.images():
-                mine = isinstance(image, Image) and image.manifest.key.job_id == job_id
-                if isinstance(image, Image) and mine and image.manifest.uid == job.uid:
-                    try:
-                        store.remove(image)
-                    except CheckpointError as error:
-                        parts.log.warning("job %s: %s", job_id, error)
+        self._remove_images(job_id, lambda facts: facts.key.job_id == job_id and facts.uid == job.uid)
         if note is not None:  # it was cancelled while it slept: its GPUs are not given back by it any more
             now_ms = round(parts.now() * 1000)
             parts.ledger.write(
@@ -287,15 +281,25 @@ class JobKeeper:
             )
             parts.notes.remove(parts.cluster, job_id)
 
+    def _remove_images(self, job_id: int, wanted: Callable[[Manifest], bool]) -> None:
+        """From each store that lets us; the sweep tries again."""
+        for store in self._parts.tiers.stores:
+            try:
+                for image in store.images():
+                    if isinstance(image, Image) and wanted(image.manifest):
+                        store.remove(image)
+            except (CheckpointError, OSError) as error:
+                self._parts.log.warning("job %s: its image in %s stays: %s", job_id, store.path, error)
+
     def sweep(self, holds_lease: bool) -> None:
         """Images and claims of jobs that are over, at most once in a minute. Must not raise."""
         parts = self._parts
         if parts.now() - self._swept < _SWEEP_S:
             return
         self._swept = parts.now()
-        if not holds_lease and not any(tier.store.images() for tier in parts.tiers.node):
-            return  # nothing of this node's, and another one looks after what is shared
         try:
+            if not holds_lease and not any(tier.store.images() for tier in parts.tiers.node):
+                return  # nothing of this node's, and another one looks after what is shared
             live = [
                 LiveRun(JobKey(parts.cluster, job.job_id, round(job.submit.timestamp())), job.uid or 0, job.restarts)
                 for job in parts.slurm.jobs()
@@ -306,12 +310,18 @@ class JobKeeper:
                 parts.log.warning("sweep: Slurm's list of jobs lacks one that it knows by its id; nothing is removed")
                 return
             for store in parts.tiers.stores:
-                for name in store.sweep(live, cluster=parts.cluster, young_s=_YOUNG_S):
-                    parts.log.info("removed %s: its job is over", name)
+                self._sweep(store, live)
             self._forget_journals()
             parts.notes.unclaim((parts.cluster, job_id) for job_id in ids)
         except (AffinodeError, OSError) as error:
             parts.log.warning("sweep: %s", error)
+
+    def _sweep(self, store: DirectoryStore, live: Sequence[LiveRun]) -> None:
+        try:
+            for name in store.sweep(live, cluster=self._parts.cluster, young_s=_YOUNG_S):
+                self._parts.log.info("removed %s: its job is over", name)
+        except (CheckpointError, OSError) as error:  # read-only, for one
+            self._parts.log.warning("sweep: %s: %s", store.path, error)
 
     def _complete(self, ids: set[int]) -> bool:
         """Whether a list of jobs has all whose images would go for want of them."""
@@ -334,13 +344,7 @@ class JobKeeper:
         """A job that slept is over: its images go, and the ledger is told."""
         parts = self._parts
         parts.tiers.demand.forget(key.name)
-        for store in parts.tiers.stores:
-            for image in store.images():
-                if isinstance(image, Image) and image.manifest.key.name == key.name:
-                    try:
-                        store.remove(image)
-                    except CheckpointError as error:
-                        parts.log.warning("job %s: %s", key.job_id, error)
+        self._remove_images(key.job_id, lambda facts: facts.key.name == key.name)
         now_ms = round(parts.now() * 1000)
         parts.ledger.write(LedgerEntry(key.cluster, key.job_id, key.submit_epoch, began_ms, ended_ms=now_ms))
         parts.notes.remove(key.cluster, key.job_id)

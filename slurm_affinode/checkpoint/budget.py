@@ -25,6 +25,15 @@ class Budget:
         """They were written, or will not be."""
         self._promised.pop(image, None)
 
+    @property
+    def promised(self) -> int:
+        """Bytes that images under way may still take."""
+        return self._sum()
+
+    def under_way(self, image: tuple[str, int]) -> bool:
+        """Whether something is promised to it."""
+        return image in self._promised
+
     def left(self, usage: Usage) -> int:
         """Bytes that an image may still have."""
         promised = self._sum()

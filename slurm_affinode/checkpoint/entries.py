@@ -49,12 +49,12 @@ class Entries:
     def mounted(self) -> None:
         """Raises ``NoRoom`` where the path is not the directory any more that was opened: unmounted, or replaced."""
         try:
-            now, then = self.path.lstat(), os.fstat(self.top)
+            now, then, whole = self.path.lstat(), os.fstat(self.top), os.fstatvfs(self.top)
         except OSError as error:
             raise NoRoom(f"{self.path}: is not there any more: {error.strerror}") from None
         if (now.st_dev, now.st_ino) != (then.st_dev, then.st_ino):
             raise NoRoom(f"{self.path}: is not the file system any more that the agent was started with")
-        if os.fstatvfs(self.top).f_flag & os.ST_RDONLY:
+        if whole.f_flag & os.ST_RDONLY:
             raise NoRoom(f"{self.path}: is read-only")
 
     # --- jobs
@@ -120,14 +120,21 @@ class Entries:
         return found
 
     def images(self) -> Iterator[Image | ImageDamaged]:
-        """All complete ones; an error for each that is not sound."""
-        for name in self.jobs():
+        """All complete ones; an error for each that is not sound, and for what cannot be read."""
+        try:
+            jobs = self.jobs()
+        except OSError as error:
+            yield ImageDamaged(f"{self.path}: cannot be read: {error.strerror}")
+            return
+        for name in jobs:
             try:
                 with self.job(name) as job_fd:
                     if job_fd is not None:
                         yield from self._of_job(job_fd, name)
             except ImageDamaged as error:
                 yield error
+            except OSError as error:
+                yield ImageDamaged(f"{name}: cannot be read: {error.strerror}")
 
     def _of_job(self, job_fd: int, name: str) -> Iterator[Image | ImageDamaged]:
         for seq in self.complete(job_fd):

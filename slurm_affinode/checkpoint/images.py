@@ -77,13 +77,18 @@ class DirectoryStore:
             return self.budget.left(self.usage())
 
     def usage(self) -> Usage:
-        """What is used, by whom. Images that are being written count for the store, not yet for their user."""
-        used = rootdir.size_of(self._entries.top)
+        """What is used, by whom. Images that are being written count for the store, not yet for their user.
+
+        Raises ``NoRoom`` where the file system answers with an error.
+        """
+        try:
+            used, free = rootdir.size_of(self._entries.top), os.fstatvfs(self._entries.top)
+        except OSError as error:
+            raise NoRoom(f"{self.path}: cannot be read: {error.strerror}") from None
         by_user: dict[int, int] = {}
         sound = [image.manifest for image in self._entries.images() if isinstance(image, Image)]
         for facts in sound:
             by_user[facts.uid] = by_user.get(facts.uid, 0) + facts.size
-        free = os.fstatvfs(self._entries.top)
         return Usage(used, free.f_bavail * free.f_frsize, self.budget.quota, by_user, len(sound))
 
     # --- writing
@@ -105,9 +110,11 @@ class DirectoryStore:
             return self._writer(key.name, job_fd, seq, fds, (uid, estimate))
 
     def take_up(self, image: Image) -> ImageWriter:
-        """A writer for a copy of an image, begun before or not. Raises ``NoRoom``."""
+        """A writer for a copy of an image, begun before or not. Raises ``NoRoom``, ``CheckpointError``."""
         facts, entry = image.manifest, image.entry
         with self._mutex:
+            if self.budget.under_way((image.job, facts.seq)):  # not every file system has locks for directories
+                raise CheckpointError(f"{image.job}/{entry}{TMP}: somebody else is writing this image")
             self._check_room(facts.uid, 0)
             job_fd = self._entries.make_job(image.job)
             try:
@@ -217,7 +224,11 @@ class DirectoryStore:
             there = to.get(name, seq)
             if there.manifest == image.manifest:
                 return there
-        with to.take_up(image) as writer:
+        try:
+            begun = to.take_up(image)
+        except ImageDamaged as error:  # not this one is
+            raise NoRoom(f"{to.path}: {name} cannot be copied: {error}") from None
+        with begun as writer:
             fd = self.open(image)
             try:
                 copy_files(image.manifest, fd, writer.fd, owner=self._owner, how=how)

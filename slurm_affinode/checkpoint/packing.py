@@ -88,7 +88,10 @@ def read(fd: int, block: int, at: int, view: memoryview) -> None:
     data = os.pread(fd, min(length, _SLOT), place + _HEADER.size)
     module = _needed()
     try:
-        found = data if form == _RAW else module.ZstdDecompressor().decompress(data, max_output_size=len(view))
+        # Of the size that a frame says it has memory is taken before anything of it is looked at.
+        if form != _RAW and module.frame_content_size(data) != len(view):
+            raise ImageDamaged("it cannot be unpacked")
+        found = data if form == _RAW else module.ZstdDecompressor(max_window_size=CHUNK).decompress(data)
     except module.ZstdError:
         found = b""
     if form not in (_RAW, _ZSTD) or check != _check(form, length) or len(found) != len(view):

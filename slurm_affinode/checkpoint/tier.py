@@ -29,7 +29,7 @@ class Tier:
     def room(self) -> int:
         """Bytes that an image may still have here."""
         room, left = self.store.room(), self.left()
-        return room if left is None else max(0, min(room, left))
+        return room if left is None else max(0, min(room, left - self.store.budget.promised))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 
 from slurm_affinode.checkpoint.blockio import Limiter
@@ -195,19 +195,24 @@ class Tiers:
         A damaged one is put aside and told, and the next is taken. Raises ``ImageDamaged`` where none is sound.
         """
         damage: list[str] = []
+        bad: set[str] = set()
         for number, copy in enumerate(copies):
             where = f"its copy in the tier {copy.tier.name}"
             try:
                 # Through host memory it is read once; through a disk that would be slower than from where it is.
                 packed = copy.tier.shared and copy.tier.store.packed(copy.image)
-                if copy.tier.shared and (brought := self.pull(copy, expected_s=0.0, durable=packed)) is not None:
-                    return brought
+                if copy.tier.shared:
+                    # A bad copy that could not be put aside would be taken for the one that was brought.
+                    brought = self.pull(copy, expected_s=0.0, durable=packed, without=bad)
+                    if brought is not None:
+                        return brought
                 if packed:
                     raise NoRoom("it is compressed, and no tier of this node has room for it")
                 copy.tier.store.verify(copy.image, progress=progress)
             except (CheckpointError, OSError) as error:
                 damage.append(f"{copy.tier.name}: {_text(error)}")
                 if isinstance(error, ImageDamaged):
+                    bad.add(copy.tier.name)
                     more = len(copies) > number + 1
                     self._aside(copy, f"{where} is damaged: {error}", drop=more)
                 else:
@@ -285,15 +290,18 @@ class Tiers:
         if self.publish(name, seq) and shared:
             self.report(shared[0].image.manifest.key, "its shared image was damaged and is mended: it can be woken")
 
-    def pull(self, copy: Copy, *, expected_s: float | None, durable: bool = True) -> Copy | None:
+    def pull(
+        self, copy: Copy, *, expected_s: float | None, durable: bool = True, without: Collection[str] = ()
+    ) -> Copy | None:
         """Bring an image to the fastest tier of this node that takes it; ``None``: none does. Raises ``ImageDamaged``.
 
-        ``expected_s``: it is wanted in so many seconds. ``durable``: also to a tier that is.
+        ``expected_s``: it is wanted in so many seconds. ``durable``: also to a tier that is. ``without``: names of
+        tiers to which it is not brought.
         """
         for tier in self.tiers:
             if tier is copy.tier:
                 return None
-            if tier.durable and not durable:
+            if tier.name in without or (tier.durable and not durable):
                 continue
             held = self.retention.held(copy, tier, expected_s=expected_s)
             try:

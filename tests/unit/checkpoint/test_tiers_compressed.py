@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from slurm_affinode.checkpoint import packing
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged
 from slurm_affinode.checkpoint.writer import ImageWriter
 
-from .conftest import JOB, KEY, LATER, MANIFEST, MIB, Node
+from .conftest import JOB, KEY, LATER, MANIFEST, MIB, SMALL, Node
 
 
 @pytest.fixture
@@ -102,3 +103,25 @@ def test_a_compressed_copy_is_taken_up(packing_node: Node, monkeypatch: pytest.M
     monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: False)
     assert node.tiers.publish(JOB.name, 1)
     node.shared.verify(node.shared.get(JOB.name, 1))
+
+
+def test_any_flipped_bit_of_a_slot_is_damage(packing_node: Node) -> None:
+    """In its header, in that of zstd's frame, or behind it: found, and by no other error; or it changes nothing."""
+    node = packing_node
+    image = compressible(node)
+    path = node.file(node.shared, image).with_name("pages-1.img.zst")
+    slot, view = path.read_bytes()[:64], memoryview(bytearray(SMALL))
+    whole = node.file(node.disk, image).read_bytes()[:SMALL]
+    found = 0
+    with path.open("r+b", buffering=0) as file:
+        for bit in range(8 * len(slot)):
+            changed = bytearray(slot)
+            changed[bit // 8] ^= 1 << bit % 8
+            os.pwrite(file.fileno(), changed, 0)
+            try:
+                packing.read(file.fileno(), 0, 0, view)
+            except ImageDamaged:
+                found += 1
+            else:
+                found += view != whole  # its digest will tell
+    assert found > 400

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import random
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint.interface import ImageDamaged
+from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
 
-from .conftest import JOB, LATER, Node
+from .conftest import JOB, LATER, SMALL, Node
 
 
 @pytest.mark.parametrize("bad", ["memory", "disk", "shared"])
@@ -54,3 +58,102 @@ def test_a_damaged_copy_is_not_published(make_node: Callable[..., Node]) -> None
     assert node.tiers.publish(JOB.name, 1)
     assert node.where(image) == ["disk", "shared"]
     node.shared.verify(image)
+
+
+def read_only(*_: object) -> None:
+    """What a file system says that was mounted anew."""
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+def test_a_bad_copy_that_cannot_be_put_aside_is_not_used(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tier is read-only: the image is not brought there, where the bad copy still has its name."""
+    node = make_node()
+    image = node.dump()
+    node.disk.remove(image)
+    node.flip(node.memory, image)
+    monkeypatch.setattr(node.memory, "set_aside", read_only)
+    sound = node.tiers.sound(node.tiers.copies(LATER)[0])
+    sound.tier.store.verify(sound.image)
+    assert sound.tier.name == "shared"
+
+
+@pytest.mark.parametrize("bad", ["0001.tmp", "0001.tmp/criu", ""])
+def test_trouble_where_a_copy_goes_to_is_no_damage_of_its_source(make_node: Callable[..., Node], bad: str) -> None:
+    """The directory there is open to others: nothing is copied, and the copies of this node stay."""
+    node = make_node()
+    image = node.dump(publish=False)
+    there = node.shared.path / JOB.name / bad
+    there.mkdir(parents=True)
+    there.chmod(0o755)
+    with pytest.raises(CheckpointError, match="mode 0755"):
+        node.tiers.publish(JOB.name, 1)
+    assert node.where(image) == ["memory", "disk"]
+    assert node.memory.aside() == []
+    there.chmod(0o700)
+    for path in node.shared.path.rglob("*"):
+        path.chmod(0o700)
+    assert node.tiers.publish(JOB.name, 1)
+
+
+@pytest.mark.parametrize("bad", ["memory", "disk", "shared"])
+@pytest.mark.parametrize("what", ["manifest", "signature", "other", "link"])
+def test_a_manifest_that_was_tampered_with(make_node: Callable[..., Node], bad: str, what: str) -> None:
+    """The copy is passed over and told of, and replaced where the image is brought there."""
+    node = make_node()
+    image, other = node.dump(), node.dump(7)
+    store = {"memory": node.memory, "disk": node.disk, "shared": node.shared}[bad]
+    place = node.file(store, image).parent.parent
+    if what == "manifest":
+        text = (place / "manifest.json").read_text()
+        (place / "manifest.json").write_text(text.replace('"uid": 1001', '"uid": 1000'))
+    elif what == "signature":
+        (place / "manifest.hmac").write_text("é" * 32)
+    elif what == "other":
+        for name in ("manifest.json", "manifest.hmac"):
+            (place / name).write_bytes((node.file(store, other).parent.parent / name).read_bytes())
+    else:
+        (place / "manifest.json").rename(place.parent / "elsewhere")
+        (place / "manifest.json").symlink_to(place.parent / "elsewhere")
+    copies, damage = node.tiers.copies(LATER)
+    assert [one.tier.name for one in copies] == [name for name in ("memory", "disk", "shared") if name != bad]
+    assert damage is not None
+    assert len(node.told) == 1
+    sound = node.tiers.sound(copies)
+    assert node.tiers.move(sound, next(one for one in node.tiers.tiers if one.name == bad)).tier.name == bad
+    assert node.where(image) == ["memory", "disk", "shared"]
+    store.verify(image)
+
+
+def lose(path: Path, generator: random.Random) -> None:
+    """What a power cut may leave of a file that was not synced: pieces not written, another end."""
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        for _ in range(3):
+            file.seek(generator.randrange(max(1, size)))
+            file.write(bytes(min(SMALL, size)))
+        file.truncate(generator.choice([size, size, generator.randrange(size + 1), 2 * size, 0]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_power_cut_during_a_copy(make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Whatever is left of the files, the copy that is taken up is the image, or there is none."""
+    node, generator = make_node(), random.Random(seed)  # noqa: S311
+    image = node.dump(publish=False)
+    looks = iter([False] * generator.randrange(70))
+    monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: next(looks, True))
+    with suppress(CheckpointError):
+        node.tiers.publish(JOB.name, 1)
+    monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: False)
+    if node.where(image) == ["memory", "disk"]:
+        for path in sorted(node.shared.path.rglob("*")):
+            if path.is_file() and generator.random() < 0.7:
+                lose(path, generator)
+            elif path.is_file() and generator.random() < 0.2:
+                path.unlink()
+        assert node.where(image) == ["memory", "disk"]
+        node.shared.begun()
+    assert node.tiers.publish(JOB.name, 1)
+    assert not node.told
+    node.shared.verify(node.shared.get(JOB.name, 1))

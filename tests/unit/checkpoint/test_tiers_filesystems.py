@@ -33,6 +33,25 @@ def test_a_tier_that_went_away_is_passed_over(make_node: Callable[..., Node]) ->
     assert node.tiers.sound([copy])
 
 
+@pytest.mark.parametrize("bad", ["memory", "disk"])
+def test_a_tier_that_answers_with_errors_is_passed_over(make_node: Callable[..., Node], bad: str) -> None:
+    """As a dead disk does, or a file system of another machine that has gone: nothing of it is believed or asked."""
+    node = make_node()
+    first = node.dump(1)
+    store = {"memory": node.memory, "disk": node.disk}[bad]
+    os.close(store._entries.top)
+    store._entries.top = -1
+    node.tiers.check_room(1001, MIB)
+    second = node.dump(2)
+    others = [name for name in ("memory", "disk", "shared") if name != bad]
+    assert node.where(second) == others
+    copies, _ = node.tiers.copies(run_of(first))
+    assert node.tiers.sound(copies).tier.name == others[0]
+    node.tiers.relieve()
+    (error,) = store.images()
+    assert "cannot be read: Bad file descriptor" in str(error)
+
+
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     """Mounts small tmpfs file systems."""

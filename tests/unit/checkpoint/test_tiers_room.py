@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_affinode.checkpoint.interface import NoRoom
+from slurm_affinode.checkpoint.interface import CheckpointError, NoRoom
 from slurm_affinode.checkpoint.tier import Copy
 
-from .conftest import MIB, Node, run_of
+from .conftest import JOB, MIB, Node, run_of
 
 
 def test_what_is_on_the_disk_too_makes_room_in_memory(make_node: Callable[..., Node]) -> None:
@@ -79,3 +79,27 @@ def test_room_is_what_can_be_made(make_node: Callable[..., Node]) -> None:
     node.shared.budget.reserve = 1 << 60
     with pytest.raises(NoRoom):
         node.tiers.check_room(1001, 4 * MIB)
+
+
+def test_host_memory_is_promised_once(make_node: Callable[..., Node]) -> None:
+    """Two dumps at once do not both count on what is left beside the jobs' memory."""
+    node = make_node()
+    node.left = 6 * MIB
+    tier = node.tiers.tiers[0]
+    writer = node.memory.begin(JOB, uid=1001, estimate=4 * MIB)
+    assert tier.room() == 2 * MIB
+    assert node.where(node.dump(7)) == ["disk", "shared"]
+    writer.abandon()
+    assert tier.room() == 6 * MIB
+
+
+def test_one_copy_is_written_once_at_a_time(make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a file system that has no locks on directories."""
+    node = make_node()
+    image = node.dump(publish=False)
+    monkeypatch.setattr("slurm_affinode.checkpoint.writer.lock", lambda fd: True)
+    writer = node.shared.take_up(image)
+    with pytest.raises(CheckpointError, match="somebody else is writing"):
+        node.tiers.publish(JOB.name, 1)
+    writer.leave()
+    assert node.tiers.publish(JOB.name, 1)
