@@ -183,8 +183,11 @@ class Daemon:
         orphans = Orphans(self.watch.driver, fresh, self.node, reports=LeftoverReports(self.config.agent.leftovers))
         return OrphanVerbs(orphans, policy_path(self.config), self._drain, name_of_user)
 
-    def _drain(self, reason: str) -> None:
-        self.later(lambda: self.queue.drain(self.node, reason))
+    def _drain(self, reason: str) -> bool:
+        # Waited for: when the epilog has returned, the next job may come to the node.
+        answer: list[bool] = []
+        self._ask(lambda: answer.append(self.queue.drain(self.node, reason)))
+        return answer == [True]
 
     def _tick(self) -> None:
         self.arrivals.sweep()

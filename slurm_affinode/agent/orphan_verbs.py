@@ -27,8 +27,8 @@ class OrphanVerbs:
     orphans: Orphans
     policy: Path
     """The policy file; that there is none is fine."""
-    drain: Callable[[str], None]
-    """Drains this node with a reason."""
+    drain: Callable[[str], bool]
+    """Drains this node with a reason; whether that was done."""
     name_of: Callable[[int], str]
 
     def answer(self, request: Mapping[str, Any], caller: Caller, *, admin: bool) -> dict[str, Any]:
@@ -89,9 +89,10 @@ class OrphanVerbs:
             reason = f"slurm-affinode: after job {job}: {'; '.join(report['dirty'])}"
             log.error("%s", one_line(reason))
             if rule.dirty == "drain":
-                self.drain(one_line(reason, 200))
-                drained = True
-                self.orphans.reports.add({**report, "drained": True})
+                drained = self.drain(one_line(reason, 200))
+                if not drained:
+                    report["dirty"] = [*report["dirty"], f"{self.orphans.node} could not be drained"]
+                self.orphans.reports.add({**report, "drained": drained})
         report["drained"] = drained
         return report
 

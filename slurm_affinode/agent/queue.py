@@ -185,9 +185,18 @@ class QueueView:
         value = "" if config is None else config.get("SlurmUser", "")
         return value.partition("(")[0] or None
 
-    def drain(self, node: str, reason: str) -> None:
-        """No new jobs on a node; what goes wrong is logged."""
-        self._ask(f"drain {node}", lambda client: client.drain(node, reason))
+    def drain(self, node: str, reason: str) -> bool:
+        """No new jobs on a node; one that is drained already keeps its reason. ``False``: it failed (logged)."""
+
+        def unless_it_is(client: SlurmClient) -> bool:
+            there = next((one for one in client.nodes() if one.name == node), None)
+            if there is not None and there.draining:
+                log.warning("%s is drained already (%s): not for %s", node, there.reason, reason)
+            else:
+                client.drain(node, reason)
+            return True
+
+        return self._ask(f"drain {node}", unless_it_is) is True
 
     def close(self) -> None:
         """End what was started for the client."""

@@ -17,10 +17,20 @@ from slurm_affinode.core.cleanup_rules import Effective, effective, exemption
 from slurm_affinode.core.policy_values import zone_of
 from slurm_affinode.core.spans import span
 from slurm_affinode.model.cleanup import DESTRUCTIVE, NEVER, Action, Ledger, Policy, Settings, Stages, Verb
-from slurm_affinode.model.finding import IDLE_KINDS, Finding, JobRef, NodeRef, ProcessRef
+from slurm_affinode.model.finding import (
+    IDLE_KINDS,
+    MISFIT_KINDS,
+    USER_KINDS,
+    Finding,
+    JobRef,
+    NodeRef,
+    ProcessRef,
+)
 
 NO_MEASUREMENT = frozenset({"time", "use", "state", "power", "queue", "limit", "window"})
 """Dimensions that say how long or in which state, or that follow from another one. Power is only shown."""
+SHAPE_KINDS = (IDLE_KINDS | MISFIT_KINDS) - USER_KINDS
+"""About one job and what it does with what it has."""
 NEVER_USED_S = 60.0
 """Idle since this soon after the start counts as never used: the first sample comes later than the job."""
 
@@ -176,13 +186,9 @@ class _Case:
         if keep is not None and self.now < keep.until and _same(job.submit, keep.submit):
             return self.none("kept", f"{keep.user} asked to keep it until {_clock(keep.until)}: {keep.why}")
         held = _held(finding)
-        if held < settings.min_gpus:
-            return self.none("few-gpus", f"it has {held} GPUs; the rule is for {settings.min_gpus} or more")
-        if finding.score < settings.min_score:
-            return self.none("score", f"its score {finding.score:.2f} is below {settings.min_score:.2f}")
-        ran_s = None if job.start is None else self._age_s(job.start)
-        if settings.min_run_s > 0 and (ran_s is None or ran_s < settings.min_run_s):
-            return self.none("min-run", f"it runs for less than {span(settings.min_run_s)}")
+        small = self._small(job, held)
+        if small is not None:
+            return small
         if job.batch is False:
             allowed = settings.interactive
             most_s = -1.0 if allowed.max_run_s is None else allowed.max_run_s
@@ -193,6 +199,18 @@ class _Case:
         if since is None:
             return self.none("unknown", "it is not known since when")
         return self._stage(stages_of(settings, finding), since)
+
+    def _small(self, job: JobRef, held: int) -> Action | None:
+        """Too small a matter for the rule."""
+        settings, score = self.settings, self.finding.score
+        if held < settings.min_gpus and (held > 0 or self.finding.kind in IDLE_KINDS):
+            return self.none("few-gpus", f"it has {held} GPUs; the rule is for {settings.min_gpus} or more")
+        if score < settings.min_score:
+            return self.none("score", f"its score {score:.2f} is below {settings.min_score:.2f}")
+        ran_s = None if job.start is None else ((job.end or self.now) - job.start).total_seconds()
+        if settings.min_run_s > 0 and (ran_s is None or ran_s < settings.min_run_s):
+            return self.none("min-run", f"it runs for less than {span(settings.min_run_s)}")
+        return None
 
     def _stage(self, stages: Stages, since: datetime) -> Action:
         times, more_s = stages.warnings, extra_s(self.settings, self.finding)
@@ -247,6 +265,10 @@ class _Case:
 
     def _matter(self) -> Action:
         settings, finding, subject = self.settings, self.finding, self.finding.subject
+        if finding.kind in SHAPE_KINDS and isinstance(subject, JobRef):
+            small = self._small(subject, _held(finding))
+            if small is not None:
+                return small
         text = finding.summary or finding.kind
         wanted = settings.action if finding.kind in ACTION_KINDS.get(settings.action, ()) else "warn"
         verb: Verb | None = None

@@ -122,7 +122,7 @@ def read_policy(
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         fault = syntax_fault(error, text)
-        return Policy(where=where), (PolicyFault(fault.line, fault.message),)
+        return Policy(where=where), (PolicyFault(fault.line, fault.message, fault.hint),)
     reader = _Reader(Lines(text), expand)
     for key in data:
         if key not in _TOP:
@@ -280,10 +280,15 @@ def _keep(reader: _Reader, data: Any) -> KeepPolicy:
     return KeepPolicy(found.get("allow", base.allow), found.get("max", base.max_s), found.get("min_why", base.min_why))
 
 
+EPILOG_WAIT_S = 20.0
+"""An epilog waits twice for as long (processes, then memory), and a node for its epilog."""
+
+
 def _epilog(reader: _Reader, data: Any) -> EpilogPolicy:
     found = reader.table(
-        data, ("epilog",), {"dirty": values.one_of("report", "drain"), "kill": values.yes_no, "wait": values.span}
-    )
+        data, ("epilog",),
+        {"dirty": values.one_of("report", "drain"), "kill": values.yes_no, "wait": values.span_up_to(EPILOG_WAIT_S)},
+    )  # fmt: skip
     base = EpilogPolicy()
     return EpilogPolicy(found.get("dirty", base.dirty), found.get("kill", base.kill), found.get("wait", base.wait_s))
 

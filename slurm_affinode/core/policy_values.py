@@ -38,6 +38,18 @@ def span(value: Any) -> float:
     return seconds
 
 
+def span_up_to(most_s: float) -> Kind:
+    """A span of at most ``most_s``."""
+
+    def convert(value: Any) -> float:
+        seconds = span(value)
+        if seconds > most_s:
+            raise ValueError(f"{value!r} is more than {most_s:g} s")
+        return seconds
+
+    return convert
+
+
 def text(value: Any) -> str:
     """A text that is not empty."""
     if not isinstance(value, str) or not value.strip():

@@ -172,7 +172,7 @@ class Recheck:
         return Look("still", f"memory of GPUs of {name} is still held by no process")
 
     def drained(self, name: str) -> Look:
-        """A node is still drained for a kill that failed, and nothing of users is left on its GPUs."""
+        """A node is still drained by Slurm for a kill that failed, and nothing of users is left there."""
         node = self._node(name)
         if node is None:
             return Look("unknown", f"Slurm knows no node {name}")
@@ -180,10 +180,16 @@ class Recheck:
             return Look("gone", f"{name} is in service again")
         if KILL_FAILED not in (node.reason or "").lower():
             return Look("gone", f"{name} is drained for another reason: {node.reason}")
+        if (node.reason or "").strip().lower() != KILL_FAILED or not self._of_slurm(node.reason_user):
+            return Look("unknown", f"{name} is drained by {node.reason_user or 'somebody'}, who wrote: {node.reason}")
         try:
-            answer = self.ask(name, {"verb": "processes"})
+            answer = self.ask(name, {"verb": "processes", "use": True})
+            alive = {job.job_id for job in self.slurm.overview() if not job.ended}
         except AffinodeError as error:
             return Look("unknown", f"the node cannot be looked at: {error}")
+        ended = [row["job"] for row in answer.get("jobs") or () if row["job"] not in alive]
+        if ended:
+            return Look("woke", f"processes of job {ended[0]}, which has ended, are still on {name}")
         for row in answer["gpus"]:
             if row["processes"] is None:
                 return Look("unknown", f"GPU {row['index']} of {name}: {row.get('fault') or 'cannot be read'}")
@@ -191,6 +197,10 @@ class Recheck:
             if left:
                 return Look("woke", f"process {left[0]['pid']} is still on GPU {row['index']} of {name}")
         return Look("still", f"{name} is clean", evidence={"reason": node.reason})
+
+    def _of_slurm(self, user: str | None) -> bool:
+        """Whether Slurm itself may have written a reason, and not an operator by name."""
+        return user in (None, "root") or user == self.slurm.config().get("SlurmUser", "").partition("(")[0]
 
     def _node(self, name: str) -> Node | None:
         return next((one for one in self.slurm.nodes() if one.name == name), None)

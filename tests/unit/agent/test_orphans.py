@@ -6,13 +6,14 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_stand_ins import NODE, Gpus, Slurm, agent, config_of, job, wait_until
+from agent_stand_ins import NODE, Gpus, Slurm, agent, config_of, job
 
 from slurm_affinode.agent import hooks
 from slurm_affinode.agent.orphans import NotAnOrphanError, Orphans
@@ -231,6 +232,16 @@ def test_what_each_process_computed_is_told_where_the_driver_knows(world: World)
     assert {row["sm_pct"] for row in world.orphans().gpus()[0]["processes"]} == {None}
 
 
+def test_what_a_job_left_is_ended_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The epilog does not wait for each rank in turn."""
+    together = threading.Barrier(3)
+    monkeypatch.setattr(Orphans, "_end", lambda *_: str(together.wait(10)))
+    for _ in range(3):
+        world.process(SLURM_JOB_ID="7")
+    report = world.orphans().leftovers(7, os.getuid(), [0], kill=True, wait_s=0.1)
+    assert sorted(one["ended_by"] for one in report["left"]) == ["0", "1", "2"]
+
+
 # --- as the agent answers
 
 
@@ -266,7 +277,7 @@ def test_a_process_is_named_by_number_and_start(ask: Callable[..., dict[str, Any
 def test_the_epilog_drains_a_dirty_node_where_the_policy_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Else it tells; the stand-in GPUs always hold a gibibyte."""
+    """Else it tells; the stand-in GPUs always hold a gibibyte. What somebody else drained keeps its reason."""
     policy = tmp_path / "zombies.toml"
     monkeypatch.setenv("SLURM_AFFINODE_ZOMBIE_POLICY", str(policy))
     slurm = Slurm({7: job()})
@@ -279,7 +290,12 @@ def test_the_epilog_drains_a_dirty_node_where_the_policy_says_so(
         assert drained == []
         policy.write_text('[epilog]\ndirty = "drain"\n')
         assert hooks.run("epilog", settings, env) == []
-        wait_until("it is drained", lambda: drained)
+        assert len(drained) == 1  # before the epilog returns: then the next job may come
+        slurm.node_list = (replace(NODE, flags=frozenset({"DRAIN"}), reason="disk is full"),)
+        assert hooks.run("epilog", settings, env) == []
+        slurm.down = True
+        assert "c1 could not be drained" in hooks.run("epilog", settings, env)
+        slurm.down = False
         policy.write_text('[epilog]\ndirty = "dry"\n')
         assert hooks.run("epilog", settings, env) != []
     assert drained == [("c1", "slurm-affinode: after job 7: GPU 0: 1024 MiB are held and no process holds them")]

@@ -268,6 +268,22 @@ def test_misfits_and_ended_jobs_are_told_and_never_cancelled() -> None:
     assert due(subject=ended)[0] == "warn-user"
 
 
+@pytest.mark.parametrize(
+    ("more", "kind", "code"),
+    [
+        ("min_gpus = 2", "time-limit", "few-gpus"),
+        ("min_score = 0.99", "time-limit", "score"),
+        ('min_run = "9h"', "time-limit", "min-run"),
+        ('min_run = "9h"', "low-efficiency-user", "due"),
+        ("min_gpus = 2", "cpu-idle", "due"),
+    ],
+)
+def test_small_matters_are_left_alone_whatever_they_are(more: str, kind: str, code: str) -> None:
+    """The shape of a job as much as its idle GPUs; a job without GPUs has not too few of them."""
+    finding = squatter(kind=kind, allocated_gpus=0 if kind == "cpu-idle" else 1)
+    assert verdict(finding, f"[default]\n{more}")[1] == code
+
+
 def test_the_shape_of_jobs_is_one_matter_for_each_user() -> None:
     """Told once in a time, however many jobs; jobs that have ended are told of later than what may change."""
     long_ago = NOW - timedelta(hours=5)

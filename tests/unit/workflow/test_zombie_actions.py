@@ -46,6 +46,7 @@ class World:
     errors: dict[str, Exception] = field(default_factory=dict)
     reading: dict[str, Any] | None = field(default_factory=lambda: dict(IDLE))
     processes: list[dict[str, Any]] = field(default_factory=list)
+    uses: list[dict[str, Any]] = field(default_factory=list)
     asked: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     answers: dict[str, Any] = field(default_factory=dict)
     mails: list[Digest] = field(default_factory=list)
@@ -63,6 +64,12 @@ class World:
 
     def nodes(self) -> tuple[Node, ...]:
         return self.nodes_
+
+    def overview(self) -> tuple[Job, ...]:
+        return tuple(self.jobs.values())
+
+    def config(self) -> dict[str, str]:
+        return {"SlurmUser": "slurm(64030)"}
 
     def cancel(self, name: str) -> None:
         if name in self.errors:
@@ -88,7 +95,7 @@ class World:
             raise UnreachableError(f"the agent on {name} does not answer")
         row = {"uuid": "GPU-0", "index": 0, "mig": None, "reading": self.reading, "processes": self.processes,
                "fault": None, "busy_pct": 0.0}  # fmt: skip
-        return {"node": name, "gpus": [row, {**row, "uuid": "GPU-1", "index": 1}]}
+        return {"node": name, "gpus": [row, {**row, "uuid": "GPU-1", "index": 1}], "jobs": self.uses}
 
     def suspend(self, name: str) -> dict[str, Any]:
         if "suspend" in self.errors:
@@ -373,6 +380,28 @@ def test_nodes_are_drained_and_resumed_after_another_look(world: World) -> None:
     world.nodes_ = (replace(world.nodes_[0], reason="disk"),)
     world.now += timedelta(hours=2)
     assert "another reason" in act(world, due(node(), "resume"), run="r5")[0].text
+
+
+@pytest.mark.parametrize(
+    ("reason", "user", "uses", "result"),
+    [
+        ("Kill task failed", "root", [], "done"),
+        ("Kill task failed", "slurm", [{"job": 7}], "done"),
+        ("Kill task failed", None, [], "done"),
+        ("Kill task failed", "operator", [], "spared"),
+        ("Kill task failed again, waiting for the vendor", "root", [], "spared"),
+        ("Kill task failed", "root", [{"job": 6}], "spared"),
+        ("disk is full", "root", [], "gone"),
+    ],
+)
+def test_only_what_slurm_drained_itself_is_resumed_and_when_it_is_clean(
+    world: World, reason: str, user: str | None, uses: list[dict[str, Any]], result: str
+) -> None:
+    """Not what a person keeps back, nor where an ended job's processes hang somewhere else than on a GPU."""
+    world.nodes_ = (replace(NODE, name="n1", flags=frozenset({"DRAIN"}), reason=reason, reason_user=user),)
+    world.uses = uses
+    assert [one.result for one in act(world, due(node(), "resume"))] == [result]
+    assert world.drained == ([("n1", "")] if result == "done" else [])
 
 
 # --- telling
