@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 from slurm_affinode.gpu.jobs import JobFinder
 
 _CRED = struct.Struct("iII")
+_PEERPIDFD = getattr(socket, "SO_PEERPIDFD", 77)
 
 
 class NotAShepherd(ValueError):  # noqa: N818 - names what is the case
@@ -46,6 +49,27 @@ def peer_of(connection: socket.socket) -> Peer:
     return Peer(pid, uid, gid)
 
 
+def pidfd_of(connection: socket.socket, peer: Peer) -> int:
+    """A descriptor of the process that connected, however often its number is given to others; the caller closes it.
+
+    From Linux 6.5 on the kernel kept it at ``connect()``; before, it is that of the process that has the number now, so
+    that this is to be asked at once. Raises ``OSError`` where it is gone.
+    """
+    try:
+        return connection.getsockopt(socket.SOL_SOCKET, _PEERPIDFD)
+    except OSError as error:
+        if error.errno not in (errno.ENOPROTOOPT, errno.EINVAL):
+            raise
+    return os.pidfd_open(peer.pid)
+
+
+def has_ended(pidfd: int) -> bool:
+    """Whether the process of a descriptor is over: what was read of its number may be another's then."""
+    look = select.poll()
+    look.register(pidfd, select.POLLIN)
+    return bool(look.poll(0))
+
+
 class Inspector:
     """Looks at processes in ``/proc``."""
 
@@ -66,6 +90,8 @@ class Inspector:
         namespaces = self.ns_pids(peer.pid)
         if len(namespaces) < 2 or namespaces[-1] != 1:
             raise NotAShepherd(f"process {peer.pid} is not PID 1 of a PID namespace")
+        if self._owner(peer.pid) != peer.uid:
+            raise NotAShepherd(f"process {peer.pid} is not of user {peer.uid}, who connected")
         if self._namespace(peer.pid, "user") != self._namespace(os.getpid(), "user"):
             raise NotAShepherd(f"process {peer.pid} is in a user namespace of its own")
         job = self._finder.find(peer.pid, started)
@@ -117,6 +143,12 @@ class Inspector:
         for thread in threads:
             for word in self._text(pid, f"task/{thread.name}/children").split():
                 yield int(word)
+
+    def _owner(self, pid: int) -> int | None:
+        try:
+            return (self._proc / str(pid)).stat().st_uid
+        except OSError:
+            return None
 
     def _namespace(self, pid: int, kind: str) -> tuple[int, int] | None:
         try:

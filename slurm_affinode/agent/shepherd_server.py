@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from slurm_affinode.agent.peers import Identity, NotAShepherd, Peer, peer_of
+from slurm_affinode.agent.peers import Identity, NotAShepherd, Peer, has_ended, peer_of, pidfd_of
 from slurm_affinode.agent.shepherds import (
     MAX_PACKET_BYTES,
     BadMessage,
@@ -63,9 +63,11 @@ class Flock(Protocol):
 class Connection:
     """One shepherd's connection: ``registry.Link``."""
 
-    def __init__(self, sock: socket.socket, peer: Peer, opened: float) -> None:
+    def __init__(self, sock: socket.socket, peer: Peer, pidfd: int, opened: float) -> None:
         self.sock = sock
         self.peer = peer
+        self.pidfd = pidfd
+        """Of the process that connected; -1 when it has said hello."""
         self.opened = opened
         self.who: Identity | None = None
         self.status: int | None = None
@@ -94,6 +96,13 @@ class Connection:
             if self._open:
                 self._open = False
                 self.sock.close()
+        self.forget()
+
+    def forget(self) -> None:
+        """Who connected is known, or does not matter any more."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
 
 
 class ShepherdServer:
@@ -163,15 +172,17 @@ class ShepherdServer:
         sock.setblocking(False)
         try:
             peer = peer_of(sock)
+            pidfd = pidfd_of(sock, peer)
         except OSError:
             sock.close()
             return
         if not self._seats.take(peer.uid, reserved=peer.uid == 0):
             if self._seldom.now(peer.uid):
                 log.warning("uid %d has too many connections: one more is refused", peer.uid)
+            os.close(pidfd)
             sock.close()
             return
-        connection = Connection(sock, peer, self._clock())
+        connection = Connection(sock, peer, pidfd, self._clock())
         self._connections.add(connection)
         self._selector.register(sock, selectors.EVENT_READ, connection)
 
@@ -209,6 +220,9 @@ class ShepherdServer:
             if connection.who is not None:
                 raise BadMessage("it said hello twice")
             who = self._identify(connection.peer)
+            if has_ended(connection.pidfd):  # and the number may be a shepherd's by now
+                raise NotAShepherd(f"process {connection.peer.pid} has ended")
+            connection.forget()
             if who.job_id != message.job_id:
                 raise NotAShepherd(f"it says that it is job {message.job_id}; it is job {who.job_id}")
             connection.who = who

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +17,7 @@ from agent_stand_ins import NODE, Gpus, Slurm, job, wait_until, waiting
 
 from slurm_affinode.agent import queue as queues
 from slurm_affinode.agent.loop import run
-from slurm_affinode.agent.peers import Inspector, NotAShepherd, Peer
+from slurm_affinode.agent.peers import Inspector, NotAShepherd, Peer, has_ended, peer_of, pidfd_of
 from slurm_affinode.agent.queue import QueueView, memory_mib, room_of, waiting_of
 from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.throttle import Seats, Seldom
@@ -71,8 +73,8 @@ JOB_CGROUP = "/system.slice/slurmstepd.scope/job_123/step_batch/user/task_0"
 def test_shepherd_is_known_by_the_kernel(tmp_path: Path) -> None:
     """PID 1 of a namespace, of a job by its cgroup."""
     fake_proc(tmp_path, 50, ns="50\t1", cgroup=JOB_CGROUP)
-    who = Inspector(tmp_path).identify(Peer(50, 2001, 2001))
-    assert (who.job_id, who.uid, who.pid, who.started) == (123, 2001, 50, 4711)
+    who = Inspector(tmp_path).identify(Peer(50, os.getuid(), 2001))
+    assert (who.job_id, who.uid, who.pid, who.started) == (123, os.getuid(), 50, 4711)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_other_processes_are_no_shepherds(tmp_path: Path, ns: str, cgroup: str, 
     """One in the host's namespace, one further down, one that only its environment calls a job's."""
     fake_proc(tmp_path, 50, ns=ns, cgroup=cgroup)
     with pytest.raises(NotAShepherd, match=said):
-        Inspector(tmp_path).identify(Peer(50, 2001, 2001))
+        Inspector(tmp_path).identify(Peer(50, os.getuid(), 2001))
 
 
 def test_container_of_a_user_is_no_shepherd(tmp_path: Path) -> None:
@@ -96,13 +98,45 @@ def test_container_of_a_user_is_no_shepherd(tmp_path: Path) -> None:
     (here / "ns" / "user").unlink()
     (here / "ns" / "user").write_text("")
     with pytest.raises(NotAShepherd, match="user namespace of its own"):
-        Inspector(tmp_path).identify(Peer(50, 2001, 2001))
+        Inspector(tmp_path).identify(Peer(50, os.getuid(), 2001))
+
+
+def test_shepherd_of_another_user_is_not_the_one_that_connected(tmp_path: Path) -> None:
+    """The process that connected has ended, and its number is another's by now."""
+    fake_proc(tmp_path, 50, ns="50\t1", cgroup=JOB_CGROUP)
+    with pytest.raises(NotAShepherd, match=f"is not of user {os.getuid() + 1}"):
+        Inspector(tmp_path).identify(Peer(50, os.getuid() + 1, 2001))
+
+
+def test_process_that_connected_is_told_from_those_that_get_its_number() -> None:
+    """It passes its connection on and ends; the descriptor knows."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind("")  # an abstract address
+        listener.listen()
+        address = listener.getsockname()
+        child = os.fork()
+        if child == 0:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as mine:
+                mine.connect(address)
+                os.kill(os.getpid(), signal.SIGSTOP)
+            os._exit(0)
+        os.waitpid(child, os.WUNTRACED)
+        with listener.accept()[0] as sock:
+            assert peer_of(sock).pid == child
+            pidfd = pidfd_of(sock, peer_of(sock))
+            try:
+                assert not has_ended(pidfd)
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                assert has_ended(pidfd)
+            finally:
+                os.close(pidfd)
 
 
 def test_process_that_is_gone_is_no_shepherd(tmp_path: Path) -> None:
     """It ended before it was looked at."""
     with pytest.raises(NotAShepherd, match="is gone"):
-        Inspector(tmp_path).identify(Peer(50, 2001, 2001))
+        Inspector(tmp_path).identify(Peer(50, os.getuid(), 2001))
 
 
 def test_host_activity_of_a_tree() -> None:

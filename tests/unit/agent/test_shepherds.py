@@ -113,6 +113,15 @@ def test_shepherd_is_answered_and_its_job_is_watched(node: Node1) -> None:
     wait_until("it is forgotten", node.daemon.registry.jobs, lambda jobs: not jobs)
 
 
+def test_shepherd_whose_connector_has_ended_is_not_believed(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has its number now did not connect."""
+    monkeypatch.setattr(shepherd_server, "has_ended", lambda pidfd: True)
+    with agent(config) as node:
+        shepherd = Shepherd(node.run_dir).hello()
+        assert shepherd.hear() == ""
+        assert node.daemon.registry.jobs() == ()
+
+
 def test_shepherd_that_comes_again_is_not_answered(node: Node1) -> None:
     """The agent was restarted, or the connection lost: the job runs, and the orchestration is told."""
     Shepherd(node.run_dir, root=2).hello()
