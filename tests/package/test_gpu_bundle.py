@@ -1,0 +1,60 @@
+"""The script of the archive that tests and measures on a machine with a GPU, on one without."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """The unpacked archive, with a wheel that has nothing in it: the package is this one."""
+    made = tmp_path / "slurm-affinode-gpu"
+    (made / "wheels").mkdir(parents=True)
+    shutil.copy(REPOSITORY / "tests" / "gpu" / "bundle" / "run", made / "run")
+    version = f"{sys.version_info[0]}{sys.version_info[1]}"
+    zipfile.ZipFile(made / "wheels" / f"cuda_bindings-1-cp{version}-cp{version}-none.whl", "w").close()
+    for name in ("tests", "benchmarks"):
+        (made / name).mkdir()
+        shutil.copytree(REPOSITORY / name / "gpu", made / name / "gpu")
+    (made / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n    gpu: of these\npythonpath = tests\naddopts = --import-mode=importlib\n"
+    )
+    return made
+
+
+def run(top: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHON": sys.executable}
+    return subprocess.run(
+        [str(top / "run"), *arguments], env=env, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_without_a_driver_all_of_it_says_so(top: Path) -> None:
+    """The table of features, the tests and the benchmark: each gets its turn, none fails."""
+    done = run(top)
+    if "there is no NVIDIA driver here" not in done.stdout:
+        pytest.skip("this machine has a driver")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert ["custom", "storage", "615"] in [row[:3] for row in rows]
+    assert "skipped" in done.stdout
+    assert "not yet measured on hardware" in done.stdout
+    assert {path.name for path in (top / "results").iterdir()} == {"tests.json", "bench.json"}
+
+
+def test_what_it_does_not_know_is_refused(top: Path) -> None:
+    """With what there is."""
+    done = run(top, "everything")
+    assert (done.returncode, "table | tests ... | bench" in done.stderr) == (2, True)
+    next((top / "wheels").iterdir()).unlink()
+    done = run(top)
+    assert (done.returncode, "no Python that this bundle has wheels for" in done.stderr) == (3, True)
