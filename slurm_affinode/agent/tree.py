@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import os
 import signal
 import threading
@@ -20,6 +22,7 @@ from typing import Protocol
 from slurm_affinode.errors import AffinodeError
 
 _SEIZE = 0x4206
+_NS_GET_PARENT = 0xB702
 _ESRCH = 3
 _POLL_S = 0.01
 
@@ -64,6 +67,10 @@ class Processes(Protocol):
         """All processes of the namespace whose PID 1 this is, without PID 1. Raises ``TreeGoneError``."""
         ...
 
+    def everybody(self, init_pid: int, init_started: int) -> Sequence[Member]:
+        """The same, with those in PID namespaces below it (containers), parents first. Raises ``TreeGoneError``."""
+        ...
+
     def stop(self, pids: Iterable[int]) -> None:
         """SIGSTOP."""
         ...
@@ -100,6 +107,44 @@ class LinuxProcesses:
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
         """All but PID 1 and those that have ended, by number."""
         return [member for member in self._all(init_pid, init_started) if not member.gone]
+
+    def everybody(self, init_pid: int, init_started: int) -> Sequence[Member]:
+        """See ``Processes``."""
+        if not self.alive(init_pid, init_started):
+            raise TreeGoneError(f"the shepherd (PID {init_pid}) is not there any more")
+        top = self._space(init_pid)
+        spaces: dict[str, bool] = {} if top is None else {top: True}
+        found = []
+        for name in os.listdir(self.proc):  # noqa: PTH208 - only names are wanted
+            if name.isdigit() and int(name) != init_pid and self._below(int(name), spaces):
+                member = self.read(int(name))
+                if member is not None and not member.gone:
+                    found.append(member)
+        return parents_first(found)
+
+    def _below(self, pid: int, spaces: dict[str, bool]) -> bool:
+        """Whether a process is in one of the namespaces that hang below a known one."""
+        space = self._space(pid)
+        if space is None:
+            return False
+        if space not in spaces:
+            spaces[space] = self._hangs_below(pid, spaces)
+        return spaces[space]
+
+    def _hangs_below(self, pid: int, spaces: dict[str, bool]) -> bool:
+        with contextlib.ExitStack() as stack:
+            try:
+                fd = os.open(self.proc / str(pid) / "ns" / "pid", os.O_RDONLY | os.O_CLOEXEC)
+                stack.callback(os.close, fd)
+                while True:
+                    # EPERM: the parent is our own namespace's parent, so it cannot be seen from here.
+                    fd = fcntl.ioctl(fd, _NS_GET_PARENT)
+                    stack.callback(os.close, fd)
+                    known = spaces.get(f"pid:[{os.fstat(fd).st_ino}]")
+                    if known is not None:
+                        return known
+            except OSError:
+                return False
 
     def _all(self, init_pid: int, init_started: int) -> list[Member]:
         if not self.alive(init_pid, init_started):
@@ -172,7 +217,7 @@ class LinuxProcesses:
                 return True
             if all(member.gone and not reaped for member in there):
                 return True
-            self._signal((member.pid for member in there), signal.SIGKILL)
+            send(there, signal.SIGKILL, self.read)
             if self.now() >= deadline:
                 return False
             self.sleep(_POLL_S)
@@ -194,17 +239,76 @@ class LinuxProcesses:
         values = rest.split()
         facts = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         try:
+            state = values[0]
+            if state == "Z" and int(facts.get("Threads", 1)) > 1:
+                state = self._of_a_thread(pid)
             return Member(
                 pid=pid,
                 pid_ns=int(facts["NSpid"].split()[-1]),
                 parent=int(values[1]),
                 started=int(values[19]),
-                state=values[0],
+                state=state,
                 name=head.partition("(")[2],
                 uid=int(facts["Uid"].split()[1]),
             )
         except (IndexError, KeyError, ValueError):
             return None
+
+    def _of_a_thread(self, pid: int) -> str:
+        """A program whose first thread has ended by itself runs on in the others."""
+        for task in self._tasks(pid):
+            with contextlib.suppress(OSError, IndexError):
+                stat = (self.proc / str(pid) / "task" / task / "stat").read_bytes()
+                state = stat.rpartition(b")")[2].split()[0].decode()
+                if state not in "ZX":
+                    return state
+        return "Z"
+
+
+def send(members: Iterable[Member], number: int, read: Callable[[int], Member | None]) -> None:
+    """A signal to each of these, and to nobody who has the number of one that has ended since.
+
+    ``read``: ``Processes.read``. Source: pidfd_open(2): what is looked at after it was opened is what is signalled.
+    """
+    for member in members:
+        with contextlib.suppress(ProcessLookupError), _held(member.pid) as fd:
+            now = read(member.pid)
+            if now is None or now.started != member.started:
+                continue
+            if fd is None:
+                os.kill(member.pid, number)
+            else:
+                signal.pidfd_send_signal(fd, number)
+
+
+@contextlib.contextmanager
+def _held(pid: int) -> Iterator[int | None]:
+    """A descriptor of a process; ``None`` where the kernel is too old for that (before 5.3)."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def parents_first(members: Iterable[Member]) -> list[Member]:
+    """Each process behind its parent."""
+    by_pid = {member.pid: member for member in members}
+
+    def depth(member: Member) -> int:
+        count, seen = 0, {member.pid}
+        while (parent := by_pid.get(member.parent)) is not None and parent.pid not in seen:
+            seen.add(parent.pid)
+            count, member = count + 1, parent
+        return count
+
+    return sorted(by_pid.values(), key=lambda member: (depth(member), member.started, member.pid))
 
 
 def started_of(pid: int) -> int | None:

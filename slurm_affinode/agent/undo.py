@@ -21,7 +21,7 @@ class Undo:
         """SIGCONT to what was not stopped before, CUDA memory back, locks off; whether all of it succeeded."""
         parts, facts = self._parts, record.facts
         try:
-            members = parts.processes.members(int(facts["init_pid"]), int(facts["init_started"]))
+            members = parts.processes.everybody(int(facts["init_pid"]), int(facts["init_started"]))
         except TreeGoneError:
             return True
         # First: a stopped process cannot take its GPU memory back. Its calls wait until it is unlocked.

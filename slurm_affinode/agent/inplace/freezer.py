@@ -7,8 +7,6 @@ child. A parent is stopped before its children and goes on after them, so that a
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import signal
 import time
@@ -17,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from slurm_affinode.agent.tree import LinuxProcesses, Member, TreeGoneError
+from slurm_affinode.agent.tree import LinuxProcesses, Member, send
 from slurm_affinode.errors import AffinodeError
 
 SIGNALS = "signals"
-_NS_GET_PARENT = 0xB702
 _LOOK_AGAIN_S = 0.005
 _STILL = "TtZXx"
 
@@ -50,7 +47,7 @@ class Freezer(Protocol):
         ...
 
     def moving(self, pids: Iterable[int], how: str, *, stay: Collection[int] = ()) -> int | None:
-        """One of ``pids`` that is not stopped."""
+        """One of ``pids`` that is not stopped, or is to end and cannot."""
         ...
 
 
@@ -65,48 +62,7 @@ class LinuxFreezer:
 
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
         """See ``Freezer``."""
-        processes = LinuxProcesses(self.proc)
-        if not processes.alive(init_pid, init_started):
-            raise TreeGoneError(f"the shepherd (PID {init_pid}) is not there any more")
-        top = self._space(init_pid)
-        spaces: dict[int, bool] = {} if top is None else {top: True}
-        found = []
-        for name in os.listdir(self.proc):  # noqa: PTH208 - only names are wanted
-            if name.isdigit() and int(name) != init_pid and self._below(int(name), spaces):
-                member = processes.read(int(name))
-                if member is not None and not member.gone:
-                    found.append(member)
-        return parents_first(found)
-
-    def _space(self, pid: int) -> int | None:
-        try:
-            return (self.proc / str(pid) / "ns" / "pid").stat().st_ino
-        except OSError:
-            return None
-
-    def _below(self, pid: int, spaces: dict[int, bool]) -> bool:
-        """Whether a process is in one of the namespaces that hang below a known one."""
-        space = self._space(pid)
-        if space is None:
-            return False
-        if space not in spaces:
-            spaces[space] = self._hangs_below(pid, spaces)
-        return spaces[space]
-
-    def _hangs_below(self, pid: int, spaces: dict[int, bool]) -> bool:
-        with contextlib.ExitStack() as stack:
-            try:
-                fd = os.open(self.proc / str(pid) / "ns" / "pid", os.O_RDONLY | os.O_CLOEXEC)
-                stack.callback(os.close, fd)
-                while True:
-                    # EPERM: the parent is our own namespace's parent, so it cannot be seen from here.
-                    fd = fcntl.ioctl(fd, _NS_GET_PARENT)
-                    stack.callback(os.close, fd)
-                    known = spaces.get(os.fstat(fd).st_ino)
-                    if known is not None:
-                        return known
-            except OSError:
-                return False
+        return LinuxProcesses(self.proc).everybody(init_pid, init_started)
 
     # --- freezing
 
@@ -152,7 +108,7 @@ class LinuxFreezer:
         while calm < 2:
             moving = [one for one in self.members(init_pid, init_started) if self._moves(one.pid)]
             calm = 0 if moving else calm + 1
-            _kill((one.pid for one in moving), signal.SIGSTOP)
+            send(moving, signal.SIGSTOP, LinuxProcesses(self.proc).read)
             if moving and self.now() >= deadline:
                 one = moving[0]
                 raise FreezeError(f"process {one.pid} ({one.name}) does not stop within {timeout_s:g} s")
@@ -164,12 +120,17 @@ class LinuxFreezer:
         if how != SIGNALS and Path(how).is_dir():
             self._set(Path(how), frozen=False, deadline=self.now() + 5)
         members = self.members(init_pid, init_started)
-        _kill((one.pid for one in reversed(members) if one.pid not in stay), signal.SIGCONT)
+        going = [one for one in reversed(members) if one.pid not in stay]
+        send(going, signal.SIGCONT, LinuxProcesses(self.proc).read)
 
     def moving(self, pids: Iterable[int], how: str, *, stay: Collection[int] = ()) -> int | None:
         """See ``Freezer``."""
         if how != SIGNALS:
-            return None if self._is(Path(how), frozen=True) else next(iter(pids), None)
+            if not self._is(Path(how), frozen=True):
+                return next(iter(pids), None)
+            # The freezer of version 1 holds back SIGKILL as well: what is to end has to be let go.
+            old = (Path(how) / "freezer.state").exists()
+            return next((pid for pid in pids if old and self._is_killed(pid)), None)
         return next((pid for pid in pids if pid not in stay and self._main_moves(pid)), None)
 
     def _moves(self, pid: int) -> bool:
@@ -182,6 +143,15 @@ class LinuxFreezer:
 
     def _main_moves(self, pid: int) -> bool:
         return self._state(self.proc / str(pid)) not in _STILL
+
+    def _is_killed(self, pid: int) -> bool:
+        """SIGKILL is pending."""
+        try:
+            lines = (self.proc / str(pid) / "status").read_bytes().splitlines()
+        except OSError:
+            return False
+        pending = [int(line.split()[1], 16) for line in lines if line.startswith((b"SigPnd:", b"ShdPnd:"))]
+        return any(mask >> (signal.SIGKILL - 1) & 1 for mask in pending)
 
     @staticmethod
     def _state(directory: Path) -> str:
@@ -217,20 +187,6 @@ class LinuxFreezer:
             return not frozen
 
 
-def parents_first(members: Iterable[Member]) -> list[Member]:
-    """Each process behind its parent."""
-    by_pid = {member.pid: member for member in members}
-
-    def depth(member: Member) -> int:
-        count, seen = 0, {member.pid}
-        while (parent := by_pid.get(member.parent)) is not None and parent.pid not in seen:
-            seen.add(parent.pid)
-            count, member = count + 1, parent
-        return count
-
-    return sorted(by_pid.values(), key=lambda member: (depth(member), member.started, member.pid))
-
-
 def stopped(members: Iterable[Member]) -> tuple[int, ...]:
     """Those that stand still already."""
     return tuple(member.pid for member in members if member.state in "Tt")
@@ -242,9 +198,3 @@ def _processes_of(directory: Path) -> set[int]:
     for path in (directory, *(one for one in directory.rglob("*") if one.is_dir())):
         found.update(map(int, (path / "cgroup.procs").read_text().split()))
     return found
-
-
-def _kill(pids: Iterable[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slurm_affinode.agent.inplace.freezer import SIGNALS, FreezeError, LinuxFreezer, parents_first, stopped
-from slurm_affinode.agent.tree import LinuxProcesses, Member, TreeGoneError, started_of
+from slurm_affinode.agent.inplace.freezer import SIGNALS, FreezeError, LinuxFreezer, stopped
+from slurm_affinode.agent.tree import LinuxProcesses, Member, TreeGoneError, parents_first, send, started_of
 
 # PID 1 of its namespace starts a shell that forks all the time, with a child that sleeps.
 FORKING = 'while :; do /bin/true; echo x >>"$0"; done & sleep 1000 & wait'
@@ -123,6 +125,61 @@ def test_a_namespace_inside_belongs_to_the_job(tmp_path: Path) -> None:
         job.end()
 
 
+# A program whose first thread has ended, while another one goes on writing.
+HEADLESS = '''exec python3 -c "
+import ctypes, sys, threading, time
+def write():
+    while True:
+        open(sys.argv[1], 'a').write('x')
+        time.sleep(0.01)
+threading.Thread(target=write).start()
+ctypes.CDLL(None).pthread_exit(None)
+" "$0"'''
+
+
+@needs_root
+def test_a_program_without_its_first_thread_is_frozen_too(tmp_path: Path) -> None:
+    """It looks as if it had ended."""
+    job = Job(tmp_path / "log", HEADLESS)
+    try:
+        freezer = LinuxFreezer()
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{freezer.members(job.init, job.started)[0].pid}/stat").read_text().split()[2] != "Z":
+            assert time.monotonic() < deadline
+        freezer.freeze(job.init, job.started, SIGNALS, timeout_s=20)
+        [member] = freezer.members(job.init, job.started)
+        assert (member.state, LinuxProcesses().alive(member.pid, member.started)) == ("T", True)
+        freezer.thaw(job.init, job.started, SIGNALS, stay=())
+        size = job.size()
+        while job.size() == size:
+            assert time.monotonic() < deadline + 20
+    finally:
+        job.end()
+
+
+def test_a_signal_goes_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that belongs to another process by now, or to none, is left alone; also on an old kernel."""
+    child = subprocess.Popen(("sleep", "100"))
+    try:
+        read = LinuxProcesses().read
+        member = read(child.pid)
+        assert member is not None
+        gone = replace(member, pid=1 << 22)
+        send([replace(member, started=member.started - 1), gone], signal.SIGKILL, read)
+        told = signals_of(monkeypatch)
+        send([replace(member, started=member.started - 1), gone], signal.SIGKILL, read)
+        assert told == []
+        send([member], signal.SIGKILL, read)
+        assert told == [(child.pid, signal.SIGKILL)]
+        monkeypatch.undo()
+        assert child.poll() is None
+        send([member], signal.SIGTERM, read)
+        assert child.wait(10) == -signal.SIGTERM
+    finally:
+        child.kill()
+        child.wait()
+
+
 @needs_root
 def test_one_whose_shepherd_is_gone_cannot_be_frozen(job: Job) -> None:
     """Its number may be somebody else's by now."""
@@ -149,6 +206,18 @@ def fake(tmp_path: Path, states: dict[int, str], cgroup: str) -> LinuxFreezer:
     return LinuxFreezer(proc, tmp_path / "cgroup", now=lambda: float(next(ticks)), sleep=lambda _: None)
 
 
+def signals_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What is sent, on a kernel that has no descriptors of processes."""
+    told: list[tuple[int, int]] = []
+
+    def none(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "pidfd_open")
+
+    monkeypatch.setattr(os, "pidfd_open", none)
+    monkeypatch.setattr(os, "kill", lambda pid, number: told.append((pid, number)))
+    return told
+
+
 def make_cgroup(path: Path, pids: list[int], **files: str) -> Path:
     path.mkdir(parents=True)
     for name, text in {"cgroup.procs": "\n".join(map(str, pids)), **files}.items():
@@ -158,7 +227,7 @@ def make_cgroup(path: Path, pids: list[int], **files: str) -> Path:
 
 def test_what_does_not_stop_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the deadline, with its number and name."""
-    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    signals_of(monkeypatch)
     freezer = fake(tmp_path, {7: "D"}, "0::/job\n")
     with pytest.raises(FreezeError, match=r"process 7 \(x\) does not stop within 3 s"):
         freezer.freeze(1, 7, SIGNALS, timeout_s=3)
@@ -167,8 +236,7 @@ def test_what_does_not_stop_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_cgroup_with_just_the_job_is_frozen(tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of either version; the knob is turned there and back."""
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: told.append((pid, number)))
+    told = signals_of(monkeypatch)
     line, files, top = (
         ("4:freezer:/job/inside\n", {"freezer.state": "THAWED"}, "cgroup/freezer")
         if version == 1
@@ -188,6 +256,9 @@ def test_a_cgroup_with_just_the_job_is_frozen(tmp_path: Path, version: int, monk
     if version == 2:
         (group / "cgroup.events").write_text("populated 1\nfrozen 0\n")
     assert version == 1 or freezer.moving([7, 8], how) == 7
+    if version == 1:  # which holds back even that
+        (tmp_path / "proc" / "8" / "status").write_text("NSpid:\t8\nUid:\t0\t0\t0\t0\nShdPnd:\t0000000000000100\n")
+        assert freezer.moving([7, 8], how) == 8
     freezer.thaw(1, 7, how, stay=())
     assert knob.read_text() == ("THAWED" if version == 1 else "0")
     assert told == [(8, signal.SIGCONT), (7, signal.SIGCONT)]
