@@ -126,6 +126,11 @@ def plan(cards: Sequence[Card], awake: Sequence[Awake], arriving: Sequence[Arriv
         uuids = list(lacks)
         unknown = next((uuid for uuid in uuids if uuid not in room.cards or room.cards[uuid].free is None), None)
         ahead = next((first[uuid] for uuid in uuids if uuid in first), None)
+        above = next((uuid for uuid in uuids if _above(waiter.needs[uuid], room.cards.get(uuid))), None)
+        if above is not None:
+            # Nobody waits behind what cannot be until the site changes its bound.
+            waits[waiter.job_id] = _too_much(waiter.needs[above], room.cards[above])
+            continue
         if ahead is not None:
             waits[waiter.job_id] = f"job {ahead} asked before it"
         elif unknown is not None:
@@ -221,9 +226,6 @@ def _why(waiter: Waiter, lack: Bytes, others: tuple[Sequence[Awake], Sequence[Ar
     there, arriving = others
     uuid = max(lack, key=lambda one: lack[one])
     need, name = waiter.needs[uuid], _name(room.cards, uuid)
-    limit = room.cards[uuid].limit
-    if need > limit:
-        return f"it needs {size(need)} on {name}, and the site lets jobs in place hold {size(limit)} there at once"
     left = max(0, min(room.free[uuid], room.bound[uuid]))
     busy = [one for one in there if one.idle_s is None and not one.leaving]
     coming = [one for one in arriving if one.needs.get(uuid, 0)]
@@ -232,6 +234,15 @@ def _why(waiter: Waiter, lack: Bytes, others: tuple[Sequence[Awake], Sequence[Ar
     else:
         by = f"{_jobs(coming)} is taking its place" if coming else "others hold the rest"
     return f"it needs {size(need)} on {name}, and {size(left)} is left there: {by}"
+
+
+def _above(need: int, card: Card | None) -> bool:
+    return card is not None and need > card.limit
+
+
+def _too_much(need: int, card: Card) -> str:
+    limit = f"the site lets jobs in place hold {size(card.limit)} there at once"
+    return f"it needs {size(need)} on {card.name}, and {limit}"
 
 
 def _jobs(jobs: Sequence[Awake] | Sequence[Arriving]) -> str:
@@ -243,13 +254,19 @@ def _name(cards: Mapping[str, Card], uuid: str) -> str:
     return cards[uuid].name if uuid in cards else uuid
 
 
-def sleeps_forever(needs: Bytes, cards: Sequence[Card]) -> str | None:
-    """Why a job with so much memory could not wake again once it slept; ``None``: it could."""
-    by_uuid = {card.uuid: card for card in cards}
-    for uuid, need in needs.items():
-        if uuid in by_uuid and need > by_uuid[uuid].limit:
+def sleeps_forever(needs: Bytes, cards: Sequence[Card], there: Bytes) -> str | None:
+    """Why a job with so much memory could not wake again once it slept; ``None``: it could.
+
+    ``there``: what all processes hold of each GPU, the job's own among them.
+    """
+    for card in cards:
+        need = needs.get(card.uuid, 0)
+        if _above(need, card):
             return (
-                f"its {size(need)} on {by_uuid[uuid].name} are more than jobs in place may hold there at once "
-                f"({size(by_uuid[uuid].limit)})"
+                f"its {size(need)} on {card.name} are more than jobs in place may hold there at once "
+                f"({size(card.limit)})"
             )
+        # Also where everybody else has gone; what the driver keeps for itself is in neither number.
+        if need and card.free is not None and need + MARGIN > card.free + there.get(card.uuid, 0):
+            return f"its {size(need)} on {card.name} leave less than the {size(MARGIN)} that have to stay free there"
     return None

@@ -145,7 +145,8 @@ class InPlaceSuspender:
         if not used:
             yield Refusal("no-gpu-memory", "it holds no GPU memory: nothing would be given back")
             return
-        never = sleeps_forever(held, self._bed.cards())
+        there = {uuid: sum(count.values()) for uuid, count in self._cards.processes().items()}
+        never = sleeps_forever(held, self._bed.cards(), there)
         if never is not None:
             yield Refusal("awake-limit", f"it could not wake again: {never}")
 

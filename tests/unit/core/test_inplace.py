@@ -105,8 +105,22 @@ def test_the_site_bounds_what_is_awake_at_once() -> None:
     assert plan([tight], [Awake(1, held(20), idle_s=5)], [], [Waiter(7, held(30))]).make_room == {1: 7}
     assert plan([tight], [], [Arriving(1, held(20), held(20))], [Waiter(7, held(30))]).go == ()
     assert "the site lets jobs in place hold" in plan([tight], [], [], [Waiter(7, held(50))]).waits[7]
-    assert sleeps_forever(held(30), [tight]) is None
-    assert "more than jobs in place may hold" in str(sleeps_forever(held(50), [tight]))
+    assert sleeps_forever(held(30), [tight], held(30)) is None
+    assert "more than jobs in place may hold" in str(sleeps_forever(held(50), [tight], held(50)))
+
+
+def test_nobody_waits_behind_one_that_can_never_wake() -> None:
+    """The site has changed its bound while it slept: it is told so, and the others take their turns."""
+    tight = card(free_gib=80, limit_gib=40)
+    found = plan([tight], [], [], [Waiter(7, held(50)), Waiter(8, held(30))])
+    assert (found.go, list(found.waits)) == ((8,), [7])
+
+
+def test_one_that_fills_a_gpu_to_the_last_could_not_wake() -> None:
+    """A restore needs a little more than was held; what others hold could be given back."""
+    for free, others, forever in ((0.0625, 0, False), (0.03, 0, True), (0.03, 10, False), (None, 0, False)):
+        full = card(free_gib=None if free is None else free)
+        assert (sleeps_forever(held(70), [full], held(70 + others)) is not None) is forever
 
 
 def test_one_that_still_holds_its_memory_needs_no_more() -> None:
