@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from slurm_affinode.agent.inplace.sockdiag import Sock
 from slurm_affinode.core.spans import span
@@ -16,17 +16,18 @@ def at_rest(now: Look, earlier: Look, *, within_s: float) -> str | None:
 
     A request that was read and not answered leaves no trace in a queue: so a connection on which something came
     ``within_s`` ago (the idle window), and nothing went out after that, counts as one. Bytes that stood there unread at
-    an ``earlier`` look as well are none that the job is about to read.
+    an ``earlier`` look as well are none that the job is about to read, unless they came within that time, too.
     """
-    for sock in now.values():
+    for sock in _from_others(now):
         before = earlier.get(sock.inode)
         if sock.listens:
             if sock.waiting:
                 return f"a connection waits{_where(sock)}"
             continue
-        if sock.unread > 0 and (before is None or before.unread != sock.unread):
-            return f"bytes wait on a connection{_where(sock)}"
         came, went = sock.received_ms, sock.sent_ms
+        fresh = before is None or before.unread != sock.unread or (came is not None and came < within_s * 1000)
+        if sock.unread > 0 and fresh:
+            return f"bytes wait on a connection{_where(sock)}"
         if came is not None and went is not None and sock.received and came < within_s * 1000 and came < went:
             return f"what came {span(came / 1000)} ago{_where(sock)} has not been answered"
     return None
@@ -37,7 +38,7 @@ def meanwhile(before: Look, after: Look) -> str | None:
 
     It may have been read by then, and its answer wait for the GPU: so all that came counts, and not only what waits.
     """
-    for sock in after.values():
+    for sock in _from_others(after):
         known = before.get(sock.inode)
         if sock.listens:
             if sock.waiting:
@@ -51,20 +52,10 @@ def meanwhile(before: Look, after: Look) -> str | None:
     return None
 
 
-def asked(asleep: Look, now: Look) -> str | None:
-    """What waits now for a job whose sockets stood as in ``asleep`` when it was frozen; ``None``: nothing."""
-    for inode, base in asleep.items():
-        sock = now.get(inode)
-        if sock is None:
-            continue
-        if base.listens:
-            if sock.waiting:
-                return f"a connection waits{_where(base)}"
-        elif sock.unread > max(0, base.unread):
-            return f"bytes wait on a connection{_where(base)}"
-        elif sock.received - base.received > (sock.state != base.state):  # counted, and waiting elsewhere (MPTCP)
-            return f"something came{_where(base)}"
-    return None
+def _from_others(look: Look) -> Iterator[Sock]:
+    """Without the connections that have both ends in the job: what its own processes say to each other asks nothing."""
+    ends = {(sock.here, sock.there) for sock in look.values() if sock.there}
+    return (sock for sock in look.values() if (sock.there, sock.here) not in ends)
 
 
 def _where(sock: Sock) -> str:

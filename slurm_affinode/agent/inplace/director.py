@@ -118,7 +118,7 @@ class Director:
             self._look_slowly(now)
             with self._lock:
                 self._starters.tend(now, self.idle_s)
-        for sleeper, why in self._looks.requests(self._asleep()):
+        for sleeper, why in self._looks.requests(self._asleep(), now):
             self._ask(sleeper, why)
         for sleeper in self._looks.moving(self._asleep(), every=slowly):
             self._let_go(sleeper, "its processes were let go by a signal")

@@ -11,6 +11,9 @@ from slurm_affinode.agent.inplace.sleeper import Sleeper
 from slurm_affinode.agent.inplace.watching import Own, Sockets
 from slurm_affinode.core.waketime import wake_time
 
+_UNSEEN_S = 10.0
+"""A job whose sockets cannot be looked at for so long is woken: a request to it would not be noticed."""
+
 
 class Looks:
     """For one thread."""
@@ -20,12 +23,18 @@ class Looks:
         self._freezer = freezer
         self._sockets = sockets
         self._wake_backoff_s = wake_backoff_s
+        self._unseen: dict[int, float] = {}
 
-    def requests(self, asleep: Sequence[Sleeper]) -> Iterator[tuple[Sleeper, str]]:
-        """Those of whom somebody asks something, and what."""
+    def requests(self, asleep: Sequence[Sleeper], now: float) -> Iterator[tuple[Sleeper, str]]:
+        """Those of whom somebody asks something, and what; or of whom that is not known any more."""
         by_id = {one.job_id: one for one in asleep}
         owners: dict[int, Own] = {one.job_id: one.own for one in asleep if one.own}
-        for job_id, look in self._sockets.looks(owners).items():
+        looks = self._sockets.looks(owners)
+        self._unseen = {job_id: self._unseen.get(job_id, now) for job_id in owners.keys() - looks.keys()}
+        for job_id, since in self._unseen.items():
+            if not 0 <= now - since < _UNSEEN_S:
+                yield by_id[job_id], "the kernel does not tell what waits on its sockets"
+        for job_id, look in looks.items():
             why = asking.meanwhile(by_id[job_id].before, look)
             if why is not None:
                 yield by_id[job_id], why

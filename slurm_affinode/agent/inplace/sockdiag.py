@@ -28,13 +28,15 @@ _DUMP = 0x301
 _ERROR, _DONE, _INTERRUPTED = 2, 3, 0x10
 _HEADER = struct.Struct("=IHHII")
 _INET_REQUEST = struct.Struct("=BBBxI48x")
-_INET = struct.Struct("=BBBBHH44xIIIII")
+_INET = struct.Struct("=BBBBHH16s16s12xIIIII")
 _UNIX_REQUEST = struct.Struct("=BxHIIIII")
 _UNIX = struct.Struct("=BBBxIII")
 _INET_INODE, _UNIX_INODE = slice(68, 72), slice(4, 8)
 _ATTRIBUTE = struct.Struct("=HH")
-_INET_INFO, _UNIX_RQLEN = 2, 4
-_SHOW_RQLEN = 0x10
+_INET_INFO, _UNIX_PEER, _UNIX_RQLEN = 2, 2, 4
+_MAPPED = b"\0" * 10 + b"\xff" * 2
+"""What an IPv4 address begins with on a socket of IPv6."""
+_SHOW_PEER, _SHOW_RQLEN = 0x4, 0x10
 _LAST_SENT, _LAST_RECEIVED, _BYTES_RECEIVED = 44, 52, 128
 """Offsets in ``struct tcp_info``."""
 _PART = 256 << 10
@@ -42,8 +44,9 @@ _ANSWER_S = 2.0
 _TRIES = 4
 _CLONE_NEWNET = 0x40000000
 
-ESTABLISHED, CLOSE_WAIT, LISTEN = 1, 8, 10
-_STATES = 1 << ESTABLISHED | 1 << CLOSE_WAIT | 1 << LISTEN
+ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LISTEN = 1, 2, 4, 5, 8, 10
+_STATES = sum(1 << state for state in (ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LISTEN))
+"""Those in which something may come, also to one that is connecting, or has said all that it has to say."""
 
 
 class SockDiagError(AffinodeError):
@@ -58,7 +61,7 @@ class Sock:
     family: str
     """``tcp`` or ``unix``."""
     state: int
-    """``LISTEN``, ``ESTABLISHED``, ``CLOSE_WAIT``, or another one of UNIX sockets that have no peer."""
+    """``LISTEN``, ``ESTABLISHED``, ``CLOSE_WAIT``, ..., or another one of UNIX sockets that have no peer."""
     waiting: int
     """Of a listener: connections that nobody has accepted. Else: bytes that nobody has read (TCP counts the end of what
     the other side sends as one)."""
@@ -69,6 +72,10 @@ class Sock:
     received_ms: int | None = None
     """TCP: how long ago the last bytes came; ``None``: not known."""
     sent_ms: int | None = None
+    here: bytes = b""
+    """Its own end of a connection; empty: it has none."""
+    there: bytes = b""
+    """The other end."""
 
     @property
     def listens(self) -> bool:
@@ -112,7 +119,7 @@ class SockDiag:
             request = _INET_REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_INFO - 1), states)
             found.update((sock.inode, sock) for part in self._ask(request) for sock in _inet(part, wanted))
         if "unix" in families:
-            request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0xFFFFFFFF, 0, _SHOW_RQLEN, 0, 0)
+            request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0xFFFFFFFF, 0, _SHOW_PEER | _SHOW_RQLEN, 0, 0)
             found.update((sock.inode, sock) for part in self._ask(request) for sock in _unix(part, wanted))
         return found
 
@@ -173,23 +180,32 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 def _inet(body: bytes, wanted: frozenset[int] | None = None) -> Iterator[Sock]:
     if len(body) < _INET.size or (wanted is not None and int.from_bytes(body[_INET_INODE], "little") not in wanted):
         return
-    _, state, _, _, port, _, _, rqueue, _, _, inode = _INET.unpack_from(body)
+    family, state, _, _, port, remote, source, destination, _, rqueue, _, _, inode = _INET.unpack_from(body)
     info = next((value for kind, value in _attributes(body[_INET.size :]) if kind == _INET_INFO), b"")
     sent = received_ms = None
     received = 0
     if state != LISTEN and len(info) >= _BYTES_RECEIVED + 8:
         sent, received_ms = (int.from_bytes(info[at : at + 4], "little") for at in (_LAST_SENT, _LAST_RECEIVED))
         received = int.from_bytes(info[_BYTES_RECEIVED : _BYTES_RECEIVED + 8], "little")
-    yield Sock(inode, "tcp", state, rqueue, socket.ntohs(port), received, received_ms, sent)
+    ends = (b"", b"") if state == LISTEN else (_end(family, source, port), _end(family, destination, remote))
+    yield Sock(inode, "tcp", state, rqueue, socket.ntohs(port), received, received_ms, sent, *ends)
+
+
+def _end(family: int, address: bytes, port: int) -> bytes:
+    """One end of a TCP connection, the same whichever family the two sockets are of."""
+    if family == socket.AF_INET:
+        address = _MAPPED + address[:4]
+    return address + port.to_bytes(2, "little")
 
 
 def _unix(body: bytes, wanted: frozenset[int] | None = None) -> Iterator[Sock]:
     if len(body) < _UNIX.size or (wanted is not None and int.from_bytes(body[_UNIX_INODE], "little") not in wanted):
         return
     _, _, state, inode, _, _ = _UNIX.unpack_from(body)
-    queue = next((value for kind, value in _attributes(body[_UNIX.size :]) if kind == _UNIX_RQLEN), b"")
+    told = dict(_attributes(body[_UNIX.size :]))
+    queue, peer = told.get(_UNIX_RQLEN, b""), told.get(_UNIX_PEER, b"")[:4]
     if len(queue) >= 8:
-        yield Sock(inode, "unix", state, int.from_bytes(queue[:4], "little"))
+        yield Sock(inode, "unix", state, int.from_bytes(queue[:4], "little"), here=body[_UNIX_INODE], there=peer)
 
 
 def _open() -> socket.socket:

@@ -14,10 +14,14 @@ from slurm_affinode.agent.inplace.sockdiag import Sock, SockDiag, SockDiagError,
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The sockets of a job, by the network namespace that its processes are in."""
+    """The sockets of a job, and the network namespaces that they may be in.
+
+    A socket is in the namespace in which it was made, whoever has it now: a server in a container may have been handed
+    a listener of the node. So each is looked for in the namespaces of all processes, and in the agent's own.
+    """
 
     spaces: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """Inode of the namespace -> inodes of sockets."""
+    """Inode of the namespace -> inodes of sockets that may be there."""
     paths: Mapping[int, Path] = field(default_factory=dict)
     """Inode of the namespace -> where it can be entered."""
 
@@ -77,15 +81,18 @@ class NodeSockets:
 
     def own(self, pids: Iterable[int]) -> Own:
         """See ``Sockets``."""
-        spaces: dict[int, set[int]] = {}
+        inodes: set[int] = set()
         paths: dict[int, Path] = {}
         for pid in pids:
             path = self._proc / str(pid) / "ns" / "net"
             with contextlib.suppress(OSError):
-                space = path.stat().st_ino
-                spaces.setdefault(space, set()).update(socket_inodes(pid, self._proc))
-                paths.setdefault(space, path)
-        return Own({space: frozenset(inodes) for space, inodes in spaces.items()}, paths)
+                paths.setdefault(path.stat().st_ino, path)
+                inodes |= socket_inodes(pid, self._proc)
+        if paths:
+            path = self._proc / "self" / "ns" / "net"
+            with contextlib.suppress(OSError):
+                paths[path.stat().st_ino] = path  # it does not end with a process of the job
+        return Own(dict.fromkeys(paths, frozenset(inodes)), paths)
 
     def look(self, own: Own) -> Look:
         """See ``Sockets``."""
@@ -170,7 +177,7 @@ def noted(look: Look) -> dict[str, list[object]]:
 def from_note(note: Mapping[str, list[object]]) -> Look:
     """A look from the journal; what cannot be read of it is as if it had not been there."""
     found: dict[int, Sock] = {}
-    for inode, (family, state, waiting, port, received) in note.items():
-        numbers = (int(str(one)) for one in (state, waiting, port, received))
-        found[int(inode)] = Sock(int(inode), str(family), *numbers)
+    for inode, (family, *rest) in note.items():
+        state, waiting, port, received = (int(str(one)) for one in rest)
+        found[int(inode)] = Sock(int(inode), str(family), state, waiting, port, received)
     return found

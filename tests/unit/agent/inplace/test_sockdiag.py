@@ -17,7 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_affinode.agent.inplace import asking, sockdiag
-from slurm_affinode.agent.inplace.sockdiag import CLOSE_WAIT, ESTABLISHED, LISTEN, Sock, SockDiag, SockDiagError
+from slurm_affinode.agent.inplace.sockdiag import (
+    CLOSE_WAIT,
+    ESTABLISHED,
+    FIN_WAIT2,
+    LISTEN,
+    Sock,
+    SockDiag,
+    SockDiagError,
+)
+from slurm_affinode.agent.inplace.watching import NodeSockets
 from slurm_affinode.cli import doctor_sockets
 
 
@@ -87,6 +96,36 @@ def test_bytes_that_nobody_reads_are_counted(diag: SockDiag) -> None:
             assert one(diag, server).unread == 0
 
 
+def test_what_comes_to_one_that_has_said_all_is_counted(diag: SockDiag) -> None:
+    """It waits for the answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        server, _ = listener.accept()
+        with server:
+            client.shutdown(socket.SHUT_WR)
+            wait_for(lambda: one(diag, client).state == FIN_WAIT2)
+            server.sendall(b"200 OK")
+            wait_for(lambda: one(diag, client).unread == 6)
+
+
+def test_the_two_ends_of_a_connection_are_known_as_such(diag: SockDiag, tmp_path: Path) -> None:
+    """TCP, also between the two families; UNIX."""
+    pairs = [socket.socketpair()]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        pairs.append((client, listener.accept()[0]))
+    try:
+        with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
+            client = socket.create_connection(("127.0.0.1", listener.getsockname()[1]))
+            pairs.append((client, listener.accept()[0]))
+    except (OSError, ValueError):
+        assert not socket.has_dualstack_ipv6()
+    for left, right in pairs:
+        with left, right:
+            here, there = one(diag, left), one(diag, right)
+            assert here.here
+            assert (here.here, here.there) == (there.there, there.here)
+
+
 def test_unix_sockets_are_told_of_too(diag: SockDiag, tmp_path: Path) -> None:
     """A listener's queue, and bytes of an open connection."""
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
@@ -148,6 +187,38 @@ def test_another_network_namespace_is_looked_into() -> None:
         inside.communicate(b"")
 
 
+# Listens in the namespace of the node, then goes into one of its own.
+HANDED_OVER = """
+import ctypes, socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+if ctypes.CDLL(None).unshare(0x40000000):
+    sys.exit(1)
+print(listener.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_listener_that_was_made_elsewhere_is_found() -> None:
+    """A server in a container that was handed a socket of the node."""
+    inside = subprocess.Popen((sys.executable, "-c", HANDED_OVER), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert inside.stdout is not None
+        port = inside.stdout.readline().strip()
+        if not port:
+            pytest.skip("no network namespace can be made here")
+        sockets = NodeSockets()
+        own = sockets.own([inside.pid])
+        assert len(own.spaces) == 2
+        with socket.create_connection(("127.0.0.1", int(port))):
+            for look_ in (sockets.look(own), sockets.looks({7: own})[7]):
+                [listener] = [sock for sock in look_.values() if sock.listens]
+                assert listener.waiting == 1
+        sockets.close()
+    finally:
+        inside.communicate(b"")
+
+
 def test_a_namespace_that_is_gone_is_an_error() -> None:
     """With its name."""
     with pytest.raises(SockDiagError, match="/proc/nobody/ns/net"):
@@ -191,7 +262,6 @@ def test_a_job_that_nobody_asks_is_at_rest() -> None:
     """Listening, with open connections whose requests were answered."""
     assert asking.at_rest(QUIET, QUIET, within_s=900) is None
     assert asking.meanwhile(QUIET, QUIET) is None
-    assert asking.asked(QUIET, QUIET) is None
 
 
 def test_a_request_keeps_a_job_awake() -> None:
@@ -203,8 +273,10 @@ def test_a_request_keeps_a_job_awake() -> None:
         (replace(OPEN, received_ms=3000, sent_ms=9000), "what came 3 s ago on port 8000 has not been answered"),
     ):
         assert asking.at_rest(look(sock), QUIET, within_s=900) == why
-    stuck = look(replace(LOCAL, waiting=7), replace(OPEN, waiting=7))
+    stuck = look(replace(LOCAL, waiting=7), replace(OPEN, waiting=7, received_ms=901_000, sent_ms=10))
     assert asking.at_rest(stuck, stuck, within_s=900) is None
+    slow = look(replace(OPEN, waiting=7, received_ms=60_000, sent_ms=10))
+    assert asking.at_rest(slow, slow, within_s=900) == "bytes wait on a connection on port 8000"
     old = look(replace(OPEN, received_ms=901_000, sent_ms=950_000))
     assert asking.at_rest(old, old, within_s=900) is None
 
@@ -220,16 +292,21 @@ def test_what_came_while_it_was_put_to_sleep_wakes_it() -> None:
         assert asking.meanwhile(QUIET, QUIET | look(sock)) == why
     closed = look(replace(OPEN, state=CLOSE_WAIT, waiting=1, received=101))
     assert asking.meanwhile(QUIET, QUIET | closed) is None
-
-
-def test_what_comes_while_it_sleeps_wakes_it() -> None:
-    """A connection, bytes on an open one; not an end, and not what stood there before."""
-    assert asking.asked(QUIET, QUIET | look(replace(LISTENER, waiting=2))) == "a connection waits on port 8000"
-    assert asking.asked(QUIET, QUIET | look(replace(OPEN, waiting=1))) == "bytes wait on a connection on port 8000"
-    assert asking.asked(QUIET, QUIET | look(replace(OPEN, state=CLOSE_WAIT, waiting=1))) is None
     stuck = QUIET | look(replace(LOCAL, waiting=7))
-    assert asking.asked(stuck, stuck) is None
-    assert asking.asked(stuck, QUIET | look(replace(LOCAL, waiting=8))) is not None
-    assert asking.asked(QUIET, {}) is None
-    assert asking.asked(QUIET, QUIET | look(replace(OPEN, received=OPEN.received + 9))) == "something came on port 8000"
-    assert asking.asked(QUIET, QUIET | look(replace(OPEN, state=CLOSE_WAIT, received=OPEN.received + 1))) is None
+    assert asking.meanwhile(stuck, stuck) is None
+    assert asking.meanwhile(stuck, QUIET | look(replace(LOCAL, waiting=8))) is not None
+    assert asking.meanwhile(QUIET, {}) is None
+
+
+def test_what_its_own_processes_say_to_each_other_asks_nothing() -> None:
+    """A connection with both ends in the job; the same from outside is a request."""
+    server = Sock(4, "tcp", ESTABLISHED, 5, 8000, received=5, received_ms=9, sent_ms=20, here=b"s", there=b"c")
+    client = Sock(5, "tcp", ESTABLISHED, 0, 5000, here=b"c", there=b"s")
+    left = Sock(6, "unix", ESTABLISHED, 3, here=b"6", there=b"7")
+    right = Sock(7, "unix", ESTABLISHED, 0, here=b"7", there=b"6")
+    inside = QUIET | look(server, client, left, right)
+    assert asking.at_rest(inside, QUIET, within_s=900) is None
+    assert asking.meanwhile(QUIET, inside) is None
+    for outside in (look(server), look(server, replace(client, there=b"x")), look(left)):
+        assert asking.at_rest(QUIET | outside, QUIET, within_s=900) is not None
+        assert asking.meanwhile(QUIET, QUIET | outside) is not None
