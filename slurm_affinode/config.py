@@ -22,6 +22,7 @@ from slurm_affinode.nodeconfig import SuspendConfig as SuspendConfig  # noqa: PL
 from slurm_affinode.nodeconfig import check as check_node
 from slurm_affinode.nodeconfig import check_inplace
 from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.tomllines import syntax_fault
 from slurm_affinode.zombieconfig import ZombiesConfig as ZombiesConfig  # noqa: PLC0414 - exported
 
 DEFAULT_PATH = Path("/etc/slurm-affinode/config.toml")
@@ -258,7 +259,8 @@ def parse(text: str, *, where: str) -> Config:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        fault = syntax_fault(error, text)
+        raise ConfigError(f"{where}:{fault.line}: {fault.message}", hint=fault.hint) from error
     config = _build(Config, data, where, ())
     idle = config.idle
     if not 0 <= idle.idle_pct <= idle.low_pct <= 100:

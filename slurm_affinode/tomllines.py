@@ -27,6 +27,8 @@ class TomlFault:
     line: int
     """From 1."""
     message: str
+    hint: str = ""
+    """What to do."""
 
 
 class Lines:
@@ -50,8 +52,31 @@ def syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> TomlFault:
     """Line and message of what ``tomllib`` says."""
     said = str(error)
     match = _AT.search(said)
-    line = text.count("\n") + 1 if match is None or match[1] is None else int(match[1])
-    return TomlFault(line, _AT.sub("", said).strip())
+    line = max(1, len(text.splitlines())) if match is None or match[1] is None else int(match[1])
+    message = _AT.sub("", said).strip().rstrip(":")
+    shown = next(iter(text.splitlines()[line - 1 : line]), "").strip()
+    message = f"{message}: {shown}" if shown else message
+    return TomlFault(line, f"not TOML: {message}", next((hint for part, hint in _REPAIRS if part in message), _REPAIR))
+
+
+_REPAIRS = (
+    ("Cannot overwrite", "the same key stands there twice: keep one of them"),
+    ("Cannot declare", "the same table stands there twice: put its keys together; of several rules each is [[rule]]"),
+    ("Cannot mutate", "the table is complete where it was begun in braces: put the key into the braces"),
+    ("table declaration", "close the heading: [name]"),
+    ("array declaration", "close the heading: [[name]]"),
+    ("Expected '='", "a line is key = value, or the heading of a table: [name]"),
+    ("Unclosed array", "close the list with ]"),
+    ("nclosed inline table", "close it with }, on the same line"),
+    ("newline or end of document", "one key = value on a line; a text stands in quotes"),
+    ("Invalid value", 'a text or a span of time stands in quotes: "1h"; a list in brackets: ["a", "b"]; true, false'),
+    ("Unterminated string", "close the text with its quote"),
+    ("Illegal character", "close the text with its quote, on the same line"),
+    ("escape", "write a backslash twice, or the text in single quotes"),
+    ("backslash", "write a backslash twice, or the text in single quotes"),
+)
+"""Part of what ``tomllib`` says -> what to do about it."""
+_REPAIR = "a line is key = value, a text stands in quotes, a table has a heading: [name] or [[name]]"
 
 
 def span_s(value: object) -> float | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from slurm_affinode.errors import ConfigError
 from slurm_affinode.resources import asset_dir
+from slurm_affinode.tomllines import syntax_fault
 
 _INSTANCE = re.compile(r" mig (\d+)g\b")
 
@@ -98,7 +99,8 @@ def parse(text: str, *, where: str) -> PriceTable:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        fault = syntax_fault(error, text)
+        raise ConfigError(f"{where}:{fault.line}: {fault.message}", hint=fault.hint) from error
     unknown = sorted(set(data) - {"currency", "source", "as_of", "default_per_hour", "gpu"})
     if unknown:
         raise ConfigError(

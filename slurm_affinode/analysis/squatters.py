@@ -4,7 +4,10 @@ A GPU that no signature fits, or that was not measured, accuses nobody. Of a job
 
 - ``squatter``: a GPU fits a squatter's signature, and no GPU of the job computes;
 - ``idle-allocation``, ``partly-used``: some GPUs are idle while others compute;
-- ``idle-allocation``, ``never-used`` or ``used-once``: every measured GPU is idle.
+- ``idle-allocation``, ``never-used``, ``used-once`` or ``idle``: every measured GPU is idle.
+
+Whether a GPU was used before is a matter of the whole run, also of the part before the interval; where that was not
+seen without a gap, it is unknown. Who is suspended by Slurm cannot compute, and is not found.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import polars as pl
 from slurm_affinode.analysis import mapping, samples, trailing
 from slurm_affinode.analysis import runs as job_runs
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.analysis.trailing import NEVER, Pairs, Trailing
+from slurm_affinode.analysis.trailing import NEVER, UNSEEN, USED, Pairs, Trailing
 from slurm_affinode.core.signature import GpuFacts, RunFacts, Signature, Verdict, judge
 from slurm_affinode.history.schema import ACTIVITY
 from slurm_affinode.history.store import SampleStore
@@ -53,6 +56,8 @@ class Held:
     """Limit in percent -> what was seen of each pair."""
     steps_ms: np.ndarray[Any, np.dtype[np.int64]]
     """Of each pair's device."""
+    used: dict[float, np.ndarray[Any, np.dtype[np.int64]]]
+    """Limit in percent -> whether each pair was above it before it became idle: ``trailing.used_before``."""
     shared: np.ndarray[Any, np.dtype[np.bool_]]
     """Pairs of a run without a GPU of its own (gres/shard, gres/mps), on a GPU on which others were meanwhile."""
 
@@ -89,7 +94,13 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
         limit: trailing.follow(history, keys, query.since, query.until, limit_pct=limit, max_gap_steps=gap)
         for limit in sorted(set(limits_pct)) or [5.0]
     }
-    return Held(query, runs, nodes, devices, pairs, followed, steps, _shared(pairs, mapped.pairs, runs))
+    whole = pairs.select("run").join(runs.select("run", "begin_ms"), on="run", maintain_order="left")
+    begins = whole["begin_ms"].to_numpy()
+    used = {
+        limit: trailing.used_before(history, keys, seen, begins, query.since, gap, limit)
+        for limit, seen in followed.items()
+    }
+    return Held(query, runs, nodes, devices, pairs, followed, steps, used, _shared(pairs, mapped.pairs, runs))
 
 
 def _shared(pairs: pl.DataFrame, all_pairs: pl.DataFrame, runs: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -134,6 +145,8 @@ def find(held: Held, signatures: Sequence[Signature], *, source: Source = "histo
     nodes = dict(held.nodes.filter(pl.col("run").is_in(wanted)).group_by("run").agg("node").iter_rows())
     found: list[Finding] = []
     for row, first, last in zip(rows, low, high, strict=True):
+        if row["state"] == "SUSPENDED" and run_facts(row, held.query.until).running:
+            continue
         seen = [_see(held, table[at[i]], i, signatures, row) for i in range(first, last)]
         made = finding(run_ref(row, held.query.until), row, tuple(nodes.get(row["run"], ())), seen, source)
         if made is not None:
@@ -165,13 +178,11 @@ class Seen:
 
 
 def _see(held: Held, device: dict[str, Any], i: int, signatures: Sequence[Signature], row: dict[str, Any]) -> Seen:
-    end = int(held.pairs["end_ms"][i])
     run = run_facts(row, held.query.until)
     best: Seen | None = None
     for one in signatures:
         followed = held.followed[one.compute.at_most_pct]
-        facts, since = facts_of(followed, i, end, int(held.steps_ms[i]), held.query.thresholds.max_gap_steps)
-        facts = of_part(facts) if held.shared[i] else facts
+        facts, since = facts_of(held, one.compute.at_most_pct, i)
         verdict = judge(one, facts, run)
         seen = _seen(followed, i, device, facts, since, shared=bool(held.shared[i]))
         if verdict.fits:
@@ -181,12 +192,13 @@ def _see(held: Held, device: dict[str, Any], i: int, signatures: Sequence[Signat
     return best
 
 
-def facts_of(seen: Trailing, i: int, end_ms: int, step_ms: int, max_gap_steps: float) -> tuple[GpuFacts, int]:
+def facts_of(held: Held, limit_pct: float, i: int) -> tuple[GpuFacts, int]:
     """What is known of pair ``i``, and since when it is idle (``NEVER``: it is not).
 
     Samples that end long before the run (or the interval) say nothing of its end: then the GPU is unknown.
     """
-    limit = max(step_ms * max_gap_steps, 1000)
+    seen, end_ms, step_ms = held.followed[limit_pct], int(held.pairs["end_ms"][i]), int(held.steps_ms[i])
+    limit = max(step_ms * held.query.thresholds.max_gap_steps, 1000)
     stale = seen.last[i] == NEVER or end_ms - int(seen.last[i]) > limit + step_ms
     total = None if np.isnan(seen.fb_total[i]) else float(seen.fb_total[i]) / MIB_PER_GIB
     fb = float(seen.fb_sum[i] / seen.fb_count[i]) / MIB_PER_GIB if seen.fb_count[i] else None
@@ -198,11 +210,14 @@ def facts_of(seen: Trailing, i: int, end_ms: int, step_ms: int, max_gap_steps: f
     since = int(seen.since[i])
     if since == NEVER:
         peaks: dict[str, float | None] = {"busiest signal": float(seen.peak_all[i])}
-        return GpuFacts(peaks, 0.0, peak, total, power, used_before=True), NEVER
-    until = min(int(seen.last[i]) + step_ms, end_ms)
-    known = {name: float(seen.peaks[i, k]) for k, name in enumerate(ACTIVITY) if not np.isnan(seen.peaks[i, k])}
-    before = bool(seen.last_active[i] != NEVER)
-    return GpuFacts(known, (until - since) / 1000, fb, total, power, before), since
+        facts = GpuFacts(peaks, 0.0, peak, total, power, used_before=True)
+    else:
+        until = min(int(seen.last[i]) + step_ms, end_ms)
+        known = {name: float(seen.peaks[i, k]) for k, name in enumerate(ACTIVITY) if not np.isnan(seen.peaks[i, k])}
+        used = int(held.used[limit_pct][i])
+        before = None if used == UNSEEN else used == USED
+        facts = GpuFacts(known, (until - since) / 1000, fb, total, power, before)
+    return (of_part(facts) if held.shared[i] else facts), since
 
 
 def _seen(followed: Trailing, i: int, device: dict[str, Any], facts: GpuFacts, since: int, *, shared: bool) -> Seen:
@@ -302,7 +317,8 @@ def finding(
         kind, variant = "squatter", signature.name
     else:
         names = [one.verdict.signature.name for one in flagged if one.verdict is not None]
-        kind, variant = "idle-allocation", "used-once" if "used-once" in names else names[0]
+        # Of several, the one that claims the least.
+        kind, variant = "idle-allocation", next((name for name in ("used-once", "idle") if name in names), names[0])
     allocated = max(int(row["gpus"] or 0), len(seen))
     gpus = tuple(sorted((one.gpu for one in seen), key=lambda gpu: (gpu.node or "", _order(gpu.gpu))))
     held = [one.gpu.held_gib for one in flagged]

@@ -23,6 +23,10 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 NEVER = -1
+UNUSED, USED, UNSEEN = 0, 1, -1
+"""Of ``used_before``."""
+UNSEEN_MS = 60_000
+"""So much of a run may be unseen at its begin, or as much as a gap may be long: its first sample comes later."""
 BATCH_ROWS = 4_000_000
 """Some 300 MB."""
 _SHIFT = 44
@@ -118,6 +122,53 @@ def follow(
             for some in _batches(store, wanted, begin, finish):
                 _day(store, pairs, found, wanted, at, some, begin, finish, limit_pct, max_gap_steps)
         day += timedelta(days=1)
+    return found
+
+
+def active_before(
+    store: SampleStore, pairs: Pairs, until: datetime, *, limit_pct: float, max_gap_steps: float, slack_ms: Ints
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Whether each pair was above the limit between its start and ``until``, and whether all of that time was seen.
+
+    The newest day first, and each pair only as far back as it was last active. Gaps of up to ``slack_ms`` (by pair)
+    at the begin and the end of a day count as seen.
+    """
+    count = len(pairs.device)
+    active, seen = np.zeros(count, np.bool_), np.ones(count, np.bool_)
+    finish = until
+    while True:
+        finish_ms = int(finish.timestamp() * 1000)
+        left = np.flatnonzero(~active & (pairs.start < finish_ms))
+        if not len(left):
+            return active, seen
+        begin = (finish - timedelta(milliseconds=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+        start = np.maximum(pairs.start[left], int(begin.timestamp() * 1000))
+        some = Pairs(pairs.device[left], start, np.full(len(left), finish_ms), pairs.step[left])
+        day = follow(store, some, begin, finish, limit_pct=limit_pct, max_gap_steps=max_gap_steps)
+        active[left] = day.last_active != NEVER
+        whole = (day.since != NEVER) & (day.since - start <= slack_ms[left])
+        seen[left] &= whole & (finish_ms - day.last <= slack_ms[left] + pairs.step[left])
+        finish = begin
+
+
+def used_before(  # noqa: PLR0917
+    store: SampleStore, keys: Pairs, seen: Trailing, begins: Ints, since: datetime, max_gap_steps: float,
+    limit_pct: float,
+) -> Ints:  # fmt: skip
+    """Whether each pair was above the limit before it became idle, since its run began (``begins``), by what was
+    followed from ``since`` on and else by what is stored of the time before: ``USED``, ``UNUSED`` or ``UNSEEN``."""
+    slack = np.maximum((keys.step * max_gap_steps).astype(np.int64), UNSEEN_MS)
+    since_ms = int(since.timestamp() * 1000)
+    still = (seen.since != NEVER) & (seen.last_active == NEVER)
+    found = np.where(still & (seen.since - np.maximum(begins, since_ms) <= slack), UNUSED, UNSEEN)
+    older = np.flatnonzero(still & (begins < since_ms))
+    if len(older):
+        past = Pairs(keys.device[older], begins[older], keys.end[older], keys.step[older])
+        active, whole = active_before(
+            store, past, since, limit_pct=limit_pct, max_gap_steps=max_gap_steps, slack_ms=slack[older]
+        )
+        found[older] = np.where(active, USED, np.where(whole, found[older], UNSEEN))
+    found[seen.last_active != NEVER] = USED
     return found
 
 

@@ -302,11 +302,13 @@ def check(*, config: Config, file: Path | None, as_json: bool) -> int:
         print_json({
             "file": where,
             "signatures": [{"name": one.name, "kind": one.kind, "line": one.line} for one in parsed.signatures],
-            "faults": [{"line": one.line, "text": one.text} for one in parsed.faults],
+            "faults": [{"line": one.line, "text": one.text, "hint": one.hint or None} for one in parsed.faults],
         })  # fmt: skip
     else:
         for fault in parsed.faults:
             click.echo(printable(f"{where}:{fault.line}: {fault.text}"))
+            if fault.hint:
+                click.echo(printable(f"  {fault.hint}"))
         if not parsed.faults:
             show.print_signatures(where, parsed)
     return 1 if parsed.faults else 0

@@ -65,6 +65,8 @@ class Explanation:
                      for one in self.findings]  # fmt: skip
             text = "; ".join(texts)
             return f"{text[:1].upper()}{text[1:]}."
+        if self.job.running and self.job.state == "SUSPENDED":
+            return "Nothing is held against this job: it is SUSPENDED, and cannot compute."
         dark = sum(not page.gpu.measured for page in self.gpus)
         if (self.gpus or self.allocated_gpus) and dark == len(self.gpus):
             return "Nothing is held against this job: what its GPUs did was not measured."

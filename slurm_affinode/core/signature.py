@@ -223,7 +223,7 @@ def _compute(rule: Compute, gpu: GpuFacts) -> Evidence:
     busiest = max(known, key=lambda name: known[name])
     names = f"{len(known)} signal{'s' if len(known) != 1 else ''}: {', '.join(known)}"
     text = (
-        f"no signal above {peak:.0f} % ({names})"
+        f"no signal above {peak:.2g} % ({names})"
         if peak <= rule.at_most_pct
         else f"it computes: {busiest} reached {peak:.1f} %"
     )
@@ -256,7 +256,8 @@ def _state(rule: State, run: RunFacts) -> Evidence:
     if run.state is None:
         return _unknown("state", "", threshold, rule.weight, "the state of the job is not known")
     if run.running:
-        return Evidence("state", run.state, "", threshold, rule.weight, f"the job is {run.state}", met=rule.running)
+        met = rule.running and run.state == "RUNNING"  # who is suspended cannot compute
+        return Evidence("state", run.state, "", threshold, rule.weight, f"the job is {run.state}", met=met)
     if run.state not in rule.ended:
         return Evidence("state", run.state, "", threshold, rule.weight, f"the job ended {run.state}")
     if run.state == "TIMEOUT":  # that is what the word means, whatever the limit was

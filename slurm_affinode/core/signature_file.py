@@ -13,6 +13,7 @@ from slurm_affinode.core import signature as sig
 from slurm_affinode.core.signature import GpuFacts, RunFacts, Signature
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.tomllines import syntax_fault
 
 STATES = frozenset(
     {"TIMEOUT", "FAILED", "OUT_OF_MEMORY", "COMPLETED", "CANCELLED", "NODE_FAIL", "PREEMPTED", "DEADLINE"}
@@ -40,6 +41,8 @@ class Fault:
 
     line: int
     text: str
+    hint: str = ""
+    """What to do, where the text does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +99,8 @@ def parse(text: str) -> SignatureFile:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        match = re.search(r"line (\d+)", str(error))
-        return SignatureFile((), (), (Fault(int(match[1]) if match else 1, f"not TOML: {error}"),))
+        fault = syntax_fault(error, text)
+        return SignatureFile((), (), (Fault(fault.line, fault.message, fault.hint),))
     return _Reader(text).read(data)
 
 

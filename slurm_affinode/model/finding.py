@@ -64,8 +64,9 @@ USER_KINDS = frozenset({"low-efficiency-user", "low-cpu-efficiency-user"})
 IDLE_KINDS = frozenset({"squatter", "idle-allocation"})
 """Kinds for which a job may be cancelled: it holds GPUs that compute nothing."""
 
-VARIANTS = ("never-used", "partly-used", "used-once")
-"""What an idle allocation is: no GPU ever did anything; some did and some never; they did, and then no more."""
+VARIANTS = ("never-used", "partly-used", "used-once", "idle")
+"""What an idle allocation is: no GPU ever did anything; some did and some never; they did, and then no more; they do
+nothing, and what they did before is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,11 +92,7 @@ def explain(
         for i in at:
             verdicts, gpu = [], None
             for one in file.signatures:
-                seen, when = squatters.facts_of(
-                    held.followed[one.compute.at_most_pct], i, int(held.pairs["end_ms"][i]), int(held.steps_ms[i]),
-                    query.thresholds.max_gap_steps,
-                )  # fmt: skip
-                seen = squatters.of_part(seen) if held.shared[i] else seen
+                seen, when = squatters.facts_of(held, one.compute.at_most_pct, i)
                 verdicts.append(judge_gpu(one, seen, facts))
                 gpu = gpu or squatters.gpu_evidence(
                     held.followed[one.compute.at_most_pct], i, table[rows[i]], seen, when, flagged

@@ -161,6 +161,8 @@ class Past:
     seen: Trailing
     end_ms: int
     step_ms: np.ndarray[tuple[int], np.dtype[np.int64]]
+    used: np.ndarray[tuple[int], np.dtype[np.int64]]
+    """``trailing.used_before``."""
 
 
 def gpus_of(job: Job, gpus: Sequence[LiveGpu]) -> list[LiveGpu]:
@@ -257,7 +259,8 @@ def past(  # noqa: PLR0917
     )  # fmt: skip
     gap = config.idle.max_gap_steps
     seen = trailing.follow(store, pairs, since, end, limit_pct=limit, max_gap_steps=gap)
-    return since, Past(rows, seen, end_ms, pairs.step)
+    used = trailing.used_before(store, pairs, seen, pairs.start, since, gap, limit)
+    return since, Past(rows, seen, end_ms, pairs.step, used)
 
 
 def facts_now(
@@ -277,11 +280,11 @@ def facts_now(
     if past is None or row is None or int(past.seen.last[row]) == NEVER:
         # Without a history nothing is known but what this run saw; a single look has no length.
         length = looked if watched_s > 0 and looked > 0 else None
-        return replace(facts, idle_s=length, used_before=False if length else None), trailing.moment(
-            int(one.idle_since * 1000)
-        )
+        unseen = one.idle_since - (job.start.timestamp() if job.start else 0.0)
+        before = False if length and unseen * 1000 <= trailing.UNSEEN_MS else None
+        return replace(facts, idle_s=length, used_before=before), trailing.moment(int(one.idle_since * 1000))
     begun = int(past.seen.since[row])
-    before: bool | None = bool(past.seen.last_active[row] != NEVER)
+    before = None if past.used[row] == trailing.UNSEEN else bool(past.used[row] == trailing.USED)
     if before and gpu.part_of is not None:
         before = None  # somebody computed on the GPU: who is not known
     # A look that found it idle where the history last saw it busy begins the time; a window that broke does, too.

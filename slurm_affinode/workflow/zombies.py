@@ -113,7 +113,11 @@ def signatures(config: Config, path: Path | None = None) -> SignatureFile:
     if file.faults:
         first = file.faults[0]
         more = f" (and {len(file.faults) - 1} more)" if len(file.faults) > 1 else ""
-        hint = f"all of them: slurm-affinode zombies signatures check {where}"
+        hint = (
+            first.hint
+            if len(file.faults) == 1 and first.hint
+            else f"all of them: slurm-affinode zombies signatures check {where}"
+        )
         raise InputError(f"{first.text}{more}", where=f"{where}:{first.line}", hint=hint)
     return file
 

@@ -48,7 +48,7 @@ def test_who_holds_and_who_computes(cluster: Cluster, squatter: str) -> None:
                lambda gpus: any(gpu.utilization_pct > 50 for gpu in gpus))  # fmt: skip
     found = listed(cluster, "--live", "--watch 8s", "--window 5s")
     assert of_job(found, squatter) == ["squatter"]
-    assert of_job(found, unused) == ["never-used"]
+    assert of_job(found, unused) in (["never-used"], ["idle"])  # as soon as it was looked at
     assert of_job(found, busy) == []
     (one,) = [row for row in found["findings"] if row["subject"].get("id") == squatter]
     assert one["impact"]["examples"] == [waits]

@@ -54,7 +54,7 @@ def test_environment_names_the_file(tmp_path: Path) -> None:
         ("[nightly]\ngpu_paths = 'x'\n", r"nightly\.gpu_paths: 'x' is not a list of strings"),
         ("[gpu_history]\ncolumns = {a = 1}\n", r"gpu_history\.columns: .* is not a table of strings"),
         ("[store]\nstate_dir = 1\n", r"store\.state_dir: 1 is not a path"),
-        ("[store\n", r"c\.toml: "),
+        ("[store\n", r"c\.toml:1: not TOML: .*\[store"),
     ],
 )
 def test_a_mistake_names_file_and_key(text: str, said: str) -> None:

@@ -158,6 +158,35 @@ def test_kinds_of_idle_allocations(site: Site) -> None:
     assert partly.allocated_gpus == 8
 
 
+def test_what_was_used_before_the_interval_was_used(site: Site) -> None:
+    """The interval begins later than the job: whether it was ever used is a matter of the whole run."""
+    site.job(1, [used_once], hours=60)
+    site.job(2, [unused], hours=60, node="g2")
+    found = site.find(since=END - timedelta(hours=10))
+    assert {one.job.job_id: one.variant for one in _idle(found) if one.job} == {1: "used-once", 2: "never-used"}
+    assert {round(one.window_s / 3600) for one in _idle(found)} == {10}
+
+
+@pytest.mark.parametrize("hole", [(0, 90), (60, 90)])
+def test_what_was_not_seen_from_its_begin_is_not_called_never_used(site: Site, hole: tuple[int, int]) -> None:
+    """The history begins later than the job, or has a hole: idle now, and before it is unknown."""
+    site.job(1, [unused])
+    start = END - timedelta(hours=4)
+    low, high = (start + timedelta(minutes=minute) for minute in hole)
+    site._samples = [one for one in site._samples if not low <= one["time"] < high]
+    (one,) = _idle(site.find())
+    assert (one.kind, one.variant) == ("idle-allocation", "idle")
+    assert one.score == pytest.approx(0.8)
+
+
+def test_a_suspended_job_is_not_found(site: Site) -> None:
+    """Slurm stopped it: that it does not compute is not its fault."""
+    site.job(1, [squats], state="SUSPENDED")
+    site.job(2, [unused], state="SUSPENDED", node="g2")
+    assert not _idle(site.find())
+    assert site.explain("1").answer == "Nothing is held against this job: it is SUSPENDED, and cannot compute."
+
+
 def _share(site: Site, values: Values, *jobs: int) -> None:
     """Jobs with a part of one GPU, which the labels name."""
     site.job(jobs[0], [values])
@@ -177,7 +206,7 @@ def test_samples_of_a_shared_gpu_say_nothing_of_who_holds_its_memory(site: Site)
         ("idle-allocation", "never-used", None, None)
     ] * 2
     assert {gpu.held_gib for one in _idle(found) for gpu in one.gpus} == {None}
-    assert [row.fits for row in site.explain("1").gpus[0].verdicts] == [False, True, False]
+    assert [row.fits for row in site.explain("1").gpus[0].verdicts] == [False, True, False, True]
 
 
 def test_a_job_beside_one_that_computes_is_unknown(site: Site) -> None:
@@ -315,7 +344,7 @@ def test_the_page_of_a_gpu_without_a_signal_says_what_is_missing(site: Site) -> 
     site.job(1, [unmeasured])
     (one,) = site.explain("1").gpus
     assert one.gpu.held_gib == pytest.approx(79_000 / 1024)
-    assert [verdict.why_not for verdict in one.verdicts] == ["activity was not measured"] * 3
+    assert [verdict.why_not for verdict in one.verdicts] == ["activity was not measured"] * 4
 
 
 def test_the_time_line_of_a_short_job_has_no_holes(site: Site) -> None:
