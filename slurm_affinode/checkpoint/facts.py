@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from slurm_affinode.checkpoint.criu import cgroup_files
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
 _DELETED = " (deleted)"
 _NO_LIMIT = 1 << 60
+_MPS = "nvidia-cuda-mps"
+"""Names of its daemon and its servers, as far as the kernel keeps them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +94,11 @@ def process_facts(pid: int, *, proc: Path = namespace.PROC) -> ProcessFacts | No
     if not status:
         return None
     files, deleted = _files(base)
+    uids = tuple(int(word) for word in status.get("Uid", "").split())
     return ProcessFacts(
         pid,
         status.get("Name", "?"),
-        tuple(int(word) for word in status.get("Uid", "").split()),
+        uids,
         int(status.get("TracerPid", "0") or 0),
         status.get("State", "S")[:1],
         files,
@@ -103,7 +106,7 @@ def process_facts(pid: int, *, proc: Path = namespace.PROC) -> ProcessFacts | No
         _namespaces(pid, proc),
         _memory(base, status),
         deleted,
-        _uses_mps(base),
+        _uses_mps(base, uids, proc),
     )
 
 
@@ -198,16 +201,22 @@ def _memory(base: Path, status: Mapping[str, str]) -> int:
     return sum(int(status.get(key, "0 kB").split()[0]) for key in ("RssAnon", "RssShmem", "VmSwap")) * 1024
 
 
-def _uses_mps(base: Path) -> bool:
-    """Whether it talks to an MPS daemon: such a process has the daemon's pipe directory in its environment."""
+def _uses_mps(base: Path, uids: Sequence[int], proc: Path) -> bool:
+    """Whether it talks to an MPS daemon: its environment names one's directory, and there is a daemon for its user.
+
+    Whether that directory exists is not looked at: a path that a user chose is nothing for root to follow.
+    """
     try:
         environment = (base / "environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    for entry in environment:
-        if entry.startswith(b"CUDA_MPS_PIPE_DIRECTORY="):
-            pipe = Path(os.fsdecode(entry.partition(b"=")[2]))
-            return (pipe / "control").exists()
+    if not any(entry.startswith(b"CUDA_MPS_PIPE_DIRECTORY=") for entry in environment):
+        return False
+    for other in os.listdir(proc):  # noqa: PTH208 - only names are wanted
+        if other.isdecimal():
+            status = _status(proc / other)
+            if status.get("Name", "").startswith(_MPS) and set(status.get("Uid", "").split()) & {"0", *map(str, uids)}:
+                return True
     return False
 
 

@@ -156,6 +156,29 @@ def test_this_process_can_be_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("directory", "name", "uid", "uses"),
+    [
+        ("/tmp/nvidia-mps", "nvidia-cuda-mps", 0, True),  # noqa: S108 - where the daemon of a node has it
+        ("/tmp/nvidia-mps", "nvidia-cuda-mps", 1001, True),  # noqa: S108
+        ("/tmp/nvidia-mps", "nvidia-cuda-mps", 1002, False),  # noqa: S108
+        ("/tmp/nvidia-mps", "nvidia-smi", 0, False),  # noqa: S108
+        ("/x" * 3000, "nvidia-cuda-mps", 0, True),
+        (None, "nvidia-cuda-mps", 0, False),
+    ],
+)
+def test_mps_is_seen_without_following_the_users_path(
+    tmp_path: Path, directory: str | None, name: str, uid: int, uses: bool
+) -> None:
+    """By the process's environment and by a daemon that is there for its user."""
+    for pid, called, whose in ((70, "python", 1001), (71, name, uid)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "status").write_text(f"Name:\t{called}\nPPid:\t1\nUid:\t{whose}\t{whose}\n")
+    if directory is not None:
+        (tmp_path / "70" / "environ").write_text(f"A=1\0CUDA_MPS_PIPE_DIRECTORY={directory}\0")
+    assert collect(1, 70, proc=tmp_path).processes[0].mps is uses
+
+
+@pytest.mark.parametrize(
     ("line", "directory", "names"),
     [
         ("0::/slurm/job_1/step_batch", "slurm/job_1", ("memory.max", "memory.current")),
