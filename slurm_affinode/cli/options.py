@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -107,8 +108,16 @@ class Span(click.ParamType[float]):
 
 
 def print_json(value: Any) -> None:
-    """Write ``value`` as JSON on standard output; datetimes in ISO 8601 with ``Z``."""
-    click.echo(json.dumps(value, indent=2, default=_json_default, ensure_ascii=False))
+    """Write ``value`` as JSON on standard output; datetimes in ISO 8601 with ``Z``.
+
+    What could drive a terminal or cannot be written as UTF-8 is escaped, as JSON itself does below U+0020.
+    """
+    text = json.dumps(value, indent=2, default=_json_default, ensure_ascii=False)
+    click.echo(_UNSHOWN.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+
+
+_UNSHOWN = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+"""Controls from U+007F on, what changes the direction of text or is not seen, halves of surrogate pairs."""
 
 
 def _json_default(value: Any) -> Any:

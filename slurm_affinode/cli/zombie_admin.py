@@ -263,7 +263,7 @@ def _against(job: Job, wish: zombie_keeps.Wish, found: Policy, now: datetime) ->
         return "it is not yours"
     if not job.allocated:
         return f"it does not run: it is {job.state}"
-    if zombie_keeps.parse(job.comment) is not None:
+    if zombie_keeps.asked_before(job):
         return "it was asked to be kept before; that may be done once"
     try:
         zombie_keeps.check(wish, found.keep, now)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from slurm_affinode.core.spans import span
@@ -17,6 +17,7 @@ from slurm_affinode.model.audit import AuditEntry
 from slurm_affinode.model.cleanup import Keep, KeepPolicy
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.store.zombies import ZombieLog
+from slurm_affinode.workflow.zombie_tools import HOLD
 
 MAX_WHY = 400
 _MARK = re.compile(r"\[keep until=(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z) why=([^\]]*)\]")
@@ -41,8 +42,18 @@ def parse(comment: str | None) -> Wish | None:
         return None
 
 
+def asked_before(job: Job) -> bool:
+    """The comment has a wish for this run of the job; one that was over when it was submitted again is of another."""
+    wish = parse(job.comment)
+    return wish is not None and (job.submit is None or wish.until > job.submit)
+
+
 def comment_with(comment: str | None, wish: Wish) -> str:
-    """A comment with the wish in it, behind what was there. Raises ``AffinodeError`` where it would be too long."""
+    """A comment with the wish in it, behind what was there, in place of an earlier one.
+
+    Raises ``AffinodeError`` where it would be too long.
+    """
+    comment = _MARK.sub("", comment or "").strip()
     why = " ".join(wish.why.replace("[", "(").replace("]", ")").split())
     until = wish.until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     mark = f"[keep until={until} why={why}]"
@@ -87,9 +98,18 @@ def collect(
         keep = Keep(cluster, job.job_id, job.submit, job.user or "?", wish.why[:MAX_WHY], now, until)
         if len(wish.why) < policy.min_why:
             continue
-        if log.keep(keep) is None:
+        actor = f"{job.user} (comment of the job)"
+        earlier = log.keep(keep)
+        if earlier is None:
             taken.append(keep)
-            log.record([record(keep, job.id, run, f"{job.user} (comment of the job)", now)])
+            log.record([record(keep, job.id, run, actor, now)])
+            continue
+        claim = f"keep|{cluster}|{job.job_id}|{int(job.submit.timestamp())}|{int(wish.until.timestamp())}"
+        if log.claim(claim, run, now, HOLD):
+            refused = record(keep, job.id, run, actor, now)
+            why = f"it was kept until {earlier.until:%Y-%m-%d %H:%M} UTC already, and that may be done once"
+            log.record([replace(refused, result="refused", reason=f"{refused.reason}; {why}")])
+            log.settle(claim, run, now, None)
     return taken
 
 

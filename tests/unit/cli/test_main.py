@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 from slurm_affinode import __version__
 from slurm_affinode.cli import main as entry
 from slurm_affinode.cli.main import cli
-from slurm_affinode.cli.options import printable
+from slurm_affinode.cli.options import print_json, printable
 from slurm_affinode.errors import InputError, UnreachableError
 
 
@@ -107,3 +108,13 @@ def test_completion(shell: str) -> None:
     done = CliRunner().invoke(cli, ["completion", shell])
     assert done.exit_code == 0
     assert "_SLURM_AFFINODE_COMPLETE" in done.output
+
+
+def test_json_cannot_drive_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names in it are what users chose: a control sequence in one character, text backwards, half a character."""
+    names = ["\x1b[2J", "\x9b2J", "\u202egnp.exe", "\ud800", "J\u00fcrgen"]
+    print_json(names)
+    text = capsys.readouterr().out
+    assert json.loads(text) == names
+    assert all(one.isprintable() or one == "\n" for one in text)
+    assert "J\u00fcrgen" in text

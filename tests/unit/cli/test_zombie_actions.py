@@ -232,7 +232,8 @@ class Slurm:
         ({}, 0, 0, "left alone"),
         ({}, 2002, 1, "not yours"),
         ({"state": "PENDING"}, 2001, 1, "does not run"),
-        ({"comment": "[keep until=2026-11-18T14:00:00Z why=before]"}, 2001, 1, "once"),
+        ({"comment": "[keep until=2096-11-18T14:00:00Z why=before]"}, 2001, 1, "once"),
+        ({"comment": "[keep until=2016-11-18T14:00:00Z why=in another run]"}, 2001, 0, "left alone"),
     ],
 )
 def test_keep(  # noqa: PLR0917

@@ -182,8 +182,24 @@ def test_wishes_are_taken_in_once_and_cut_to_what_is_allowed(tmp_path: Path) -> 
             replace(running, comment=keeps.comment_with(None, keeps.Wish(later + timedelta(hours=4), "and more time")))
         ]
         assert keeps.collect(again, "alpha", KeepPolicy(), log, now=later, run="r2") == []
-        assert keeps.collect(again, "alpha", KeepPolicy(), log, now=NOW + timedelta(hours=5), run="r3") == []
-        assert [one.verb for one in log.history()] == ["keep"]
+        for run in ("r3", "r4"):
+            assert keeps.collect(again, "alpha", KeepPolicy(), log, now=NOW + timedelta(hours=5), run=run) == []
+        assert [(one.verb, one.result, one.run) for one in log.history()] == [
+            ("keep", "done", "r"), ("keep", "refused", "r3"),
+        ]  # fmt: skip
+        assert "may be done once" in log.history()[1].reason
+
+
+def test_a_wish_is_for_one_run_of_a_job() -> None:
+    """One that was over when the job was requeued keeps its owner from nothing, and makes room for the next."""
+    comment = keeps.comment_with("my own words", WISH)
+    assert keeps.asked_before(slurm_job(7, comment=comment, submit=NOW))
+    assert not keeps.asked_before(slurm_job(7, comment=comment, submit=WISH.until))
+    assert not keeps.asked_before(slurm_job(7, comment="my own words", submit=NOW))
+    later = keeps.Wish(NOW + timedelta(hours=5), "once more, in another run")
+    again = keeps.comment_with(comment, later)
+    assert (again.count("[keep"), keeps.parse(again)) == (1, later)
+    assert again.startswith("my own words [keep")
 
 
 @pytest.mark.parametrize(
