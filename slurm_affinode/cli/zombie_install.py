@@ -28,6 +28,7 @@ Examples:
 """
 _COMMAND = "slurm-affinode zombies clean --warn --live --yes"
 """As it stands in what ships; replaced by what was asked for."""
+_STATE = "Environment=SLURM_AFFINODE_STATE=/var/lib/slurm-affinode"
 _SERVICE, _TIMER, _CRON = "slurm-affinode-zombies.service", "slurm-affinode-zombies.timer", "slurm-affinode-zombies"
 
 
@@ -77,6 +78,10 @@ def install(
     if by_systemd:
         escaped = command.replace("%", "%%").replace("$", "$$")
         values = {_COMMAND: escaped, "User=root\n": f"User={user}\n", "=15min": f"={round(every)}s"}
+        if config.store.state_dir is not None:
+            # The environment of the unit beats the file: without this it would write into a store of its own.
+            state = str(config.store.state_dir).replace("%", "%%")
+            values[_STATE] = f"Environment=SLURM_AFFINODE_STATE={state}\nReadWritePaths=-{state}"
         written += [_fill(asset_dir("reports") / "systemd" / name, units / name, values) for name in (_SERVICE, _TIMER)]
     else:
         line = f"{_minutes(every)} * * * * {user} {command.replace('%', chr(92) + '%')}"

@@ -164,9 +164,11 @@ def test_install_writes_the_timer_and_a_policy(tmp_path: Path) -> None:
     assert "cancel = 1" in site.read_text()
     assert "@" not in service
     config = tmp_path / "config.toml"
-    config.write_text('[prometheus]\nurl = "http://prom:9090"\n')
+    config.write_text('[prometheus]\nurl = "http://prom:9090"\n[store]\nstate_dir = "/srv/affinode"\n')
     run("zombies", "install", "--root", str(tmp_path), "--systemd", "--config", str(config))
-    assert "clean --warn --live --prometheus http://prom:9090 --yes\n" in next(units.glob("*.service")).read_text()
+    service = next(units.glob("*.service")).read_text()
+    assert "clean --warn --live --prometheus http://prom:9090 --yes\n" in service
+    assert "STATE=/srv/affinode\nReadWritePaths=-/srv/affinode\n" in service  # the site's store, not one of its own
     config.unlink()
     run("zombies", "install", "--root", str(tmp_path), "--remove")
     assert written(tmp_path) == {"etc/slurm-affinode/zombies.toml"}
