@@ -16,7 +16,7 @@ from slurm_affinode.errors import AffinodeError, UnreachableError
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.nodeconfig import DEFAULT_PORT, listen_address
 from slurm_affinode.slurm import identifiers
-from slurm_affinode.slurm.faults import SlurmError
+from slurm_affinode.slurm.faults import SlurmError, UnknownJobError
 from slurm_affinode.slurm.interface import SlurmClient
 
 MOST_NODES = 32
@@ -106,6 +106,9 @@ class Reach:
                 problems.append(str(error))
         if answered and running:
             raise _cannot(found)
+        if running and _without_gpus(found):
+            text = f"job {found.id} runs on {found.batch_host} without a GPU, and no agent watches it there"
+            raise AnswerError("no-gpu", text, hint="only what holds GPUs is suspended when it idles", exit_code=1)
         if found.het_job_id is not None and answered:
             raise _cannot(found)
         if answered or not problems:
@@ -154,6 +157,9 @@ class Reach:
     def _slurm_job(self, job: str) -> Job:
         try:
             return self._open().job(job)
+        except UnknownJobError as error:
+            text = f"Slurm knows no job {job}: there was none, or it ended a while ago"
+            raise AnswerError("unknown-job", text, hint=f"see: sacct --jobs={job}", exit_code=1) from error
         except SlurmError as error:
             raise AnswerError("unknown-job", f"job {job}: {error}", hint=error.hint, exit_code=1) from error
 
@@ -175,6 +181,12 @@ class Reach:
         """End what was started."""
         if self._client is not None:
             self._client.close()
+
+
+def _without_gpus(job: Job) -> bool:
+    """By all that Slurm says of it: where it does not count GPUs, their numbers on the nodes are there."""
+    counts = (job.gpus_allocated, job.gpus_requested)
+    return not job.node_gpus and not any(one is not None and one.count for one in counts)
 
 
 def _cannot(job: Job) -> AnswerError:

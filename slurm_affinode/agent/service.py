@@ -176,11 +176,11 @@ class Service:
 
     def _unwatched(self, job_id: int) -> RequestError:
         """Why a job of this node is not watched here."""
+        job, gone = self._slurms(job_id)
+        if gone or (job is not None and job.ended):  # and no epilog has told of it
+            return _over(job_id, job)
         if job_id in self._with_option:
             return RequestError("ending", f"job {job_id} is ending: its script is over", hint="see: squeue --me --all")
-        found: list[Job | None] = []
-        self.ask(lambda: found.append(self.loop.queue.look(job_id)))
-        job = found[0] if found else None
         if job is None:
             refusal = Refusal("not-opted-in", "it was submitted without --gpu-suspend-idle")
         elif job.batch and job.batch_host not in (None, self.node):
@@ -190,11 +190,26 @@ class Service:
             refusal = unwatched.reason(job)
         return RequestError(refusal.code, unwatched.text(job_id, refusal), hint=unwatched.hint(refusal))
 
+    def _slurms(self, job_id: int) -> tuple[Job | None, bool]:
+        """A job as slurmctld has it now, and whether slurmctld answers and has it not: it has ended long ago."""
+        found: list[tuple[Job | None, bool]] = []
+
+        def look() -> None:
+            job = self.loop.queue.look(job_id)
+            queue = self.loop.queue.refresh() if job is None else None  # silent, or without it
+            found.append((job, queue is not None and all(one.job_id != job_id for one in queue.jobs)))
+
+        self.ask(look)
+        return found[0] if found else (None, False)
+
     # --- acting
 
     def _suspend(self, job_id: int, caller: Caller) -> dict[str, Any]:
         job = self._find(job_id, caller)
         if isinstance(job, SuspendedJob):
+            now, gone = self._slurms(job_id)
+            if gone or (now is not None and now.ended):  # its image is there until the next sweep
+                raise _over(job_id, now)
             raise RequestError(
                 "already-suspended", f"job {job_id} is suspended already", hint=f"slurm-affinode wake {job_id}"
             )
@@ -278,6 +293,10 @@ class Service:
                     return
         except (AffinodeError, OSError) as error:
             log.warning("job %d: its images are not tidied up: %s", job_id, one_line(str(error)))
+
+
+def _over(job_id: int, job: Job | None) -> RequestError:
+    return RequestError("ended", f"job {job_id} has ended" + ("" if job is None else f": {job.state}"))
 
 
 def _whole(request: Mapping[str, Any], key: str) -> int:

@@ -81,10 +81,15 @@ def test_suspended_job_is_asked_of_any_node_that_sees_it(reach: MakeReach) -> No
     assert agents.asked == ["c2", "c1", "c3"]
 
 
+NO_GPU = {"gpus_requested": None, "gpus_allocated": None, "node_gpus": ()}
+
+
 @pytest.mark.parametrize(
     ("slurm", "agents", "code", "said"),
     [
-        (Slurm({}), Agents({}), "unknown-job", "job 7: "),
+        (Slurm({}), Agents({}), "unknown-job", "Slurm knows no job 7: there was none, or it ended a while ago"),
+        (Slurm({7: job(**NO_GPU)}), Agents({}, down=frozenset({"c1"})), "no-gpu", "job 7 runs on c1 without a GPU"),
+        (Slurm({7: job(**NO_GPU)}), Agents({"c1": set()}), "not-opted-in", "submitted without --gpu-suspend-idle"),
         (Slurm({7: job()}), Agents({"c1": set()}), "not-opted-in", "submitted without --gpu-suspend-idle"),
         (Slurm({7: job(batch=False)}), Agents({"c1": set()}), "interactive", "only batch jobs can be suspended"),
         (Slurm({7: waiting(7, batch=False)}), Agents({}), "interactive", "only batch jobs can be suspended"),
@@ -106,6 +111,9 @@ def test_agent_that_cannot_be_reached(reach: MakeReach) -> None:
     with pytest.raises(UnreachableError, match=r"no agent could be asked about job 7: .*c1 does not answer") as caught:
         reach(Agents({}, down=frozenset({"c1"})), Slurm({7: job()})).about("7", {"verb": "status"})
     assert caught.value.exit_code == 3
+    uncounted = job(gpus_requested=None, gpus_allocated=None)  # AccountingStorageTRES lacks gres/gpu
+    with pytest.raises(UnreachableError):
+        reach(Agents({}, down=frozenset({"c1"})), Slurm({7: uncounted})).about("7", {"verb": "status"})
 
 
 def test_what_is_no_job_is_not_asked(reach: MakeReach) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_stand_ins import ALICE, BOB, ROOT, Node1, agent, ask, config_of, job, wait_until, watched
+from agent_stand_ins import ALICE, BOB, ROOT, Node1, agent, ask, config_of, job, wait_until, waiting, watched
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -62,6 +62,8 @@ def test_suspend_by_hand_is_refused_with_the_reason(node: Node1) -> None:
     watched(node)
     node.acts.refused.append(Refusal("host-memory", "needs 80 GiB"))
     node.acts.asleep.append(asleep(8))
+    node.slurm.all[8] = waiting(8)
+    node.slurm.all[9] = job(9)
     ask(node, verb="prolog", job=9, uid=2001)
     for job_id, code in ((7, "host-memory"), (8, "already-suspended"), (9, "not-opted-in"), (10, "unknown-job")):
         with pytest.raises(control.RequestError) as caught:
@@ -100,6 +102,24 @@ def test_job_that_is_ending_had_the_option(node: Node1) -> None:
         with pytest.raises(control.RequestError, match="job 7 is ending") as caught:
             ask(node, ALICE, verb=verb, job=7)
         assert caught.value.code == "ending"
+
+
+@pytest.mark.parametrize("what", ["never watched", "watched", "suspended"])
+@pytest.mark.parametrize(("state", "said"), [("CANCELLED", "job 9 has ended: CANCELLED"), (None, "job 9 has ended$")])
+def test_job_that_ended_is_told_that_it_has(node: Node1, what: str, state: str | None, said: str) -> None:
+    """Whatever else is known of it here: no epilog has told, or its image is there still. ``None``: Slurm forgot it."""
+    if what == "suspended":
+        node.acts.asleep.append(asleep(9))
+    else:
+        ask(node, verb="prolog", job=9, uid=2001)
+    if what == "watched":
+        node.daemon.service.left(9)
+    node.slurm.all.pop(9, None)
+    if state is not None:
+        node.slurm.all[9] = job(9, state=state)
+    with pytest.raises(control.RequestError, match=said) as caught:
+        ask(node, ALICE, verb="suspend", job=9)
+    assert caught.value.code == "ended"
 
 
 def test_wake_by_hand(node: Node1) -> None:
