@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.tree import TreeGoneError
 from slurm_affinode.agent.undo import Undo
 from slurm_affinode.agent.waker import is_over
+from slurm_affinode.checkpoint import sweeping
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image
 from slurm_affinode.core.suspension import IN_PLACE, Action, JobFact, World, recover
@@ -292,7 +293,7 @@ class JobKeeper:
                 self._parts.log.warning("job %s: its image in %s stays: %s", job_id, store.path, error)
 
     def sweep(self, holds_lease: bool) -> None:
-        """Images and claims of jobs that are over, at most once in a minute. Must not raise."""
+        """Images and claims of jobs that are over, and older images; at most once in a minute. Must not raise."""
         parts = self._parts
         if parts.now() - self._swept < _SWEEP_S:
             return
@@ -309,17 +310,18 @@ class JobKeeper:
             if not self._complete(ids):
                 parts.log.warning("sweep: Slurm's list of jobs lacks one that it knows by its id; nothing is removed")
                 return
+            newest = sweeping.newest([] if parts.shared is None else parts.shared.images(), live)
             for store in parts.tiers.stores:
-                self._sweep(store, live)
+                self._sweep(store, live, newest)
             self._forget_journals()
             parts.notes.unclaim((parts.cluster, job_id) for job_id in ids)
         except (AffinodeError, OSError) as error:
             parts.log.warning("sweep: %s", error)
 
-    def _sweep(self, store: DirectoryStore, live: Sequence[LiveRun]) -> None:
+    def _sweep(self, store: DirectoryStore, live: Sequence[LiveRun], newest: Mapping[str, int]) -> None:
         try:
-            for name in store.sweep(live, cluster=self._parts.cluster, young_s=_YOUNG_S):
-                self._parts.log.info("removed %s: its job is over", name)
+            for name in store.sweep(live, cluster=self._parts.cluster, newest=newest, young_s=_YOUNG_S):
+                self._parts.log.info("removed %s: its job is over, or has a newer one", name)
         except (CheckpointError, OSError) as error:  # read-only, for one
             self._parts.log.warning("sweep: %s: %s", store.path, error)
 

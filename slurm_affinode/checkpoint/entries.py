@@ -158,8 +158,11 @@ class Entries:
         return (f"{name}/{entry}" for name, _, entry in self._ending(BAD))
 
     def _ending(self, suffix: str) -> Iterator[tuple[str, int, str]]:
-        """Entries with this ending: name and directory of the job, name of the entry."""
-        for name in self.jobs():
+        """Entries with this ending: name and directory of the job, name of the entry; of what can be read."""
+        names: list[str] = []
+        with suppress(OSError):
+            names = self.jobs()
+        for name in names:
             with suppress(ImageDamaged, OSError), self.job(name) as job_fd:
                 if job_fd is not None:
                     for entry in rootdir.names(job_fd):

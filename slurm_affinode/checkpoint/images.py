@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from slurm_affinode.core.suspension import owns
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 
 _PLAIN = How(Limiter(0))
+_NONE: Mapping[str, int] = {}
 
 
 class DirectoryStore:
@@ -286,12 +287,14 @@ class DirectoryStore:
             )
 
     def sweep(
-        self, live: Collection[LiveRun], *, cluster: str, young_s: float = 600, dry_run: bool = False
-    ) -> list[str]:
+        self, live: Collection[LiveRun], *, cluster: str, newest: Mapping[str, int] = _NONE, young_s: float = 600,
+        dry_run: bool = False,
+    ) -> list[str]:  # fmt: skip
         """Remove the cluster's images whose job is not among ``live``, and broken writes; what was removed.
 
-        ``live``: *all* running and pending jobs of the cluster, of an answer that Slurm really gave. What is younger
-        than ``young_s`` stays: its job may be newer than that answer. ``dry_run``: what would be removed.
+        ``live``: *all* running and pending jobs of the cluster, of an answer that Slurm really gave. ``newest``: see
+        ``sweeping.newest``; images before these go, too. What is younger than ``young_s`` stays: its job may be newer
+        than that answer. ``dry_run``: what would be removed.
         """
         runs, removed, now = sweeping.by_job(live), [], self._clock()
         for name in self._entries.jobs():
@@ -301,7 +304,10 @@ class DirectoryStore:
             with suppress(ImageDamaged), self._entries.job(name) as job_fd:
                 if job_fd is not None:
                     load = partial(self._entries.manifest, job_fd, name)
-                    found = sweeping.stale(job_fd, load, runs.get(int(match["job"]), []), now=now, young_s=young_s)
+                    found = sweeping.stale(
+                        job_fd, load, runs.get(int(match["job"]), []), now=now, young_s=young_s,
+                        newest_seq=newest.get(name, 0),
+                    )  # fmt: skip
                     removed += [f"{name}/{entry}" for entry in found]
                     for entry in [] if dry_run else found:
                         self._entries.drop(job_fd, entry)

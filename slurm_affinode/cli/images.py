@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
+from slurm_affinode.checkpoint import sweeping
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import Image, ImageDamaged
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, Usage
 from slurm_affinode.checkpoint.manifest import load_key, summary
 from slurm_affinode.checkpoint.opening import open_tiers
 from slurm_affinode.checkpoint.tier import Tier
@@ -32,7 +33,7 @@ Only root can look into the stores: an image holds the memory of a user's job.
   slurm-affinode images list                 images in this node's memory, on its disk, and in the shared store
   slurm-affinode images verify               read all of them; exit status 1 where one is damaged
   slurm-affinode images verify 123           those of one job
-  slurm-affinode images prune --dry-run      what would go: images whose job is over, broken writes
+  slurm-affinode images prune --dry-run      what would go: images whose job is over, older ones, broken writes
 """
 _NAME = re.compile(r"(?:[A-Za-z0-9_-]+\.)?(\d+)")
 
@@ -53,7 +54,8 @@ def list_images(*, config: Config, jobs: tuple[str, ...], as_json: bool) -> int:
     """
     with _tiers(config) as tiers:
         rows = [(tier, found) for tier in tiers.tiers for found in _chosen(tier.store, jobs)]
-        usage = [(tier, tier.store.usage()) for tier in tiers.tiers]
+        # What cannot be read is among the damaged.
+        usage = [(tier, one) for tier in tiers.tiers if (one := _usage(tier.store)) is not None]
         begun = [(tier, facts, held) for tier in tiers.tiers for facts, held in tier.store.begun()]
         aside = [(tier, name) for tier in tiers.tiers for name in tier.store.aside()]
         missing = tiers.missing
@@ -98,6 +100,13 @@ def list_images(*, config: Config, jobs: tuple[str, ...], as_json: bool) -> int:
     for why in missing:
         warn(f"not used: {why}")
     return 1 if damaged else 0
+
+
+def _usage(store: DirectoryStore) -> Usage | None:
+    try:
+        return store.usage()
+    except CheckpointError:
+        return None
 
 
 def _rows(
@@ -166,7 +175,9 @@ def verify(*, config: Config, jobs: tuple[str, ...], quiet: bool, as_json: bool)
 @json_option
 @config_file
 def prune(*, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, young: str, as_json: bool) -> int:
-    """Remove images whose job is over, and what broken writes have left. The agent does so by itself.
+    """Remove images whose job is over or has a newer one, and what broken writes have left.
+
+    The agent does so by itself.
 
     Slurm is asked for its jobs; where it does not answer, nothing is removed.
 
@@ -185,12 +196,16 @@ def prune(*, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, yo
             for job in slurm.jobs()
             if not job.ended and job.submit is not None
         ]
-        removed = [
-            {"store": str(store.path), "image": name}
-            for store in tiers.stores
-            for name in store.sweep(live, cluster=cluster, young_s=young_s, dry_run=dry_run)
-        ]
-    return _tell(removed, dry_run=dry_run, as_json=as_json)
+        newest = sweeping.newest([] if tiers.shared is None else tiers.shared.store.images(), live)
+        removed, failed = [], False
+        for store in tiers.stores:
+            try:
+                found = store.sweep(live, cluster=cluster, newest=newest, young_s=young_s, dry_run=dry_run)
+                removed += [{"store": str(store.path), "image": name} for name in found]
+            except OSError as error:
+                warn(f"{store.path}: {error.strerror}")
+                failed = True
+    return _tell(removed, dry_run=dry_run, as_json=as_json) or int(failed)
 
 
 def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, as_json: bool) -> int:
@@ -228,6 +243,11 @@ def _tiers(config: Config) -> Iterator[Tiers]:
     """The stores of this node that are there, fastest first."""
     if os.geteuid() != 0 and not os.access(config.suspend.key_file, os.R_OK):
         raise AffinodeError("only root can look into the image stores", hint="sudo slurm-affinode images ...")
+    if not config.suspend.key_file.exists():
+        raise AffinodeError(
+            f"{config.suspend.key_file}: this machine has no key of images",
+            hint="run it on a node with the agent; any of them shows the images of the shared store",
+        )
     key = load_key(config.suspend.key_file, owner=os.geteuid())
     tiers = open_tiers(config.suspend, key, create=False)
     try:

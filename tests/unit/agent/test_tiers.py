@@ -349,3 +349,27 @@ def test_an_image_on_its_way_to_the_shared_tier_is_not_copied_twice(
     mender.tick()
     mender.settle()
     assert first.where() == ["memory", "disk", "shared"]
+
+
+def test_an_older_image_goes_when_the_newer_one_is_everywhere(world: World) -> None:
+    """Suspended on c1 and again on c2: what c1 still has of the first time goes, too."""
+    first = asleep(world)
+    second = again_at(world, "c2")
+    assert second.restore() == Restored(2)
+    assert second.suspend().phase is Phase.QUEUED
+    second.settle()
+    for path in world.root.glob("*/*/alpha.7/*"):
+        os.utime(path, (0, 0))
+
+    def held(agent: Tiered) -> dict[str, list[int]]:
+        return {
+            tier.name: [one.manifest.seq for one in tier.store.images() if isinstance(one, Image)]
+            for tier in agent.parts.tiers.tiers
+        }
+
+    world.sleep(10_000)
+    assert held(first) == {"memory": [1], "disk": [1], "shared": [1, 2]}
+    first.keeper.sweep(False)
+    second.keeper.sweep(True)
+    assert held(first) == {"memory": [], "disk": [], "shared": [2]}
+    assert held(second) == {"memory": [2], "disk": [2], "shared": [2]}

@@ -18,6 +18,7 @@ from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.copying import How
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom
+from slurm_affinode.checkpoint.sweeping import newest
 from slurm_affinode.model.suspension import JobKey, LiveRun
 
 from .conftest import JOB, KEY, LATER, MANIFEST
@@ -303,6 +304,34 @@ def test_the_sweep_keeps_what_a_live_job_needs(store: DirectoryStore, make_image
     assert [i.manifest.key for i in store.images() if isinstance(i, Image)] == [
         kept.manifest.key, this_run.manifest.key, foreign.manifest.key,
     ]  # fmt: skip
+
+
+def test_the_sweep_takes_images_that_have_a_newer_one(tmp_path: Path, store: DirectoryStore, make_image: Make) -> None:
+    """Of a run that was requeued since, and sound where every node sees it; on each node, whole copies and parts."""
+    shared = DirectoryStore(tmp_path / "shared", KEY)
+    live = [LATER]
+
+    def sweep(where: DirectoryStore = store) -> list[str]:
+        return where.sweep(live, cluster="cluster", newest=newest(shared.images(), live), young_s=-1)
+
+    first = make_image()
+    second = make_image(manifest=replace(MANIFEST, restarts=1, key=LATER.key))
+    for image in (first, second):
+        store.copy(image, shared)
+    assert sweep() == sweep(shared) == []  # the second suspension may still be taken back
+    live[:] = [replace(LATER, restarts=2)]
+    third = make_image(manifest=replace(MANIFEST, restarts=2, key=LATER.key))
+    store.cut(first, 1)
+    shared.set_aside(first)
+    assert sweep() == ["cluster.123/0001.tmp"]
+    assert sweep(shared) == []  # what was set aside stays for a person to look at
+    assert store.find(live[0]) is None
+    store.discard(third.manifest.key, 3)
+    assert store.find(live[0]) == second
+    (shared.path / "cluster.123" / "0002" / "manifest.json").write_text("{}")
+    make_image()
+    assert sweep() == []
+    shared.close()
 
 
 def test_files_are_digested_while_they_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from slurm_affinode.checkpoint import rootdir
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.cli.images import images
-from slurm_affinode.errors import InputError
+from slurm_affinode.errors import AffinodeError, InputError
 from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
 
 KEY = bytes(64)
@@ -142,3 +146,32 @@ def test_tiers_and_what_is_wrong_in_them_are_listed(config: Path) -> None:
     assert found["images"] == []
     assert found["missing"] == [] or "not on a tmpfs" in found["missing"][0]
     assert run("list", "5", "--config", config)[0] == 0
+
+
+def test_where_there_is_no_key_is_no_node_with_an_agent(config: Path) -> None:
+    """A login node: it is told where to look, and not to make a key."""
+    (config.parent / "image.key").unlink()
+    with pytest.raises(AffinodeError, match="has no key of images") as caught:
+        run("list", "--config", config)
+    assert "on a node with the agent" in (caught.value.hint or "")
+
+
+def test_a_store_that_cannot_be_read_does_not_hide_the_others(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named, with the reason, and the exit status is 1."""
+    size_of, names = rootdir.size_of, rootdir.names
+    shared = (config.parent / "shared").stat().st_ino
+
+    def failing(call: Callable[[int], Any]) -> Callable[[int], Any]:
+        def one(at: int) -> Any:
+            if os.fstat(at).st_ino == shared:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return call(at)
+
+        return one
+
+    monkeypatch.setattr(rootdir, "size_of", failing(size_of))
+    monkeypatch.setattr(rootdir, "names", failing(names))
+    status, text = run("list", "--config", config)
+    assert status == 1
+    assert "alpha.123" in text
+    assert "shared: cannot be read: Stale file handle" in text
