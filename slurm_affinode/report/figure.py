@@ -3,7 +3,8 @@
 A chart is inline SVG without a ``viewBox``: positions along x are percentages, positions along y are pixels, so that
 a chart fills any width while text keeps its size. It names no colour: classes ``f-busy``, ``f-low``, ``f-idle``,
 ``f-unknown`` and ``f-1`` ... ``f-6`` get theirs from the style sheet, for light, dark and print. ``f-low`` and
-``f-unknown`` are patterns as well, so no state is told by its hue alone.
+``f-unknown`` are patterns as well, so no state is told by its hue alone; on paper they are light with an outline, since
+browsers print every shape that has a pattern as a picture of the whole page.
 """
 
 from __future__ import annotations
