@@ -130,28 +130,36 @@ class LinuxFreezer:
                 return next(iter(pids), None)
             # The freezer of version 1 holds back SIGKILL as well: what is to end has to be let go.
             old = (Path(how) / "freezer.state").exists()
-            return next((pid for pid in pids if old and self._is_killed(pid)), None)
+            return next((pid for pid in pids if old and self._pending(pid, signal.SIGKILL)), None)
         return next((pid for pid in pids if pid not in stay and self._main_moves(pid)), None)
 
     def _moves(self, pid: int) -> bool:
-        """Whether a thread of it does anything but stand still."""
+        """Whether a thread of it does anything but stand still.
+
+        One that waits in the kernel (D) for its child of vfork(2) does so for as long as the child is stopped. With a
+        stop pending it cannot come back to its program, nor fork, and it stops when the child goes on.
+        """
         try:
             threads = os.listdir(self.proc / str(pid) / "task")  # noqa: PTH208
         except OSError:
             return False
-        return any(self._state(self.proc / str(pid) / "task" / thread) not in _STILL for thread in threads)
+        states = {self._state(self.proc / str(pid) / "task" / thread) for thread in threads}
+        if states <= set(_STILL):
+            return False
+        return not states <= {*_STILL, "D"} or not (states & set("Tt") or self._pending(pid, signal.SIGSTOP))
 
     def _main_moves(self, pid: int) -> bool:
-        return self._state(self.proc / str(pid)) not in _STILL
+        state = self._state(self.proc / str(pid))
+        return self._moves(pid) if state == "D" else state not in _STILL
 
-    def _is_killed(self, pid: int) -> bool:
-        """SIGKILL is pending."""
+    def _pending(self, pid: int, number: int) -> bool:
+        """A signal of this number was sent, and not taken yet."""
         try:
             lines = (self.proc / str(pid) / "status").read_bytes().splitlines()
         except OSError:
             return False
-        pending = [int(line.split()[1], 16) for line in lines if line.startswith((b"SigPnd:", b"ShdPnd:"))]
-        return any(mask >> (signal.SIGKILL - 1) & 1 for mask in pending)
+        masks = [int(line.split()[1], 16) for line in lines if line.startswith((b"SigPnd:", b"ShdPnd:"))]
+        return any(mask >> (number - 1) & 1 for mask in masks)
 
     @staticmethod
     def _state(directory: Path) -> str:
