@@ -196,19 +196,15 @@ class Session:
     ledger: Ledger
 
     def plan(self) -> list[Action]:
-        """What is to be done. Agents are asked for jobs that may be suspended where some are to be cancelled."""
+        """What is to be done. Agents are asked which jobs may be suspended, or sleep, where any is to be warned."""
         now = self.tools.now()
         self.log.see([one.key for one in self.found.findings if one.since is None], now)
         self.ledger = self.log.ledger(now)
         decided = plan(self.found.findings, self.asked.policy, self.ledger, now)
         elsewhere = self._elsewhere(decided)
-        watched: frozenset[int] = frozenset()
-        if any(one.verb == "cancel" for one in decided):
-            watched = actions_of.opted_in(decided, self.tools.ask)
-        if watched or elsewhere:
-            decided = plan(self.found.findings, self.asked.policy, self.ledger, now, opted_in=watched,
-                           elsewhere=elsewhere)  # fmt: skip
-        return decided
+        known = actions_of.opted_in(decided, self.tools.ask)
+        return plan(self.found.findings, self.asked.policy, self.ledger, now, opted_in=known.watched,
+                    asleep=known.asleep, elsewhere=elsewhere)  # fmt: skip
 
     def _elsewhere(self, decided: Iterable[Action]) -> frozenset[str]:
         """Clusters of the store that this Slurm is not: their job numbers name other jobs here."""

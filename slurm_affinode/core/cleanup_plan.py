@@ -42,18 +42,20 @@ def plan(
     now: datetime,
     *,
     opted_in: Collection[int] = (),
+    asleep: Collection[int] = (),
     elsewhere: Collection[str] = (),
 ) -> list[Action]:
     """One action for each finding, the worst first; ``none`` with the reason where nothing is done.
 
-    ``opted_in``: raw ids of jobs that may be suspended; ``elsewhere``: clusters that are told of, and not acted on.
+    ``opted_in``: raw ids of jobs that may be suspended; ``asleep``: of those that sleep in place; ``elsewhere``:
+    clusters that are told of, and not acted on.
     """
     order = sorted(findings, key=lambda one: (-(one.held_gpu_hours or 0.0), one.key))
     used: Counter[str] = Counter()
     chosen: list[Action] = []
     cancelled: set[str] = set()
     for finding in order:
-        action = decide(finding, policy, ledger, now, opted_in=opted_in)
+        action = decide(finding, policy, ledger, now, opted_in=opted_in, asleep=asleep)
         if action.verb in DESTRUCTIVE and finding.cluster in elsewhere:
             text = f"it is on {finding.cluster}, which this machine's Slurm is not"
             action = replace(action, verb="none", code="elsewhere", reason=f"{action.reason}; {text}")
@@ -78,10 +80,11 @@ def _once(action: Action, done: set[str]) -> Action:
 
 
 def decide(
-    finding: Finding, policy: Policy, ledger: Ledger, now: datetime, *, opted_in: Collection[int] = ()
-) -> Action:
+    finding: Finding, policy: Policy, ledger: Ledger, now: datetime, *, opted_in: Collection[int] = (),
+    asleep: Collection[int] = (),
+) -> Action:  # fmt: skip
     """What is done about one finding, without the limits of a run."""
-    return _Case(finding, policy, ledger, now, effective(policy, finding)).decide(opted_in)
+    return _Case(finding, policy, ledger, now, effective(policy, finding)).decide(opted_in, asleep)
 
 
 def idle_since(settings: Settings, finding: Finding) -> datetime | None:
@@ -138,7 +141,7 @@ class _Case:
     def do(self, verb: Verb, reason: str, number: int = 0) -> Action:
         return Action(verb, self.finding, "due", reason, self.rule.rule, number, self.settings)
 
-    def decide(self, opted_in: Collection[int]) -> Action:
+    def decide(self, opted_in: Collection[int], asleep: Collection[int]) -> Action:
         finding, policy = self.finding, self.policy
         today = self.now.astimezone(zone_of(policy.calendar.timezone)).date()
         exempt = exemption(policy, finding, today)
@@ -153,6 +156,10 @@ class _Case:
         if age_s > most_s:
             return self.none("stale", f"its evidence is {span(age_s)} old, more than {span(most_s)}")
         if finding.kind in IDLE_KINDS and isinstance(finding.subject, JobRef) and finding.subject.running:
+            if finding.subject.job_id in asleep and self.settings.prefer_suspend:
+                return self.none(
+                    "asleep", "it sleeps in place: its owner asked for that, and others have its GPU memory"
+                )
             action = self._job(finding.subject)
         else:
             action = self._matter()

@@ -7,7 +7,8 @@ time do not do it twice; a claim whose holder crashed is free again after ``HOLD
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from slurm_affinode.agent.client import AnswerError
@@ -17,6 +18,7 @@ from slurm_affinode.model.cleanup import DESTRUCTIVE, Action
 from slurm_affinode.model.finding import Finding, JobRef, NodeRef, ProcessRef
 from slurm_affinode.slurm.faults import AlreadyDoneError, SlurmError, UnknownJobError
 from slurm_affinode.workflow import zombie_keeps
+from slurm_affinode.workflow.zombie_nodes import AT_ONCE
 from slurm_affinode.workflow.zombie_recheck import AskNode, Look
 from slurm_affinode.workflow.zombie_tell import tell_done
 from slurm_affinode.workflow.zombie_tools import HOLD, Outcome, Result, Tools, Who, written
@@ -29,23 +31,42 @@ _NOT_NOW = frozenset(
     {"under-way", "already-suspended", "fault", "stopped", "ended", "gone", "unknown-job", "not-yours"}
 )
 """Answers to a suspension that say nothing about whether it is possible."""
+_ASLEEP = frozenset({"asleep", "waking", "starting"})
 _GONE = frozenset({"gone", "not-on-gpu", "ended", "already-suspended"})
 
 
-def opted_in(actions: Iterable[Action], ask: AskNode) -> frozenset[int]:
-    """Raw ids of the jobs among those to be cancelled that an agent watches: they may be suspended instead.
+@dataclass(frozen=True, slots=True)
+class OptedIn:
+    """Raw ids of jobs with ``--gpu-suspend-idle``, as the agents know them."""
+
+    watched: frozenset[int] = frozenset()
+    """They may be suspended."""
+    asleep: frozenset[int] = frozenset()
+    """They sleep in place, or wait there for room: that they are idle is what they were asked for."""
+
+
+def opted_in(actions: Iterable[Action], ask: AskNode) -> OptedIn:
+    """The jobs on the nodes of those that are to be warned or cancelled that an agent watches.
 
     One question to each node concerned; a node that does not answer knows of none.
     """
-    nodes = {node for action in actions if action.verb == "cancel" for node in action.finding.nodes}
-    found: set[int] = set()
-    for node in sorted(nodes):
+    nodes = {node for action in actions if action.verb == "cancel" or action.number for node in action.finding.nodes}
+
+    def one(node: str) -> dict[int, str]:
         try:
             rows = ask(node, {"verb": "status"}).get("jobs", ())
         except AffinodeError:
-            continue
-        found |= {int(row["job_id"]) for row in rows if row.get("state") == "watched"}
-    return frozenset(found)
+            return {}
+        return {int(row["job_id"]): str(row.get("state")) for row in rows}
+
+    states: dict[int, str] = {}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for found in pool.map(one, sorted(nodes)):
+            states |= found
+    return OptedIn(
+        frozenset(job for job, state in states.items() if state == "watched"),
+        frozenset(job for job, state in states.items() if state in _ASLEEP),
+    )
 
 
 def looked(actions: Sequence[Action], who: Who, now: datetime, command: str) -> AuditEntry:

@@ -70,6 +70,8 @@ class Recheck:
             return Look("gone", f"job {ref.id} is another run by now", job)
         if not job.allocated or job.state == "COMPLETING":
             return Look("gone", f"job {ref.id} is {job.state} by now", job)
+        if job.state != "RUNNING":
+            return Look("unknown", f"job {ref.id} is {job.state} by now: what its GPUs do says nothing of it", job)
         if finding.user is not None and job.user != finding.user:
             return Look("unknown", f"job {ref.id} is of {job.user}, and not of {finding.user}", job)
         return self._idle(finding, job)

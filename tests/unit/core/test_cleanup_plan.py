@@ -208,6 +208,15 @@ def test_a_job_that_opted_in_is_suspended() -> None:
     assert verdict(finding, ledger=ledger, opted_in={8})[0] == "cancel"
 
 
+def test_a_job_that_sleeps_in_place_is_neither_warned_nor_cancelled() -> None:
+    """Being idle is what it was asked for. Unless the rule prefers to cancel."""
+    finding = squatter()
+    assert verdict(finding, asleep={7})[:2] == ("none", "asleep")
+    ledger = warned(finding, *TWICE)
+    assert verdict(finding, ledger=ledger, asleep={7})[:2] == ("none", "asleep")
+    assert verdict(finding, "[default]\nprefer_suspend = false", ledger, asleep={7})[0] == "cancel"
+
+
 def test_the_limit_of_a_run_takes_the_worst() -> None:
     """The rest waits for a person or the next run, and says so."""
     findings = [squatter(subject=job(job_id=n, id=str(n)), held_gpu_hours=float(n)) for n in range(1, 9)]

@@ -25,7 +25,7 @@ from slurm_affinode.report.mail import Digest
 from slurm_affinode.slurm.faults import AlreadyDoneError, SlurmError, UnknownJobError
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.store.zombies import ZombieLog
-from slurm_affinode.workflow.zombie_actions import execute, looked, opted_in
+from slurm_affinode.workflow.zombie_actions import OptedIn, execute, looked, opted_in
 from slurm_affinode.workflow.zombie_recheck import Recheck
 from slurm_affinode.workflow.zombie_tell import tell
 from slurm_affinode.workflow.zombie_tools import Outcome, Tools, Who
@@ -168,6 +168,7 @@ def test_a_squatter_that_still_is_one_is_cancelled_told_and_written_down(world: 
         ({"jobs": {"7": running(state="COMPLETED")}}, "gone", "COMPLETED"),
         ({"jobs": {"7": running(state="COMPLETING")}}, "gone", "COMPLETING"),
         ({"jobs": {"7": running(state="PENDING")}}, "gone", "PENDING"),
+        ({"jobs": {"7": running(state="SUSPENDED")}}, "spared", "SUSPENDED"),
         ({"jobs": {"7": running(submit=NOW)}}, "gone", "another run"),
         ({"jobs": {"7": running(user="bob")}}, "spared", "is of bob"),
         ({"errors": {"7": AlreadyDoneError("cancel job 7: already completing")}}, "gone", "had ended already"),
@@ -322,15 +323,16 @@ def test_a_mail_that_cannot_be_made_does_not_undo_what_was_done(world: World, tm
 
 def test_a_job_that_opted_in_is_suspended(world: World) -> None:
     """The agents say who has; what an agent refuses is a failure."""
-    world.answers["status"] = {"jobs": [{"job_id": 7, "state": "watched"}, {"job_id": 9, "state": "suspended"}]}
-    assert opted_in([due()], world.ask) == {7}
+    rows = [(7, "watched"), (9, "suspended"), (10, "asleep"), (11, "waking")]
+    world.answers["status"] = {"jobs": [{"job_id": number, "state": state} for number, state in rows]}
+    assert opted_in([due()], world.ask) == OptedIn(frozenset({7}), frozenset({10, 11}))
     assert [one.result for one in act(world, due(verb="suspend"))] == ["done"]
     assert world.cancelled == ["suspend 7"]
     assert "Suspended" in world.mails[0].text
     world.errors["suspend"] = AnswerError("steps", "job 7 has steps", hint=None, exit_code=1)
     assert [one.result for one in act(world, due(squatter(subject=job(submit=NOW)), verb="suspend"))] == ["gone"]
     world.answers["status"] = UnreachableError("no agent")
-    assert opted_in([due()], world.ask) == frozenset()
+    assert opted_in([due()], world.ask) == OptedIn()
 
 
 @pytest.mark.parametrize(
