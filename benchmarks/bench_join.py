@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slurm_affinode.analysis import join, kernel, measures, samples, segments
+from slurm_affinode.analysis import kernel, measures, samples, segments
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.history.identity import with_device
 from slurm_affinode.history.schema import IDENTITY
@@ -179,11 +179,10 @@ def _join(directory: Path, plan: Plan) -> Sums:
     cells = segments.build(allocations, taking_part=np.ones(plan.devices, bool), since=since_ms, until=until_ms)
     totals = kernel.run_all(index, allocations, cells, Thresholds())
     each = measures.per_allocation(totals, cells, allocations)
-    held = cells.sharers > 0
-    sums = dict(zip(join.SUMS, (totals.sums[held].sum(axis=0) / 1000 / STEP_S).tolist(), strict=True))
+    sums = {name: each[name].sum() / 1000 / STEP_S for name in ("busy", "low", "idle", "fb", "power")}
     return {
         "rows": len(each), "samples": sums["busy"] + sums["low"] + sums["idle"], "idle": sums["idle"],
-        "fb": sums["fb"], "power": sums["power"], "fb_peak": float(np.nansum(totals.fb_peak[held])),
+        "fb": sums["fb"], "power": sums["power"], "fb_peak": each["fb_peak"].sum(),
     }  # fmt: skip
 
 

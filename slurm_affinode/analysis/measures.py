@@ -43,8 +43,11 @@ def per_allocation(totals: Totals, cells: Cells, allocations: Allocations) -> pl
     columns: dict[str, object] = {"run": allocations.run, "at": allocations.device}
     length = (cells.end - cells.start)[cell]
     columns["held_ms"] = np.bincount(owner, weights=length * share, minlength=count)
+    # Row by row, which is how they lie in memory.
+    shares = totals.sums[cell]
+    shares *= share[:, np.newaxis]
     for position, name in enumerate(SUMS):
-        own = np.bincount(owner, weights=totals.sums[cell, position] * share, minlength=count)
+        own = np.bincount(owner, weights=shares[:, position], minlength=count)
         if len(row):
             extra = totals.partly_sums[row, position] * partly_share
             own += np.bincount(partly_owner, weights=extra, minlength=count)

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from slurm_affinode.analysis.block import COLUMNS, Block, Column, Pieces
 from slurm_affinode.analysis.segments import FAR, Ints
 from slurm_affinode.errors import UnreachableError
-from slurm_affinode.history.parts import DEVICES, JOBS
+from slurm_affinode.history.parts import DEVICES, JOBS, read_sidecars
 from slurm_affinode.history.schema import IDENTITY
 from slurm_affinode.history.store import SampleStore
 
@@ -65,6 +65,8 @@ class Index:
 def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_steps: float) -> Index:
     """The index of the parts that touch the half-open interval. Raises ``UnreachableError`` for a damaged part."""
     parts = store.parts(since, until + _DAY)
+    beside = iter(read_sidecars([path for part in parts for path in (part.files.devices, part.files.jobs)]))
+    tables_of = {part.path: (next(beside), next(beside)) for part in parts}
     sources: list[Source] = []
     tables: list[pl.DataFrame] = []
     labels: list[pl.DataFrame] = []
@@ -72,14 +74,14 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
     row = 0
     for day, group in groupby(parts, key=lambda part: part.day):
         of_day = list(group)
-        table = of_day[0].devices() if of_day[0].single else _merged_devices(store, day)
+        table = tables_of[of_day[0].path][0] if of_day[0].single else _merged_devices(store, day)
         if min(part.first for part in of_day) >= until:
             later.append(table)
             continue
         rows = int(table["rows"].sum())
         sources.append(Source(day, of_day[0].path if of_day[0].single else None, row, rows))
         tables.append(table.with_columns(pl.lit(row, dtype=pl.Int64).alias("base")))
-        labels += [part.jobs() for part in of_day]
+        labels += [tables_of[part.path][1] for part in of_day]
         row += rows
     table = pl.concat(tables) if tables else pl.DataFrame(schema={**DEVICES, "base": pl.Int64()})
     devices = _devices(table)

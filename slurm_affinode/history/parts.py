@@ -8,7 +8,7 @@ fifth more room; row groups of 256 Ki rows let a reader of few devices skip the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -127,6 +127,15 @@ def read_sidecar(path: Path) -> pl.DataFrame:
         raise UnreachableError(
             f"{path}: cannot be read: {error}", hint="remove the directory of that day and take its files in again"
         ) from error
+
+
+def read_sidecars(paths: Sequence[Path]) -> list[pl.DataFrame]:
+    """Read many at once: several times as fast as one by one. Raises ``UnreachableError``."""
+    try:
+        return pl.collect_all([pl.scan_parquet(path) for path in paths])
+    except (OSError, pl.exceptions.PolarsError):
+        # One by one it is known which of them is damaged.
+        return [read_sidecar(path) for path in paths]
 
 
 class PartWriter:
