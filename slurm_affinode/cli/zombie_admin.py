@@ -182,8 +182,11 @@ def history(
         return _prune(config, prune, yes=yes, as_json=as_json)
     with Repository.open(config.db_url) as store:
         rows = ZombieLog(store.engine).history(
-            since=since, until=until, job=job, user=user, verb=verb, result=result, limit=limit
+            since=since, until=until, job=job, user=user, verb=verb, result=result, limit=limit + 1
         )
+    if len(rows) > limit:
+        rows = rows[1:]
+        warn(f"older records are left out: --limit {10 * limit}, or --since")
     if as_json:
         print_json([dataclasses.asdict(one) for one in rows])
         return 0

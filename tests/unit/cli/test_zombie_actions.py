@@ -265,6 +265,12 @@ def test_every_look_is_written_down_where_it_may_be(state: Path) -> None:
     assert len(rows) == before + 1
     assert rows[-1]["reason"].startswith("list: ")
     assert rows[-1]["evidence"][0]["finding"]
+    run("zombies", "list", "--state", str(state), "--slurm-backend", "commands")
+    last = run("zombies", "history", "--state", str(state), "--json", "--limit", "1")
+    assert [row["number"] for row in json.loads(last.stdout)] == [rows[-1]["number"] + 1]
+    assert "older records are left out" in last.stderr
+    whole = run("zombies", "history", "--state", str(state), "--json", "--limit", str(len(rows) + 1))
+    assert (len(json.loads(whole.stdout)), whole.stderr) == (len(rows) + 1, "")
 
 
 def test_the_audit_is_pruned_by_a_person_with_yes(state: Path) -> None:
