@@ -48,6 +48,8 @@ class Note:
     trouble: str | None = None
     """What its image had trouble with; it can be restored all the same."""
     released_epoch: float | None = None
+    given_up: bool = False
+    """None of its images is to be restored any more: it starts from its beginning."""
 
     @property
     def key(self) -> JobKey:

@@ -47,7 +47,7 @@ class Prefetcher:
             self._save()
             if self._thread is not None and self._thread.is_alive():
                 return
-            notes = [note for note in parts.notes.all() if note.cluster == parts.cluster]
+            notes = [note for note in parts.notes.all() if note.cluster == parts.cluster and not note.given_up]
             work = [*self._to_mend(notes), *self._to_bring(notes)]
             if work:
                 self._thread = threading.Thread(target=self._run, args=(work,), name="prefetch", daemon=True)

@@ -311,6 +311,7 @@ class JobKeeper:
                 parts.log.warning("sweep: Slurm's list of jobs lacks one that it knows by its id; nothing is removed")
                 return
             newest = sweeping.newest([] if parts.shared is None else parts.shared.images(), live)
+            newest |= {note.key.name: note.seq + 1 for note in parts.notes.all() if note.given_up}
             for store in parts.tiers.stores:
                 self._sweep(store, live, newest)
             self._forget_journals()
@@ -359,13 +360,15 @@ class JobKeeper:
         found = []
         for note in parts.notes.all():
             where = "shared" if (note.key.name, note.seq) in shared else "node"
-            if where == "node" and (note.key.name, note.seq) not in local and note.node == parts.node:
+            here = where == "shared" or (note.key.name, note.seq) in local or note.node != parts.node
+            if not here and not note.given_up:
                 continue
+            trouble = "its image was given up: it starts from its beginning" if note.given_up else note.trouble
             found.append(
                 SuspendedJob(
                     key=note.key, uid=note.uid, node=note.node, seq=note.seq, since_epoch=note.since_epoch,
                     image_bytes=note.image_bytes, gpu_bytes=note.gpu_bytes, gpus=note.gpus, where=where, wake=note.wake,
-                    why=note.why, failure=note.failure or note.trouble,
+                    why=note.why, failure=note.failure or trouble,
                 )
             )  # fmt: skip
         return found

@@ -103,20 +103,30 @@ class JobRestorer:
         """The copies of the newest image, the fastest first. Raises ``ImageDamaged`` where it is not sound."""
         copies, damage = self._parts.tiers.copies(run)
         newest = max((copy.image.manifest.seq for copy in copies), default=0)
-        if damage is not None:
+        note = self._parts.notes.read(run.key.cluster, run.key.job_id)
+        if damage is not None and (note is None or newest < note.seq):
             # A copy that is not sound is no reason where another store has that image; an older one is not it.
-            note = self._parts.notes.read(run.key.cluster, run.key.job_id)
-            if note is None or newest < note.seq:
-                raise damage
+            raise damage
+        if note is not None and self._sleeps(note, run) and (newest < note.seq or note.given_up):
+            return []  # the job would be as it was before
         first = copies[0].image.manifest if copies else None
         return [copy for copy in copies if copy.image.manifest == first]
+
+    @staticmethod
+    def _sleeps(note: Note, run: LiveRun) -> bool:
+        return note.uid == run.uid and note.restarts < run.restarts
 
     def _without_image(self, arrival: Arrival, run: LiveRun, job: Job) -> Reply:
         """Something of the job's name is in a store, and it is not for this run."""
         note = self._parts.notes.read(run.key.cluster, run.key.job_id)
-        if note is not None and note.uid == run.uid and note.restarts < run.restarts:
+        if note is not None and note.given_up:
+            self._parts.notes.remove(run.key.cluster, run.key.job_id)
+        elif note is not None and self._sleeps(note, run):
             # It sleeps, but its image is not here (yet): a fresh start would lose it.
             return self._hold(arrival, f"its image is still on {note.node}", note)
+        elif words.sleeps(job.comment):
+            store = "the image store" if self._parts.shared is None else self._parts.shared.path
+            return self._hold(arrival, f"neither its image nor its note is in {store}: is it mounted?", None)
         if not (job.comment or "").startswith(words.LOST):  # that says why it starts anew
             self._comment(arrival.job_id, None)
         return Start()
@@ -276,7 +286,7 @@ class JobRestorer:
         self._mail("failed", job, None if placing is None else placing.manifest, why=why)
         if parts.settings.fresh:
             parts.notes.remove(parts.cluster, arrival.job_id)
-            self._comment(arrival.job_id, words.held(f"{why}; started afresh"))
+            self._comment(arrival.job_id, words.held(f"{why}{words.AFRESH}"))
             return Start(restore_failed=True)
         if note is not None:
             with contextlib.suppress(AffinodeError):

@@ -213,12 +213,14 @@ class JobWaker:
         if store is None or job.submit is None:
             return False
         key = JobKey(self._parts.cluster, job.job_id, round(job.submit.timestamp()))
+        note = self._parts.notes.read(key.cluster, key.job_id)
+        if note is not None and note.given_up:
+            return True
         try:
             image = store.find(LiveRun(key, job.uid or 0, job.restarts))
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             self._parts.log.warning("job %s: not released: %s", job.job_id, error)
             return False
-        note = self._parts.notes.read(key.cluster, key.job_id)
         return image is not None and (note is None or image.manifest.seq >= note.seq)
 
 

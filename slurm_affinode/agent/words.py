@@ -10,6 +10,8 @@ WAITS_TO_WAKE = "waits to wake: "
 WAITS_TO_START = "waits to start: "
 NOT_WOKEN = "not woken: "
 LOST = "lost: "
+AFRESH = "; started afresh"
+"""Behind why a job was not restored."""
 _OWN = (SUSPENDED, RUNS_ON, HELD, ASLEEP, WAITS_TO_WAKE, WAITS_TO_START, NOT_WOKEN, LOST)
 _OF_THE_PAST = (RUNS_ON, HELD, LOST)
 _BEHIND = " // "
@@ -54,6 +56,12 @@ def of_the_past(comment: str | None) -> str | None:
     """What a comment says of ours that holds for a job that runs: why it runs on, or from its beginning."""
     text = comment or ""
     return text.partition(_BEHIND)[0] if text.startswith(_OF_THE_PAST) else None
+
+
+def sleeps(comment: str | None) -> bool:
+    """Whether a comment of ours says that the job has an image: it was suspended, and is not back."""
+    text = (comment or "").partition(_BEHIND)[0]
+    return text.startswith((SUSPENDED, HELD)) and not text.endswith(AFRESH)
 
 
 def comment(own: str, before: str | None) -> str:

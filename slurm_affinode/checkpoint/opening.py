@@ -68,6 +68,12 @@ def open_tiers(
     if suspend.shared_store is not None:
         places.append(("shared", suspend.shared_store))
     for name, path in places:
+        if name == "shared" and create and not path.parent.is_dir():
+            # An empty directory on the node's own disk in its place would be a store without the images of all jobs.
+            raise CheckpointError(
+                f"{path.parent}: is not there",
+                hint=f"mount its file system; if it is new: install -d -m 0700 -o root -g root {path.parent}",
+            )
         if create or path.exists():
             store = DirectoryStore(path, key, quota=quota, user_quota=user_quota, owner=owner, create=create)
             shared = name == "shared"

@@ -171,7 +171,8 @@ class Tiers:
                 damage = error
                 self.report(run.key, f"its copy in the tier {tier.name} is damaged: {error}")
             except OSError as error:
-                self.report(run.key, f"the tier {tier.name} cannot be read: {_text(error)}")
+                damage = ImageDamaged(f"the tier {tier.name} cannot be read: {_text(error)}")
+                self.report(run.key, str(damage))
             else:
                 found += [] if image is None else [Copy(image, tier)]
         # sorted() keeps the order of equals: that of the tiers.

@@ -6,11 +6,13 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
+from slurm_affinode.agent.notes import Notes
 from slurm_affinode.checkpoint import sweeping
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, Usage
@@ -181,8 +183,8 @@ def prune(*, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, yo
 
     Slurm is asked for its jobs; where it does not answer, nothing is removed.
 
-    With JOBS (job ids) all images of these jobs go, also of one that sleeps: it then starts from its beginning. That
-    needs --yes.
+    With JOBS (job ids) all images of these jobs go, also of one that sleeps: when it wakes, or is woken, it starts from
+    its beginning. That needs --yes.
     """
     young_s = parse_span_s(young)
     if jobs:
@@ -224,6 +226,12 @@ def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, a
                     store.remove(found)
                 name = f"{found.manifest.key.name}/{found.manifest.seq:04d}"
                 removed.append({"store": str(store.path), "image": name})
+    if not dry_run and config.suspend.shared_store is not None:
+        # The other nodes have copies, too, and it is still held.
+        notes, wanted = Notes(config.suspend.shared_store.parent), _numbers(jobs)
+        for note in notes.all():
+            if note.job_id in wanted:
+                notes.write(replace(note, given_up=True))
     return _tell(removed, dry_run=dry_run, as_json=as_json)
 
 

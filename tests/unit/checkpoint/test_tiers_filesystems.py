@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_affinode.checkpoint import rootdir
-from slurm_affinode.checkpoint.interface import Image
+from slurm_affinode.checkpoint.interface import CheckpointError, Image
 from slurm_affinode.checkpoint.opening import filesystem, open_tiers
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.checkpoint.writer import ImageWriter
@@ -183,6 +183,20 @@ def test_an_unmounted_tier(tmp_path: Path, mounted: Callable[..., Path]) -> None
     assert "not on a tmpfs" in again.missing[0]
     assert again.sound(again.copies(LATER)[0]).tier.name == "disk"
     for store in again.stores:
+        store.close()
+
+
+def test_a_shared_store_is_not_made_where_its_file_system_is_not_mounted(tmp_path: Path) -> None:
+    """The directory that it is in has to be there: the agent says so, and does not begin with an empty one."""
+    shared = tmp_path / "mount" / "slurm-affinode" / "images"
+    suspend = SuspendConfig(local_store=tmp_path / "new" / "disk", shared_store=shared)
+    with pytest.raises(CheckpointError, match="slurm-affinode: is not there") as caught:
+        open_tiers(suspend, KEY)
+    assert "mount its file system" in (caught.value.hint or "")
+    shared.parent.mkdir(parents=True)
+    tiers = open_tiers(suspend, KEY)
+    assert [tier.name for tier in tiers.tiers] == ["disk", "shared"]
+    for store in tiers.stores:
         store.close()
 
 

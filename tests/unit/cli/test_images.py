@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from slurm_affinode.agent.notes import Note, Notes
 from slurm_affinode.checkpoint import rootdir
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.cli.images import images
@@ -91,6 +92,17 @@ def test_a_sleeping_job_is_given_up_only_when_asked_twice(config: Path) -> None:
     assert run("prune", "123", "--dry-run", "--config", config)[1].startswith("would remove alpha.123/0001")
     assert run("prune", "123", "--yes", "--config", config)[1].startswith("removed alpha.123/0001")
     assert run("prune", "123", "--yes", "--config", config)[1] == "nothing to remove\n"
+
+
+def test_the_agents_are_told_of_a_job_that_is_given_up(config: Path) -> None:
+    """Other nodes may have copies: the job's note says that they are not to be used."""
+    notes = Notes(config.parent)
+    for job in (123, 124):
+        notes.write(Note("alpha", job, 5, 0, 1, 0, "c1", 0, 0.0, "idle", 1, 0, 0, "auto"))
+    run("prune", "123", "--dry-run", "--config", config)
+    assert not any(note.given_up for note in notes.all())
+    run("prune", "123", "--yes", "--config", config)
+    assert [note.given_up for note in notes.all()] == [True, False]
 
 
 def test_a_job_without_image_is_no_success(config: Path) -> None:
