@@ -194,17 +194,19 @@ class Session:
     log: ZombieLog
     tools: Tools
     ledger: Ledger
+    began: datetime
+    """When it began to look."""
 
     def plan(self) -> list[Action]:
         """What is to be done. Agents are asked which jobs may be suspended, or sleep, where any is to be warned."""
         now = self.tools.now()
         self.log.see([one.key for one in self.found.findings if one.since is None], now)
         self.ledger = self.log.ledger(now)
-        decided = plan(self.found.findings, self.asked.policy, self.ledger, now)
+        decided = plan(self.found.findings, self.asked.policy, self.ledger, now, looked_from=self.began)
         elsewhere = self._elsewhere(decided)
         known = actions_of.opted_in(decided, self.tools.ask)
         return plan(self.found.findings, self.asked.policy, self.ledger, now, opted_in=known.watched,
-                    asleep=known.asleep, elsewhere=elsewhere)  # fmt: skip
+                    asleep=known.asleep, elsewhere=elsewhere, looked_from=self.began)  # fmt: skip
 
     def _elsewhere(self, decided: Iterable[Action]) -> frozenset[str]:
         """Clusters of the store that this Slurm is not: their job numbers name other jobs here."""
@@ -267,6 +269,7 @@ def _session(asked: Asked) -> Iterator[Session]:
     open_slurm: Callable[[], SlurmClient] = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
     with contextlib.ExitStack() as stack:
         step = stack.enter_context(stages(quiet=asked.as_json))
+        began = datetime.now(UTC)
         found = _find(asked, open_slurm, step)
         store = stack.enter_context(Repository.open(config.db_url))
         log = ZombieLog(store.engine)
@@ -291,7 +294,7 @@ def _session(asked: Asked) -> Iterator[Session]:
             recheck=Recheck(slurm, reach.ask, config.idle.low_pct), post=postman(asked.policy.mail, now), log=log,
             policy=asked.policy, who=who, now=now, step=step,
         )  # fmt: skip
-        yield Session(asked, found, log, tools, log.ledger(now()))
+        yield Session(asked, found, log, tools, log.ledger(now()), began)
 
 
 def _find(asked: Asked, slurm: Callable[[], SlurmClient], step: Callable[[str], None]) -> workflow.Found:

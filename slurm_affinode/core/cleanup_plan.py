@@ -44,18 +44,19 @@ def plan(
     opted_in: Collection[int] = (),
     asleep: Collection[int] = (),
     elsewhere: Collection[str] = (),
+    looked_from: datetime | None = None,
 ) -> list[Action]:
     """One action for each finding, the worst first; ``none`` with the reason where nothing is done.
 
     ``opted_in``: raw ids of jobs that may be suspended; ``asleep``: of those that sleep in place; ``elsewhere``:
-    clusters that are told of, and not acted on.
+    clusters that are told of, and not acted on; ``looked_from``: when this run began to look.
     """
     order = sorted(findings, key=lambda one: (-(one.held_gpu_hours or 0.0), one.key))
     used: Counter[str] = Counter()
     chosen: list[Action] = []
     cancelled: set[str] = set()
     for finding in order:
-        action = decide(finding, policy, ledger, now, opted_in=opted_in, asleep=asleep)
+        action = decide(finding, policy, ledger, now, opted_in=opted_in, asleep=asleep, looked_from=looked_from)
         if action.verb in DESTRUCTIVE and finding.cluster in elsewhere:
             text = f"it is on {finding.cluster}, which this machine's Slurm is not"
             action = replace(action, verb="none", code="elsewhere", reason=f"{action.reason}; {text}")
@@ -80,11 +81,18 @@ def _once(action: Action, done: set[str]) -> Action:
 
 
 def decide(
-    finding: Finding, policy: Policy, ledger: Ledger, now: datetime, *, opted_in: Collection[int] = (),
+    finding: Finding,
+    policy: Policy,
+    ledger: Ledger,
+    now: datetime,
+    *,
+    opted_in: Collection[int] = (),
     asleep: Collection[int] = (),
-) -> Action:  # fmt: skip
+    looked_from: datetime | None = None,
+) -> Action:
     """What is done about one finding, without the limits of a run."""
-    return _Case(finding, policy, ledger, now, effective(policy, finding)).decide(opted_in, asleep)
+    case = _Case(finding, policy, ledger, now, effective(policy, finding), looked_from)
+    return case.decide(opted_in, asleep)
 
 
 def idle_since(settings: Settings, finding: Finding) -> datetime | None:
@@ -130,6 +138,8 @@ class _Case:
     ledger: Ledger
     now: datetime
     rule: Effective
+    looked_from: datetime | None = None
+    """What is idle since then, or later, may be idle for longer: nobody looked before."""
 
     @property
     def settings(self) -> Settings:
@@ -229,6 +239,13 @@ class _Case:
         last = max((one.at for one in sent), default=None)
         if not times:
             return self._repeat(idle)
+        if not sent and self.looked_from is not None and since >= self.looked_from:
+            before = max((one.at for one in self.ledger.warnings.get(self.finding.key, ())), default=None)
+            if before is not None and self._age_s(before) < self.settings.repeat_s:
+                text = (
+                    f"{idle} as far as this run saw; it was warned at {_clock(before)}, and what it did then is unknown"
+                )
+                return self.none("told", text)
         if count < len(times):
             need_s = times[count] + more_s
             apart_s = times[count] - times[count - 1] if count else 0.0

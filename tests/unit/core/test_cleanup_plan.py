@@ -75,6 +75,17 @@ def test_a_job_that_computed_after_a_warning_begins_anew() -> None:
     assert verdict(again, ledger=warned(again, timedelta(hours=5), timedelta(hours=4))) == ("warn-user", "due", 1)
 
 
+def test_what_was_idle_only_as_long_as_a_run_looked_is_not_warned_of_anew() -> None:
+    """Without a history each run sees the last minutes alone: what was in between is unknown, and no new matter."""
+    began = NOW - timedelta(hours=1)
+    finding = squatter(idle=timedelta(hours=1))
+    assert verdict(finding, looked_from=began)[0] == "warn-user"
+    assert verdict(finding, ledger=warned(finding, timedelta(hours=5)), looked_from=began)[:2] == ("none", "told")
+    assert verdict(finding, ledger=warned(finding, timedelta(days=8)), looked_from=began)[0] == "warn-user"
+    longer = squatter(idle=timedelta(minutes=61))
+    assert verdict(longer, ledger=warned(longer, timedelta(hours=5)), looked_from=began)[0] == "warn-user"
+
+
 def test_never_used_counts_from_the_start_of_the_job() -> None:
     """By the fixed window; what was used and then idle by the sliding one."""
     more = '[default]\n[[rule]]\nusers = ["alice"]\nfixed = { first_warning = "10m" }'
