@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -270,6 +271,9 @@ def _session(asked: Asked) -> Iterator[Session]:
     with contextlib.ExitStack() as stack:
         step = stack.enter_context(stages(quiet=asked.as_json))
         began = datetime.now(UTC)
+        if asked.acting:
+            # systemd ends what takes too long so: what is under way then is in the audit, as after Ctrl-C.
+            stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, signal.default_int_handler))
         found = _find(asked, open_slurm, step)
         store = stack.enter_context(Repository.open(config.db_url))
         log = ZombieLog(store.engine)
