@@ -17,7 +17,7 @@ from slurm_affinode.errors import AffinodeError, ConfigError
 
 AGENT_S = 2.0
 """The agent has so long to answer: a job waits for its prolog."""
-LEFTOVERS_S = 60.0
+LEFTOVERS_S = 28.0
 """For processes that a job left on its GPUs to end; less than Slurm's PrologEpilogTimeout."""
 LOCK_S = 5.0
 """So long the job mapping may be locked by others."""

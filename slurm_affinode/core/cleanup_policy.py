@@ -280,7 +280,7 @@ def _keep(reader: _Reader, data: Any) -> KeepPolicy:
     return KeepPolicy(found.get("allow", base.allow), found.get("max", base.max_s), found.get("min_why", base.min_why))
 
 
-EPILOG_WAIT_S = 20.0
+EPILOG_WAIT_S = 10.0
 """An epilog waits twice for as long (processes, then memory), and a node for its epilog."""
 
 

@@ -103,7 +103,7 @@ def test_the_built_in_policy_is_right() -> None:
         ("[calendar]\nhours = '18-08'", 2, "no part of a day"),
         ("[calendar]\nholidays = [\n'02-30']", 2, "not a day of a year"),
         ("[calendar]\nworking_days = ['someday']", 2, "not a day of the week"),
-        ("[epilog]\nwait = '1m'", 2, "more than 20 s"),
+        ("[epilog]\nwait = '1m'", 2, "more than 10 s"),
         ("[mail]\nvia = 'command'", 2, "mail.command is missing"),
         ("[mail]\naddress = 'all@example.org'", 2, "{user}"),
         ('[mail]\nadmins = ["a@b\\r\\nBcc: c@d"]', 2, "not a mail address"),
