@@ -163,6 +163,10 @@ def _uses_all(row: Row) -> bool:
     return bool(row["measured"]) and row["least_peak"] is not None and row["least_peak"] > IDLE_PCT
 
 
+def _gpus(row: Row) -> str:
+    return "1 GPU" if row["gpus"] == 1 else f"{row['gpus']} GPUs"
+
+
 def _cores(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
     limit = config.cores_per_gpu
     if limit is None and row["node_cores"] and row["node_gpus"]:
@@ -174,7 +178,7 @@ def _cores(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] |
     # Cores that work are not too many, and whether they do has to be known.
     if each <= limit or used is None or used > limit * row["gpus"]:
         return None
-    text = f"{row['cpus']} cores for {row['gpus']} GPUs: {each:g} per GPU, {limit:g} are there for each"
+    text = f"{row['cpus']} cores for {_gpus(row)}: {each:g} per GPU, {limit:g} are there for each"
     rows = (
         _met("allocation", each, "cores", f"above {limit:g} per GPU", 0.6, text),
         _met("cpu", used, "cores", f"at most {limit:g} per GPU", 0.4, f"{used:.1f} cores used on average"),
@@ -194,7 +198,7 @@ def _memory(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] 
         return None
     return (
         _met("allocation", each, "GiB", f"above {limit:.0f} GiB per GPU", 0.6,
-             f"{bytes_ / GIB:.0f} GiB of host memory for {row['gpus']} GPUs: {each:.0f} GiB each"),
+             f"{bytes_ / GIB:.0f} GiB of host memory for {_gpus(row)}: {each:.0f} GiB each"),
         _met("memory", peak / GIB, "GiB", f"below {config.memory_used_share:.0%} of it", 0.4,
              f"at most {peak / GIB:.1f} GiB used on a node"),
     ), f"--mem-per-gpu={max(1, round(peak * 1.2 / GIB / row['gpus']))}G would have been enough."  # fmt: skip
@@ -220,7 +224,7 @@ def _powerful(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str
                  "host memory used is not known" if host is None else f"{host:.1f} GiB of host memory used",
                  unknown=host is None, met=host is not None),
     ]  # fmt: skip
-    return tuple(rows), f"A smaller GPU or a MIG instance would do in place of a {model}."
+    return tuple(rows), f"A smaller GPU or a MIG instance would do in place of this {model}."
 
 
 def _fragmented(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
@@ -344,7 +348,7 @@ def _users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Iterato
             _met("compute", mean, "%", f"at most {config.user_efficiency_pct:g} %", 0.6,
                  f"mean activity {mean:.0f} % in {measured_h:.0f} measured GPU-hours"),
             _met("time", row["hours"], "GPU-hours", f"at least {config.user_min_gpu_hours:g}", 0.4,
-                 f"{row['hours']:.0f} GPU-hours in {row['jobs']} jobs{share}"),
+                 f"{row['hours']:.0f} GPU-hours in {_jobs(row)}{share}"),
         ), "See slurm-affinode report --user for the jobs that weigh most.")  # fmt: skip
 
 
@@ -359,8 +363,12 @@ def _cpu_users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Ite
             _met("cpu", mean, "%", f"at most {config.cpu_efficiency_pct:g} %", 0.6,
                  f"{mean:.0f} % of the core time used"),
             _met("time", row["hours"], "core-hours", f"at least {config.cpu_user_min_core_hours:g}", 0.4,
-                 f"{row['hours']:.0f} core-hours in {row['jobs']} jobs"),
+                 f"{row['hours']:.0f} core-hours in {_jobs(row)}"),
         ), "Fewer cores, or a program that uses them.")  # fmt: skip
+
+
+def _jobs(row: Row) -> str:
+    return "1 job" if row["jobs"] == 1 else f"{row['jobs']} jobs"
 
 
 def _per_user(rows: pl.DataFrame, hours: pl.Expr) -> pl.DataFrame:

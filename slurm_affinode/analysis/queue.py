@@ -7,9 +7,10 @@ A pending job could have started on the GPUs of a finding where
 - it asks for at least one GPU and for no more than are held idle, on no more nodes than these are on,
 - it names no GPU type, or theirs, and its ``--constraint`` may match the features of their nodes, if those are known.
 
-It is counted for the time in which both overlap: it waited, and the GPUs were idle. ``startable`` counts, in the order
-of the queue (priority, then age), how many fit on the GPUs side by side. CPUs, memory, QOS limits and backfill are left
-out: the figures say what stood in the way, not what the scheduler would have done.
+It is counted for the time in which both overlap: it waited, and the GPUs were idle. The tasks of an array that wait
+together count singly. ``startable`` counts, in the order of the queue (priority, then age), how many fit on the GPUs
+side by side. CPUs, memory, QOS limits and backfill are left out: the figures say what stood in the way, not what the
+scheduler would have done.
 """
 
 from __future__ import annotations
@@ -39,12 +40,16 @@ class Waiting:
     gpus: int
     eligible: datetime
     until: datetime
-    """When it started; now, where it has not."""
+    """When it started, or was cancelled; now, where it waits."""
     gpu_type: str | None = None
     nodes: int = 1
     constraint: str | None = None
     priority: int = 0
     user: str | None = None
+    tasks: int = 1
+    """So many alike: tasks of an array that have no record of their own yet."""
+    most: int | None = None
+    """So many of them at once."""
 
 
 class Queue:
@@ -64,6 +69,8 @@ class Queue:
                 np.array([one.until.timestamp() for one in jobs]),
                 np.array([one.gpus for one in jobs]),
                 np.array([one.nodes for one in jobs]),
+                np.array([one.tasks for one in jobs]),
+                np.array([one.tasks if one.most is None else min(one.tasks, one.most) for one in jobs]),
             )
             for key, jobs in groups.items()
         }
@@ -76,23 +83,24 @@ class Queue:
         group = self._groups.get((finding.cluster, finding.partition or ""))
         if group is None or finding.since is None or not free:
             return QueueImpact(0, 0, 0.0, 0.0)
-        jobs, eligible, until, gpus, nodes = group
+        jobs, eligible, until, gpus, nodes, tasks, most = group
         begin, end = finding.since.timestamp(), finding.observed_at.timestamp()
         waited = np.minimum(until, end) - np.maximum(eligible, begin)
         places = len({gpu.node for gpu in finding.flagged_gpus}) or len(finding.nodes) or 1
         suits = self._suiting((finding.cluster, finding.partition or ""), jobs, gpu_type, features)
         chosen = np.flatnonzero((waited > 0) & (gpus <= free) & (nodes <= places) & suits)
         left, startable = free, 0
-        for wanted in gpus[chosen].tolist():
-            if wanted <= left:
-                left -= wanted
-                startable += 1
-                if not left:
-                    break
+        for wanted, several in zip(gpus[chosen].tolist(), most[chosen].tolist(), strict=True):
+            fit = min(left // wanted, several)
+            startable += fit
+            left -= fit * wanted
+            if not left:
+                break
         times = waited[chosen]
         examples = tuple(jobs[i].id for i in chosen[:EXAMPLES])
         longest = float(times.max()) if len(times) else 0.0
-        return QueueImpact(len(chosen), startable, float(times.sum()), longest, examples)
+        count, total = int(tasks[chosen].sum()), float((times * tasks[chosen]).sum())
+        return QueueImpact(count, startable, total, longest, examples)
 
     def _suiting(
         self, key: tuple[str, str], jobs: Sequence[Waiting], gpu_type: str | None,

@@ -361,7 +361,8 @@ def _order(name: str) -> tuple[int, str]:
 def _about_gpus(
     flagged: Sequence[Seen], computing: Sequence[Seen], allocated: int, mapped: int, seen: Sequence[Seen]
 ) -> tuple[Evidence, ...]:
-    text = f"{len(flagged)} of {allocated} GPUs idle" + (f", {len(computing)} computing" if computing else "")
+    text = f"{len(flagged)} of {allocated} GPU{'s' if allocated != 1 else ''} idle"
+    text += f", {len(computing)} computing" if computing else ""
     rows = [Evidence("gpus", float(len(flagged)), "GPUs", None, 0.0, text)]
     unmeasured = allocated - mapped + sum(not one.gpu.measured for one in seen)
     if unmeasured > 0:

@@ -12,6 +12,7 @@ import polars as pl
 from slurm_affinode.analysis import runs
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.model.cluster import Job
+from slurm_affinode.slurm import units
 
 STATES = {"completed": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED", "timeout": "TIMEOUT",
           "oom": "OUT_OF_MEMORY"}  # fmt: skip
@@ -90,9 +91,15 @@ def _stored(row: dict[str, Any], now: datetime) -> Waits:
     shown = str(row["job_id"]) if task is None else f"{row['array_job_id']}_{task}"
     if task is None and row["array_spec"]:
         shown = f"{row['array_job_id'] or row['job_id']}_[{row['array_spec']}]"
+    cores, nodes = row["cpus"] or _asked(row, "cpu"), row["nodes"] or _asked(row, "node")
     return Waits(shown, row["user"], row["account"], row["partition"] or "", row["qos"], row["req_gpus"] or 0,
-                 row["cpus"], row["nodes"], row["submit"], row["eligible"], row["reason"],
+                 cores, nodes, row["submit"], row["eligible"], row["reason"],
                  _waited(row["eligible"], now))  # fmt: skip
+
+
+def _asked(row: dict[str, Any], name: str) -> int | None:
+    found = units.parse_tres(row["req_tres"] or "").get(name, "")
+    return int(found) if found.isdecimal() else None
 
 
 def waits_now(jobs: Iterable[Job], query: WasteQuery, now: datetime) -> list[Waits]:

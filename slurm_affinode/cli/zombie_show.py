@@ -20,7 +20,16 @@ from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
 from slurm_affinode.core.signature import Verdict
 from slurm_affinode.core.signature_file import SignatureFile, Tried
 from slurm_affinode.core.spans import span
-from slurm_affinode.model.finding import KINDS, Evidence, Finding, GpuEvidence, NodeRef, ProcessRef, QueueImpact
+from slurm_affinode.model.finding import (
+    KINDS,
+    USER_KINDS,
+    Evidence,
+    Finding,
+    GpuEvidence,
+    NodeRef,
+    ProcessRef,
+    QueueImpact,
+)
 from slurm_affinode.workflow.zombies import Found
 
 NOTHING = "Nothing is held against this job."
@@ -51,18 +60,20 @@ def print_found(found: Found, *, wide: bool = False, explain: str | None = "") -
     ``explain``: options with which ``zombies explain`` sees the same; ``None``: there are none.
     """
     out = console()
-    looked = f"{found.jobs} GPU jobs, {found.gpus} GPUs, {_time(found.since)} to {_time(found.until)}"
+    jobs, gpus = _several(found.jobs, "GPU job"), _several(found.gpus, "GPU")
+    looked = f"{jobs}, {gpus}, {_time(found.since)} to {_time(found.until)}"
     if not found.findings:
         out.print(Text(f"Nothing found: {looked} ({found.source})."))
     else:
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
         names = ("what", "subject", "user", "where", "idle", "GPU-h", "waits", "score")
-        for name in names:
+        rows = [[(printable(cell), style) for cell, style in _row(one)] for one in found.findings]
+        widths = _widths(names, [[cell for cell, _ in row] for row in rows], out.width)
+        for name, width in zip(names, widths, strict=True):
             right = name in ("idle", "GPU-h", "waits", "score")
             table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis",
-                             max_width=_WIDTHS.get(name))  # fmt: skip
-        rows = [[(printable(cell), style) for cell, style in _row(one)] for one in found.findings]
-        room = 0 if wide else out.width - sum(_width(name, [row[i][0] for row in rows]) for i, name in enumerate(names))
+                             max_width=width)  # fmt: skip
+        room = 0 if wide else out.width - sum(width + 1 for width in widths)
         if room >= WHY_COLUMNS:
             table.add_column("why", no_wrap=True)
             for row, one in zip(rows, found.findings, strict=True):
@@ -79,7 +90,7 @@ def print_found(found: Found, *, wide: bool = False, explain: str | None = "") -
         held = sum(one.held_gpu_hours or 0.0 for one in found.findings)
         out.print()
         out.print(Text(f"{len(found.findings)} found, {held:,.1f} GPU-hours held idle. Looked at {looked}."))
-        first = next((one for one in found.findings if one.job is not None), None)
+        first = next((one for one in found.findings if one.job is not None and one.kind not in USER_KINDS), None)
         if first is not None and first.job is not None and explain is not None and not wide:
             command = f"slurm-affinode zombies explain {first.job.id}{explain}"
             # Not broken into lines: it is there to be copied.
@@ -95,10 +106,16 @@ _WIDTHS = {"what": 19, "subject": 14, "user": 12, "where": 14}
 _COLOURS = {"squatter": "red", "idle-allocation": "yellow", "orphan-process": "red", "orphan-memory": "red"}
 
 
-def _width(name: str, cells: Sequence[str]) -> int:
-    """Columns that a column of the table takes."""
-    longest = max(cell_len(cell) for cell in (name, *cells))
-    return min(longest, _WIDTHS.get(name, longest)) + 1
+def _widths(names: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> list[int]:
+    """Columns that each column of the table takes: what it needs, and no more than its share where that is too much."""
+    needed = [max(cell_len(cell) for cell in (name, *(row[i] for row in rows))) for i, name in enumerate(names)]
+    widths = [min(most, _WIDTHS.get(name, most)) for name, most in zip(names, needed, strict=True)]
+    left = columns - sum(width + 1 for width in widths)
+    for i, most in enumerate(needed):
+        more = min(max(0, left), most - widths[i])
+        widths[i] += more
+        left -= more
+    return widths
 
 
 def _row(one: Finding) -> list[tuple[str, str]]:
@@ -130,6 +147,10 @@ def _where(one: Finding) -> str:
     of = f" {flagged}/{held}" if flagged and held else ""
     more = f"+{len(one.nodes) - 1}" if len(one.nodes) > 1 else ""
     return f"{one.nodes[0]}{more}{of}"
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
 def _time(when: datetime) -> str:
@@ -173,6 +194,8 @@ def _print_finding(out: Console, one: Finding) -> None:
         style="bold",
     )
     about = f"{_subject(one)} of {one.user or '?'}, {_where(one)}, score {one.score:.2f}"
+    if one.kind in USER_KINDS:
+        about = f"{one.user or '?'}{f', account {one.account}' if one.account else ''}, score {one.score:.2f}"
     parts: list[Any] = [title, Text(printable(about)), evidence_table(one.evidence)]
     if one.held_gpu_hours is not None:
         memory = "" if one.held_gib_hours is None else f", {one.held_gib_hours:,.0f} GiB-hours of GPU memory"
@@ -194,7 +217,7 @@ def print_explanation(page: Explanation) -> None:
     limit = "" if job.time_limit_s is None else f" of at most {span(job.time_limit_s)}"
     ran = span((page.until - page.since).total_seconds())
     where = f"{', '.join(page.nodes) or 'nodes not known'}, partition {page.partition or '?'}"
-    gpus = "1 GPU" if page.allocated_gpus == 1 else f"{page.allocated_gpus or 0} GPUs"
+    gpus = _several(page.allocated_gpus or 0, "GPU")
     out.print(Text(printable(f"{gpus} on {where}; looked at {ran}{limit}")))
     if not page.findings:
         out.print()

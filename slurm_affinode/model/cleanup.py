@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from typing import Literal
 
-from slurm_affinode.model.finding import Finding
+from slurm_affinode.model.finding import USER_KINDS, Finding
 
 ActionWord = Literal["none", "warn", "cancel", "kill", "drain", "resume"]
 """What a rule may ask for."""
@@ -296,6 +296,8 @@ class Action:
     def target(self) -> str:
         """What it is done to, for people."""
         subject = self.finding.subject
+        if self.finding.kind in USER_KINDS:
+            return f"user {self.finding.user}"
         if self.finding.job is not None:
             return f"job {self.finding.job.id}"
         return f"process {subject.pid} on {subject.node}" if hasattr(subject, "pid") else f"node {subject.node}"  # type: ignore[union-attr]

@@ -25,7 +25,7 @@ from slurm_affinode.core.policy_values import zone_of
 from slurm_affinode.core.spans import span
 from slurm_affinode.errors import InputError
 from slurm_affinode.model.cleanup import Action, MailPolicy
-from slurm_affinode.model.finding import Finding, GpuEvidence, JobRef, NodeRef, ProcessRef
+from slurm_affinode.model.finding import IDLE_KINDS, Finding, GpuEvidence, JobRef, NodeRef, ProcessRef
 from slurm_affinode.report import format as fmt
 from slurm_affinode.resources import asset_dir
 
@@ -80,6 +80,11 @@ class Texts:
     def say(self, key: str, **values: object) -> str:
         """A sentence with its values. What the site's texts do not know how to replace is left as it is."""
         return _PLACE.sub(lambda m: shown(str(values[m[1]])) if m[1] in values else m[0], str(self._texts[key]))
+
+    def several(self, key: str, number: int, **values: object) -> str:
+        """A sentence with a number; where there is another one for 1, that."""
+        one = f"{key}_one"
+        return self.say(one if number == 1 and one in self._texts else key, **values)
 
     def kind(self, kind: str) -> str:
         """What a kind of finding means."""
@@ -165,13 +170,15 @@ def render(name: str, site: Path | None, context: Mapping[str, Any], *, html: bo
 
 def _subject(actions: Sequence[Action], texts: Texts, cluster: str, user: str | None) -> str:
     if user is None:
-        return texts.say("subject_admin", cluster=cluster, count=len(actions))
-    job = actions[0].finding.job
-    if len(actions) > 1 or job is None:
+        return texts.several("subject_admin", len(actions), cluster=cluster, count=len(actions))
+    if len(actions) > 1:
         return texts.say("subject_many", cluster=cluster, count=len(actions))
+    job = actions[0].finding.job
     done = {"cancel": "stage_cancelled", "suspend": "stage_suspended"}.get(actions[0].verb)
-    if done is not None:
+    if done is not None and job is not None:
         return texts.say("subject_done", cluster=cluster, job=job.id, done=texts.say(done).lower())
+    if job is None or actions[0].finding.kind not in IDLE_KINDS:
+        return texts.say("subject_look", cluster=cluster, what=_title(actions[0].finding, texts))
     return texts.say("subject_one", cluster=cluster, job=job.id)
 
 
@@ -226,7 +233,8 @@ def _then(action: Action, texts: Texts, now: datetime, timezone: str | None) -> 
     if since is not None:
         idle = span((finding.observed_at - since).total_seconds())
     if action.verb == "cancel":
-        return texts.say("was_cancelled", idle=idle, warnings=len(stages.warnings))
+        warnings = len(stages.warnings)
+        return texts.several("was_cancelled", warnings, idle=idle, warnings=warnings)
     if action.verb == "suspend":
         return texts.say("was_suspended")
     if not action.number:
@@ -244,7 +252,7 @@ def _then(action: Action, texts: Texts, now: datetime, timezone: str | None) -> 
 def _facts(finding: Finding, texts: Texts, timezone: str | None, *, admin: bool) -> list[tuple[str, str]]:
     facts: list[tuple[str, str]] = []
     if admin and finding.user:
-        facts.append(("User", shown(finding.user)))
+        facts.append((texts.say("user"), shown(finding.user)))
     if finding.partition:
         facts.append((texts.say("partition"), shown(finding.partition)))
     if finding.nodes:
@@ -258,7 +266,8 @@ def _facts(finding: Finding, texts: Texts, timezone: str | None, *, admin: bool)
     if finding.held_gpu_hours:
         facts.append((texts.say("held"), texts.say("held_value", hours=f"{finding.held_gpu_hours:.1f}")))
     if finding.impact is not None and finding.impact.jobs:
-        facts.append((texts.say("queue"), texts.say("queue_value", jobs=finding.impact.startable)))
+        jobs = finding.impact.startable
+        facts.append((texts.say("queue"), texts.several("queue_value", jobs, jobs=jobs)))
     return facts
 
 

@@ -20,6 +20,8 @@ PATTERN = r"^(\d{1,11})(?:_(?:(\d{1,7})|\[([^\]|]*)\]?))?(?:\+(\d{1,9}))?(?:\.([
 
 _PATTERN = re.compile(PATTERN)
 
+_TASKS = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?")
+
 SPECIAL_STEPS = {
     "4294967290": "interactive",
     "4294967291": "batch",
@@ -62,6 +64,21 @@ def parse(text: str) -> JobId:
         None if het is None else int(het),
         None if step is None else SPECIAL_STEPS.get(step, step),
     )
+
+
+def tasks_in(spec: str | None) -> tuple[int, int | None]:
+    """Tasks of ``0-9:2,14%3``, and how many of them may run at once (``None``: all): ``(6, 3)``.
+
+    1 where there is no specification, or it cannot be read; of one that Slurm cut off (``1,3,...``) what it shows.
+    """
+    tasks, _, most = (spec or "").strip("[]").partition("%")
+    count = 0
+    for part in tasks.split(","):
+        match = _TASKS.fullmatch(part)
+        if match is not None:
+            first, last, step = (None if one is None else int(one) for one in match.groups())
+            count += 1 if first is None or last is None else max(0, (last - first) // (step or 1) + 1)
+    return max(1, count), int(most) if most.isdecimal() and int(most) > 0 else None
 
 
 def stand_in(array_job_id: Number, array_task_id: Number) -> Number:

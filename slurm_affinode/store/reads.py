@@ -63,12 +63,20 @@ def jobs(engine: Engine, selection: Selection, columns: Sequence[str] | None = N
     return _frame(engine, tables.jobs, schema, selection.condition())
 
 
-def pending(engine: Engine, before: datetime, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """Runs that were submitted before ``before`` and have not started, as far as the store knows."""
+def pending(
+    engine: Engine, before: datetime, columns: Sequence[str] | None = None, *, since: datetime | None = None
+) -> pl.DataFrame:
+    """Runs that were submitted before ``before`` and have not started, as far as the store knows.
+
+    With ``since`` also those that started only later than ``before``, and those that ended after ``since`` unstarted.
+    """
     schema = JOBS if columns is None else {name: JOBS[name] for name in columns}
     job = tables.jobs.c
-    condition = and_(job.state == "PENDING", job.start.is_(None), job.submit < ceil_s(before))
-    return _frame(engine, tables.jobs, schema, condition)
+    waits = and_(job.state == "PENDING", job.start.is_(None))
+    if since is not None:
+        gave_up = and_(job.start.is_(None), job.end > floor_s(since))
+        waits = or_(waits, job.start >= ceil_s(before), gave_up)
+    return _frame(engine, tables.jobs, schema, and_(waits, job.submit < ceil_s(before)))
 
 
 def find_job(engine: Engine, job_id: int, cluster: str | None) -> pl.DataFrame:

@@ -122,9 +122,15 @@ class Repository:
         selection = Selection(since, until, clusters, partitions, accounts, users, gpu_only)
         return reads.jobs(self._engine, selection, columns)
 
-    def pending(self, before: datetime, *, columns: Sequence[str] | None = None) -> pl.DataFrame:
-        """Runs submitted before ``before`` that still waited when accounting was taken in, as ``JOBS``."""
-        return reads.pending(self._engine, before, columns)
+    def pending(
+        self, before: datetime, *, columns: Sequence[str] | None = None, since: datetime | None = None
+    ) -> pl.DataFrame:
+        """Runs submitted before ``before`` that still waited when accounting was taken in, as ``JOBS``.
+
+        With ``since`` also those that have started at ``before`` or later, and those that were cancelled, after
+        ``since``, before they started.
+        """
+        return reads.pending(self._engine, before, columns, since=since)
 
     def find_job(self, job_id: int, *, cluster: str | None = None) -> pl.DataFrame:
         """Every stored run of a job, of the tasks of an array or the components of a heterogeneous job, as ``JOBS``."""

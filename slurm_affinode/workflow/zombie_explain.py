@@ -68,10 +68,11 @@ def explain(
             end = row["end"] or query.until
             begin, finish = since or row["start"], max(min(end, until or end), row["start"] + timedelta(seconds=1))
             # Who waited meanwhile may have started after the job's end.
-            jobs = store.jobs(begin, max(finish, query.until), columns=COLUMNS)
+            last = max(finish, query.until)
+            jobs = store.jobs(begin, last, columns=COLUMNS)
             query = replace(query, since=begin, until=finish)
             gpus = store.allocation_gpus(begin, finish)
-            pending = store.pending(finish, columns=COLUMNS)
+            pending = store.pending(last, columns=COLUMNS, since=begin)
         held = zombies.hold(query, jobs, gpus, samples, file.signatures, moment)
         nodes, trouble = zombies.slurm_nodes(slurm)
         request = Request(kinds=tuple(kind for kind in KINDS if kind not in USER_KINDS))

@@ -20,6 +20,7 @@ from slurm_affinode.core.signature import GpuFacts, RunFacts, Signature, Verdict
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import Finding, GpuEvidence, JobRef
+from slurm_affinode.slurm import jobid
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.timespec import parse_span_s
 from slurm_affinode.workflow import zombie_live_misfits as misfits
@@ -191,7 +192,8 @@ def job_ref(job: Job) -> JobRef:
 def _waiting(jobs: Iterable[Job], cluster: str, now: datetime) -> list[Waiting]:
     return [
         Waiting(job.id, cluster, job.partitions, job.gpus_requested.count, job.eligible or job.submit or now, now,
-                job.gpus_requested.kind, job.node_count or 1, job.features, job.priority or 0, job.user)
+                job.gpus_requested.kind, job.node_count or 1, job.features, job.priority or 0, job.user,
+                jobid.tasks_in(job.array_tasks)[0], job.array_limit)
         for job in jobs
         if job.pending and not job.held and job.gpus_requested and job.reason in WAITING_REASONS
         and (job.eligible or job.submit or now) < now

@@ -13,7 +13,7 @@ from slurm_affinode.core.cleanup_policy import PolicyFault, parse_policy, read_p
 from slurm_affinode.core.spans import span
 from slurm_affinode.errors import InputError
 from slurm_affinode.model.cleanup import NEVER, SCOPES, Action, Ledger, Match, Policy, SentWarning, Settings, Stages
-from slurm_affinode.model.finding import Finding
+from slurm_affinode.model.finding import USER_KINDS, Finding
 from slurm_affinode.resources import asset_dir
 from slurm_affinode.slurm import hostlist
 
@@ -108,7 +108,7 @@ def _settings(settings: Settings, sets: Iterable[str] | None = None) -> str:
             continue
         if name == "interactive":
             most = "none left alone" if value.max_run_s is None else (
-                f"up to {span(value.max_run_s)} and {value.max_gpus} GPUs left alone"
+                f"up to {span(value.max_run_s)} and {value.max_gpus} GPU{'s' if value.max_gpus != 1 else ''} left alone"
             )  # fmt: skip
             words.append(f"interactive: {most}, others {span(value.extra_s)} more")
             continue
@@ -150,14 +150,20 @@ def episodes(looks: Iterable[Sequence[Finding]]) -> list[Episode]:
     for look in looks:
         for finding in look:
             end = None if finding.job is None else finding.job.end
-            # What has ended is told by a run of the timer that comes later.
-            until = finding.observed_at if end is None else end + timedelta(days=1)
-            found[(finding.key, finding.since, end is not None)] = Episode(finding, until)
+            # What has ended, and what a user did over a period, is told by a run of the timer that comes later.
+            over = finding.observed_at if finding.kind in USER_KINDS else end
+            until = finding.observed_at if over is None else over + timedelta(days=1)
+            which = (finding.key, finding.since, end is not None)
+            if finding.kind in USER_KINDS and which in found:
+                finding = found[which].finding  # noqa: PLW2901 - as it was seen first
+            found[which] = Episode(finding, until)
     return list(found.values())
 
 
 def _begins(finding: Finding, since: datetime) -> datetime:
     """When it can be found at the earliest: what has ended not before its end."""
+    if finding.kind in USER_KINDS:
+        return finding.observed_at  # what a user did over a period is known when the period is over
     end = None if finding.job is None else finding.job.end
     return end if end is not None else finding.since or since
 

@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 
 from slurm_affinode.analysis import misfits, squatters
-from slurm_affinode.analysis.queue import Queue, Waiting, with_impact
+from slurm_affinode.analysis.queue import WAITING_REASONS, Queue, Waiting, with_impact
 from slurm_affinode.analysis.result import Thresholds, WasteQuery
 from slurm_affinode.analysis.squatters import Held
 from slurm_affinode.config import Config
@@ -28,9 +28,9 @@ from slurm_affinode.core.spans import span
 from slurm_affinode.errors import AffinodeError, InputError
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.model.cluster import Job, Node
-from slurm_affinode.model.finding import CPU_KINDS, KINDS, Finding
+from slurm_affinode.model.finding import CPU_KINDS, KINDS, USER_KINDS, Finding
 from slurm_affinode.resources import asset_dir
-from slurm_affinode.slurm import units
+from slurm_affinode.slurm import jobid, units
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.slurm.schema import JOBS
 from slurm_affinode.store.repository import Repository
@@ -156,7 +156,7 @@ def find(
         with Repository.open(config.db_url) as store:
             jobs = store.jobs(query.since, query.until, columns=COLUMNS)
             gpus = store.allocation_gpus(query.since, query.until)
-            pending = store.pending(query.until, columns=COLUMNS)
+            pending = store.pending(query.until, columns=COLUMNS, since=query.since)
             if jobs.is_empty():
                 raise AffinodeError(
                     f"no job ran between {query.since:%Y-%m-%d %H:%M} and {query.until:%Y-%m-%d %H:%M} UTC",
@@ -202,7 +202,13 @@ def hold(  # noqa: PLR0917
     chosen: Sequence[Signature],
     now: datetime,
 ) -> Held:
-    """Join, and follow the GPUs of the runs that pass the filters."""
+    """Join, and follow the GPUs of the runs that pass the filters.
+
+    What accounting says of the use of cores and host memory of a run that goes on is of those of its steps that have
+    ended: of the run it is unknown.
+    """
+    ended = pl.col("end").is_not_null()
+    jobs = jobs.with_columns(pl.when(ended).then(name).alias(name) for name in ("total_cpu_s", "max_rss_bytes"))
     return squatters.hold(query, jobs, gpus, history, [one.compute.at_most_pct for one in chosen], now)
 
 
@@ -258,7 +264,9 @@ def select(about: Found, found: Iterable[Finding], request: Request) -> Found:
             continue
         if request.running_only and one.job is not None and not one.job.running:
             continue
-        if any(names and getattr(one, key[:-1]) not in names for key, names in asked.items()):
+        # A finding about a user is of no partition: it was made of the jobs of those that were asked for.
+        given = {key: names for key, names in asked.items() if one.kind not in USER_KINDS or key != "partitions"}
+        if any(names and getattr(one, key[:-1]) not in names for key, names in given.items()):
             continue
         kept.append(one)
     order = list(KINDS)
@@ -303,32 +311,40 @@ def gpu_partitions(nodes: Iterable[Node]) -> frozenset[str]:
 
 
 def waiting(jobs: pl.DataFrame, pending: pl.DataFrame, until: datetime) -> list[Waiting]:
-    """The GPU jobs of accounting that waited: those that have started since, and those that had not."""
+    """The GPU jobs of accounting that waited: those that have started since, that were cancelled, that still wait."""
     frame = pl.concat([jobs, pending]).filter(
         (pl.coalesce("req_gpus", "gpus").fill_null(0) > 0)
         & pl.col("eligible").is_not_null()
         & (pl.col("start").is_null() | (pl.col("start") > pl.col("eligible")))
     )
-    wanted = frame.select("job_id", "array_job_id", "array_task_id", "cluster", "partition", "req_gpus", "gpus",
-                          "eligible", "start", "req_tres", "nodes", "constraints", "user", "reason")  # fmt: skip
-    return [_waiting(row, until) for row in wanted.iter_rows(named=True) if row["reason"] not in _HELD]
-
-
-_HELD = frozenset({"JobHeldUser", "JobHeldAdmin", "Dependency", "DependencyNeverSatisfied", "BeginTime"})
+    wanted = frame.select("job_id", "array_job_id", "array_task_id", "array_spec", "cluster", "partition", "req_gpus",
+                          "gpus", "eligible", "start", "end", "req_tres", "nodes", "constraints", "user",
+                          "reason")  # fmt: skip
+    return [_waiting(row, until) for row in wanted.iter_rows(named=True) if row["reason"] in WAITING_REASONS]
 
 
 def _waiting(row: dict[str, Any], until: datetime) -> Waiting:
     task = row["array_task_id"]
-    kinds = {name.split(":")[1] for name in units.parse_tres(row["req_tres"] or "") if name.startswith("gres/gpu:")}
+    asked = units.parse_tres(row["req_tres"] or "")
+    kinds = {name.split(":")[1] for name in asked if name.startswith("gres/gpu:")}
+    together = row["array_spec"] if task is None and row["start"] is None else None
+    tasks, most = jobid.tasks_in(together)
+    plain = str(row["job_id"]) if together is None else f"{row['array_job_id'] or row['job_id']}_[{together}]"
     return Waiting(
-        id=str(row["job_id"]) if task is None else f"{row['array_job_id']}_{task}",
+        id=plain if task is None else f"{row['array_job_id']}_{task}",
         cluster=row["cluster"],
         partitions=tuple((row["partition"] or "").split(",")),
         gpus=row["req_gpus"] or row["gpus"] or 0,
         eligible=row["eligible"],
-        until=min(row["start"] or until, until),
+        until=min(row["start"] or row["end"] or until, until),
         gpu_type=next(iter(kinds)) if len(kinds) == 1 else None,
-        nodes=row["nodes"] or 1,
+        nodes=row["nodes"] or _number(asked.get("node")) or 1,
         constraint=row["constraints"],
         user=row["user"],
+        tasks=tasks,
+        most=most,
     )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None

@@ -15,7 +15,7 @@ from zombie_samples import HOSTILE, NOW, evidence, gpu, job, node, orphan, squat
 
 from slurm_affinode.errors import InputError
 from slurm_affinode.model.cleanup import Action, Interactive, MailPolicy, Settings, Stages
-from slurm_affinode.model.finding import KINDS
+from slurm_affinode.model.finding import KINDS, QueueImpact
 from slurm_affinode.report import mail as mail_module
 from slurm_affinode.report.mail import Digest, address_of, digest, message
 
@@ -205,3 +205,34 @@ def test_what_findings_say_is_said_in_the_language_of_the_reader(tmp_path: Path)
     for said in tomllib.loads((TEXTS / "texts.de.toml").read_text())["phrases"]:
         words = re.findall(r"[A-Za-z-]{4,}", re.sub(r"\{\w+\}", " ", said))
         assert [word for word in words if word not in text] == [], said
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_subjects_say_what_it_is_about_also_of_one(language: str) -> None:
+    """GPUs are called idle where they are; one matter is not several."""
+    policy = MailPolicy(language=language)
+    shape = action(0, kind="time-limit", subject=job(name="train"))
+    period = action(0, kind="low-efficiency-user")
+    left = replace(action(0), finding=orphan())
+    expected = {
+        "en": ("Please look: Job 7 (train)", "Please look: Your jobs over the last days",
+               "Please look: Process 4242 on n1", "A matter for administrators"),
+        "de": ("Bitte ansehen: Job 7 (train)", "Bitte ansehen: Ihre Jobs der letzten Tage",
+               "Bitte ansehen: Prozess 4242 auf n1", "Etwas für die Administration"),
+    }[language]  # fmt: skip
+    found = [mail(one, policy=policy).subject for one in (shape, period, left)]
+    found.append(mail(left, policy=policy, user=None).subject)
+    assert found == [f"[alpha] {words}" for words in expected]
+
+
+def test_one_job_that_waits_is_one_job() -> None:
+    """The same for what the queue could have done, and for one warning."""
+    impact = QueueImpact(3, 1, 60.0, 60.0)
+    stages = Stages(first_warning_s=3600.0, cancel_s=7200.0)
+    done = action(0, "cancel", impact=impact)
+    done = replace(done, settings=replace(SETTINGS, fixed=stages, sliding=stages))
+    assert "1 job could have started on them" in mail(done).text
+    assert "after a warning:" in mail(done).text
+    german = mail(done, policy=MailPolicy(language="de")).text
+    assert "1 Job hätte darauf beginnen können" in german
+    assert "nach einer Warnung" in german

@@ -65,3 +65,15 @@ def test_what_is_no_state_is_refused(text: str) -> None:
     """Also a cut word that may be several states."""
     with pytest.raises(ValueError, match="not a job state"):
         states.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "tasks"),
+    [
+        (None, (1, None)), ("7", (1, None)), ("0-9", (10, None)), ("[0-9%2]", (10, 2)), ("0-9:2,14%3", (6, 3)),
+        ("1,3,...", (2, None)), ("9-0", (1, None)), ("what", (1, None)), ("1-3%0", (3, None)),
+    ],
+)  # fmt: skip
+def test_tasks_of_an_array_that_wait_together_are_counted(spec: str | None, tasks: tuple[int, int | None]) -> None:
+    """How many there are, and how many may run at once."""
+    assert jobid.tasks_in(spec) == tasks

@@ -132,7 +132,7 @@ def test_cores_and_memory_that_stand_idle(site: Site) -> None:
     assert kinds(found) == {(1, "cpu-cores-per-gpu"), (4, "memory-per-gpu")}
     (one,) = [each for each in found.findings if each.kind == "cpu-cores-per-gpu"]
     assert (one.source, one.user, one.job and one.job.batch) == ("live", "ann", True)
-    assert one.summary == "24 cores for 1 GPUs: 24 per GPU, 8 are there for each; 1.0 cores used on average"
+    assert one.summary == "24 cores for 1 GPU: 24 per GPU, 8 are there for each; 1.0 cores used on average"
 
 
 def test_shapes_that_accounting_shows(site: Site) -> None:

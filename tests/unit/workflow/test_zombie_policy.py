@@ -66,6 +66,17 @@ def test_replay_tells_what_was_due_while_a_job_ran_from_what_came_after_its_end(
     assert about[("job 8", "warn-user", 0)] == timedelta(hours=3)
 
 
+def test_replay_tells_of_a_users_period_when_it_was_known() -> None:
+    """Not at the begin of the period, which is since when the user's jobs ran; once, with what was seen then."""
+    since = NOW - timedelta(hours=16)
+    period = squatter(kind="low-efficiency-user", since=since, observed_at=NOW - timedelta(hours=8))
+    later = replace(period, observed_at=NOW, advice="seen later")
+    past = policies.episodes([[period], [later]])
+    policy = parse_policy('[default]\naction = "warn"\nrepeat = "7d"\n', where="z")
+    (one,) = policies.replay(past, policy, since, NOW, timedelta(minutes=15))
+    assert (one.action.target, one.at, one.action.finding.advice) == ("user alice", NOW - timedelta(hours=8), "")
+
+
 def test_replay_knows_the_limits_of_a_run() -> None:
     """What was over the limit is shown, and comes in the next run."""
     since = NOW - timedelta(hours=4)

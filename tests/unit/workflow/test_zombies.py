@@ -25,6 +25,7 @@ from slurm_affinode.slurm.schema import JOBS, conform
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.workflow import zombie_averages, zombie_explain, zombies
 from slurm_affinode.workflow.zombies import Request
+from slurm_affinode.zombieconfig import MisfitConfig, NodeClass
 
 END = datetime(2026, 11, 2, 12, tzinfo=UTC)
 Values = Callable[[int], dict[str, float | None]]
@@ -277,6 +278,51 @@ def test_what_waits_for_the_held_gpus_is_counted(site: Site) -> None:
     assert one.impact.longest_s == pytest.approx(4 * 3600, abs=120)
     assert one.impact.waited_s == pytest.approx(6 * 3600, abs=240)
     assert set(one.impact.examples) == {"10", "11"}
+
+
+def test_who_does_not_wait_for_gpus_is_not_counted(site: Site) -> None:
+    """Held, waiting for others or at a limit, on more nodes; who was cancelled, or started later, waited until then."""
+    site.job(1, [squats, squats])
+    reasons = ("JobHeldUser", "Dependency", "BeginTime", "QOSMaxGRESPerUser", "AssocGrpGRES")
+    for number, reason in enumerate(reasons):
+        site.waits(20 + number, 2, reason=reason)
+    site.waits(30, 2, req_gpus=2, req_tres="cpu=2,node=2,gres/gpu=2")
+    site.waits(31, 3, state="CANCELLED", end=END - timedelta(hours=1), reason="None")
+    later = {"state": "RUNNING", "start": END + timedelta(hours=1), "gpus": 1, "nodes": 1, "node_list": "g9"}
+    site.waits(32, 1, **later)
+    (one,) = _idle(site.find(until=END))
+    assert one.impact is not None
+    assert set(one.impact.examples) == {"31", "32"}
+    assert one.impact.waited_s == pytest.approx(3 * 3600, abs=240)
+
+
+def test_the_tasks_of_an_array_wait_each(site: Site) -> None:
+    """Ten tasks in one record are ten jobs; of which a limit lets three run at once."""
+    site.job(1, [squats] * 8)
+    site.waits(10, 2, array_job_id=10, array_spec="0-9%3")
+    (one,) = _idle(site.find())
+    assert one.impact is not None
+    assert (one.impact.jobs, one.impact.startable, one.impact.examples) == (10, 3, ("10_[0-9%3]",))
+    assert one.impact.waited_s == pytest.approx(20 * 3600, abs=2400)
+    assert one.impact.longest_s == pytest.approx(2 * 3600, abs=120)
+
+
+def test_of_a_running_job_accounting_does_not_know_what_it_uses(site: Site) -> None:
+    """sacct counts the steps that have ended: 0 of a job that is one step is no sign of idle cores."""
+    site.config = replace(site.config, zombies=replace(site.config.zombies, nodes={"g*": NodeClass(64, 4, 512)}))
+    site.job(1, [computes], cpus=32, total_cpu_s=0.0)
+    site.job(2, [computes], node="g2", cpus=32, total_cpu_s=60.0, end=END - timedelta(minutes=1), state="COMPLETED")
+    found = [one.job.job_id for one in site.find(kinds=("cpu-cores-per-gpu",)).findings if one.job]
+    assert found == [2]
+
+
+def test_a_finding_about_a_user_passes_the_filter_by_partition(site: Site) -> None:
+    """It was made of the jobs of that partition."""
+    site.config = replace(site.config, zombies=replace(site.config.zombies, misfits=MisfitConfig(user_min_gpu_hours=1)))
+    site.job(1, [used_once])
+    found = site.find(kinds=("low-efficiency-user",), partitions=("gpu",)).findings
+    assert [one.user for one in found] == ["ann"]
+    assert not site.find(kinds=("low-efficiency-user",), partitions=("cpu",)).findings
 
 
 def test_filters(site: Site) -> None:
