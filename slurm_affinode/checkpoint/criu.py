@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -19,7 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from slurm_affinode import process
-from slurm_affinode.checkpoint import localfiles, namespace, rootdir, sessions
+from slurm_affinode.checkpoint import localfiles, namespace, openfiles, rootdir, sessions
+from slurm_affinode.checkpoint.asuser import user_of
 from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
 from slurm_affinode.checkpoint.interface import (
     CheckpointError,
@@ -136,12 +138,19 @@ class Criu:
         return set(namespace.members(tree.init_pid)) - set(inventory.pids)
 
     def restore(
-        self, init_pid: int, directory_fd: int, inherit: Sequence[InheritFd], *, root_pid_ns: int, timeout_s: float
+        self,
+        init_pid: int,
+        directory_fd: int,
+        inherit: Sequence[InheritFd],
+        *,
+        root_pid_ns: int,
+        timeout_s: float,
+        stopped: Collection[int] = (),
     ) -> int:
         """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``: nothing is left.
 
-        ``directory_fd`` is only read. The tree runs when this returns; its CUDA processes wait in their calls until
-        they are restored and unlocked.
+        ``directory_fd`` is only read. The tree runs when this returns, but for ``stopped``, which were stopped before
+        their dump (PIDs there); its CUDA processes wait in their calls until they are restored and unlocked.
         """
         self.check()
         try:
@@ -160,7 +169,7 @@ class Criu:
                     self._program, "restore",
                     f"--images-dir=/proc/self/fd/{directory_fd}", f"--work-dir=/proc/self/fd/{work_fd}",
                     f"--libdir=/proc/self/fd/{work_fd}", "--log-file=restore.log", f"-v{self._verbosity}",
-                    "--restore-detached", "--pidfile=pid", *_COMMON,
+                    "--restore-detached", "--leave-stopped", "--pidfile=pid", *_COMMON,
                     *(word for one in inherit for word in ("--inherit-fd", f"fd[{one.fd}]:{one.key}")),
                 ]  # fmt: skip
                 done = self._run(
@@ -169,6 +178,7 @@ class Criu:
                 )  # fmt: skip
                 why = None if done.returncode == 0 else self._why(work_fd, "restore.log", done)
                 self._arrived(init_pid, why, root_pid_ns, log_of(work / "pid"), deadline)
+                _let_go(init_pid, stopped, [one.fd for one in inherit])
             except UnreachableError as error:
                 namespace.kill_all(init_pid)
                 raise RestoreFailed(f"the restore was given up: {error}") from None
@@ -180,7 +190,7 @@ class Criu:
 
     @staticmethod
     def _arrived(init_pid: int, why: str | None, root_pid_ns: int, said: str, deadline: float) -> None:
-        """The root is there, below PID 1. Other processes, and it too, may end at once when they run again."""
+        """The root is there, below PID 1."""
         if why is not None:
             raise RestoreFailed(f"CRIU could not restore it: {why}")
         if said.strip() != str(root_pid_ns):
@@ -256,6 +266,25 @@ def _failed(directory_fd: int, why: str) -> DumpFailed:
     if rootdir.is_full(directory_fd) or any(os.strerror(number) in why for number in rootdir.FULL):
         return DumpNoRoom(f"the image store ran full, or read-only, during the dump ({why})")
     return DumpFailed(why)
+
+
+def _let_go(init_pid: int, stopped: Collection[int], given: Collection[int]) -> None:
+    """Let the tree run on, if it has no file open that its user could not open. Raises ``RestoreFailed``."""
+    members = namespace.members(init_pid)
+    try:
+        for pid in members.values():
+            facts = (namespace.PROC / str(pid)).stat()
+            found = openfiles.strange(pid, user_of(pid, facts.st_uid, facts.st_gid), given)
+            if found is not None:
+                raise RestoreFailed(
+                    f"{found} would be open as its user may not open it: it is not the file that it was"
+                )
+    except OSError as error:
+        raise RestoreFailed(f"what the restored tree has open cannot be looked at: {error}") from None
+    for inner, pid in members.items():
+        if inner not in stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def _adopt_affinity(init_pid: int) -> None:

@@ -8,7 +8,7 @@ PIDs are those of the agent's own PID namespace unless the name says ``_ns`` (th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -217,9 +217,19 @@ class Imager(Protocol):
         ...
 
     def restore(
-        self, init_pid: int, directory_fd: int, inherit: Sequence[InheritFd], *, root_pid_ns: int, timeout_s: float
+        self,
+        init_pid: int,
+        directory_fd: int,
+        inherit: Sequence[InheritFd],
+        *,
+        root_pid_ns: int,
+        timeout_s: float,
+        stopped: Collection[int] = (),
     ) -> int:
-        """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``."""
+        """Put the tree below PID 1 of the namespace; its root's PID there. ``stopped``: those stay so (PIDs there).
+
+        Raises ``RestoreFailed``.
+        """
         ...
 
 

@@ -271,6 +271,18 @@ def test_what_cannot_be_restored_leaves_nothing(drive: Callable[..., Drive]) -> 
     assert on("members") == []
 
 
+def test_a_link_in_the_place_of_a_file_opens_nothing(drive: Callable[..., Drive], programs: Cluster) -> None:
+    """CRIU follows it as root. No process runs with a file that its user may not open, and the file is as it was."""
+    on = drive()
+    on("start", ["files", "children"])
+    on("dump")
+    theirs = on("link_file")
+    with pytest.raises(DriveError, match=f"RestoreFailed: {theirs} would be open as its user may not open it"):
+        on("restore")
+    assert on("members") == []
+    assert programs.exec("c1", "cat", theirs) == "root's\n"
+
+
 def test_reasons_against_a_suspension_are_found_in_a_real_tree(drive: Callable[..., Drive]) -> None:
     """A daemon that left the tree, a program of another user, a debugger, io_uring, a container, a device."""
     on = drive()

@@ -99,8 +99,6 @@ class Session:
         """The workload, ready."""
         self.shepherd(PYTHON, "-Wignore", str(HERE / "workload.py"), str(self.work), *features)
         wait_for("the workload", (self.work / "ready").exists)
-        processes = [process_facts(pid) for pid in namespace.members(self.init).values()]
-        self.stopped = {one.pid for one in processes if one is not None and one.state == "T"}
         self.root = min(namespace.members(self.init))
         return {"pids": sorted(namespace.members(self.init))}
 
@@ -129,6 +127,8 @@ class Session:
     def dump(self, follow: bool = True) -> dict[str, Any]:
         """To an image, verified."""
         members = namespace.members(self.init)
+        processes = [process_facts(pid) for pid in members.values()]
+        self.stopped = {one.pid for one in processes if one is not None and one.state == "T"}
         users = self.users()
         inner = {pid: ns for ns, pid in members.items()}
         root_ns = min(members)
@@ -145,7 +145,7 @@ class Session:
                     started_epoch=0.0, dumped_epoch=time.time(), option=SuspendOption(),
                     versions=Versions("0", os.uname().release, done.version), root_pid=root_ns,
                     cuda_pids=tuple(inner[pid] for pid in users), gpus=self.gpus(), gpu_bytes=0,
-                    outputs=(), files=(),
+                    outputs=(), files=(), stopped_pids=tuple(inner[pid] for pid in self.stopped if pid in inner),
                 )
             )  # fmt: skip
         committed = time.monotonic()
@@ -200,7 +200,9 @@ class Session:
         fd = self.store.open_criu(image)
         out = self.out.open("ab")
         inherit = [InheritFd(out.fileno(), str(self.out).lstrip("/"))] if self.out.exists() else []
-        root = self.criu.restore(init, fd, inherit, root_pid_ns=image.manifest.root_pid, timeout_s=60)
+        root = self.criu.restore(
+            init, fd, inherit, root_pid_ns=self.root, timeout_s=60, stopped=image.manifest.stopped_pids
+        )
         restored = time.monotonic()
         os.close(fd)
         out.close()
@@ -246,6 +248,15 @@ class Session:
             pages.symlink_to("/var/lib/slurm-affinode/elsewhere")
         else:
             (criu / "pstree.img").write_bytes(b"no tree")
+
+    def link_file(self) -> str:
+        """Puts a link to a file of root's in the place of one that the tree appends to, as its user can; its path."""
+        path, theirs = self.work / "append", Path("/run/checkpoint-test-theirs")
+        theirs.write_text("root's\n")
+        theirs.chmod(path.stat().st_mode & 0o7777)
+        path.unlink()
+        path.symlink_to(theirs)
+        return str(theirs)
 
     def change_file(self) -> None:
         """A file that the tree has open grows."""

@@ -1,0 +1,115 @@
+"""What a restored tree has open, looked at before it runs on.
+
+CRIU opens files again by their path and as root; it compares size and mode, and follows links. While a job sleeps
+its user may put a link in the place of a file, and the job would come back with a file open that its user may not open,
+such as ``/etc/passwd`` for writing. So each file that the tree has open or mapped must belong to its user, or be one
+that the user may open in that way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from slurm_affinode.checkpoint.asuser import User, as_user
+from slurm_affinode.checkpoint.namespace import PROC
+
+_SYS_FACCESSAT2 = 439
+_AT_EMPTY_PATH, _AT_EACCESS = 0x1000, 0x200
+_AT_ONCE = 256
+"""Files that are looked at together: each takes a descriptor."""
+_WRITE, _READ = os.W_OK, os.R_OK
+_HOW = {os.O_RDONLY: _READ, os.O_WRONLY: _WRITE}
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    link: Path
+    """In ``/proc``: leads to the file itself, wherever its name leads by now."""
+    how: int
+    """``R_OK``, ``W_OK`` or both."""
+
+
+def strange(pid: int, user: User, given: Collection[int] = (), *, proc: Path = PROC) -> str | None:
+    """The name of a file that a stopped process has open in a way that ``user`` may not; ``None``: there is none.
+
+    Files without a name any more do not count: CRIU has made them itself. Nor do those of the descriptors that it was
+    ``given``, for what they are open for. Raises ``OSError`` where it cannot be found out.
+    """
+    seen = {_key(fd, _HOW.get(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE, _READ | _WRITE)) for fd in given}
+    files = _files(proc / str(pid))
+    while some := list(islice(files, _AT_ONCE)):
+        with ExitStack() as stack:
+            asked: list[tuple[int, _Open]] = []
+            for one in some:
+                fd = os.open(one.link, os.O_PATH | os.O_CLOEXEC)
+                stack.callback(os.close, fd)
+                facts, key = os.fstat(fd), _key(fd, one.how)
+                if facts.st_uid != user.uid and facts.st_nlink and key not in seen and _can_be_opened(facts.st_mode):
+                    seen.add(key)
+                    asked.append((fd, one))
+            bad = as_user(user, partial(_first_refused, asked))
+            if bad is not None:
+                return str(bad.link.readlink())
+    return None
+
+
+def _first_refused(asked: Sequence[tuple[int, _Open]]) -> _Open | None:
+    return next((one for fd, one in asked if not _allowed(fd, one.how)), None)
+
+
+def _key(fd: int, how: int) -> tuple[int, int, int]:
+    facts = os.fstat(fd)
+    return facts.st_dev, facts.st_ino, how
+
+
+def _can_be_opened(mode: int) -> bool:
+    return any(kind(mode) for kind in (stat.S_ISREG, stat.S_ISDIR, stat.S_ISCHR, stat.S_ISBLK, stat.S_ISFIFO))
+
+
+def _files(base: Path) -> Iterator[_Open]:
+    """Descriptors and mappings of files with a name."""
+    for link in (base / "fd").iterdir():
+        flags = _flags(base / "fdinfo" / link.name)
+        if not flags & os.O_PATH and _named(link):
+            yield _Open(link, _HOW.get(flags & os.O_ACCMODE, _READ | _WRITE))
+    for link in (base / "map_files").iterdir():
+        if _named(link):
+            mode = link.lstat().st_mode  # says how the file was opened
+            yield _Open(link, (_READ if mode & stat.S_IRUSR else 0) | (_WRITE if mode & stat.S_IWUSR else 0))
+
+
+def _named(link: Path) -> bool:
+    return os.readlink(link).startswith("/")  # noqa: PTH115 - "pipe:[1]" is no path
+
+
+def _flags(fdinfo: Path) -> int:
+    for line in fdinfo.read_text(encoding="ascii").splitlines():
+        if line.startswith("flags:"):
+            return int(line.split()[1], 8)
+    raise OSError(errno.EINVAL, "no flags", str(fdinfo))
+
+
+def _allowed(fd: int, how: int) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_SYS_FACCESSAT2, fd, b"", how, _AT_EMPTY_PATH | _AT_EACCESS) == 0:
+        return True
+    if ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL):
+        return False
+    # Before Linux 5.8. Opening a device may do something to it, and they are not what can be put in a file's place.
+    if not (stat.S_ISREG(mode := os.fstat(fd).st_mode) or stat.S_ISDIR(mode)):
+        return True
+    flags = {_READ: os.O_RDONLY, _WRITE: os.O_WRONLY}.get(how, os.O_RDWR)
+    with suppress(OSError):
+        os.close(os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC | os.O_NONBLOCK))
+        return True
+    return False
