@@ -73,7 +73,7 @@ def test_the_built_in_table_is_an_example() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("currency = ", "t.toml: "),
+        ("currency = ", "t.toml:1: "),
         ("curency = 'EUR'", "t.toml: unknown key curency"),
         ("currency = 3", "t.toml: currency: a string is needed"),
         ("gpu = 3", "t.toml: gpu: a list of tables"),
