@@ -90,7 +90,9 @@ def install(
     if root is None and by_systemd:
         process.run(("systemctl", "daemon-reload"), timeout_s=SYSTEMCTL_S)
         process.run(("systemctl", "enable", "--now", _TIMER), timeout_s=SYSTEMCTL_S)
-    _say(as_json, written=written)
+    # One of the two is enough: what was chosen before gives way.
+    other = _remove([cron] if by_systemd else [units / _SERVICE, units / _TIMER], start=root is None)
+    _say(as_json, written=written, **({"removed": other} if other else {}))
     return 0
 
 

@@ -197,6 +197,8 @@ def test_install_writes_a_crontab(tmp_path: Path) -> None:
     result = run("zombies", "install", "--root", str(tmp_path), "--cron", "--every", "7m")
     assert status(result) == 2
     assert "cron cannot run every 7m" in told(result)
+    run("zombies", "install", "--root", str(tmp_path), "--systemd")
+    assert not any("cron.d" in name for name in written(tmp_path))  # one of the two is enough
     bad = run("zombies", "install", "--root", str(tmp_path), "--cron", "--user", "a b")
     assert status(bad) == 2
 
