@@ -30,6 +30,8 @@ FOREVER_MS = 1 << 62
 SEEN = -1
 """Number of a row that says when a finding was first seen; its recipient is when it was seen last."""
 UNSEEN_MS = 86_400_000
+_DIGITS = 18
+"""More than a column of whole numbers takes."""
 _TEXTS = ("run", "actor", "verb", "result", "reason", "cluster", "kind", "job", "user", "node", "rule")
 
 
@@ -67,12 +69,10 @@ class ZombieLog:
             query = query.where(table.at_ms < _ms(until))
         if job is not None:
             same = table.job == job
-            # An array's own number finds its tasks, too.
-            number = (
-                or_(same, table.job_id == int(job), table.job.like(f"{job}\\_%", escape="\\"))
-                if job.isdigit()
-                else same
-            )
+            # The number of an array or of a heterogeneous job finds its parts, too.
+            parts = [table.job.like(f"{job}{mark}%", escape="\\") for mark in ("\\_", "+")]
+            plain = job.isascii() and job.isdigit() and len(job) <= _DIGITS
+            number = or_(same, table.job_id == int(job), *parts) if plain else same
             query = query.where(number)
         for column, value in ((table.user, user), (table.verb, verb), (table.result, result)):
             if value is not None:

@@ -55,6 +55,10 @@ def test_records_are_found_by_job_user_verb_and_time(log: ZombieLog) -> None:
     assert [one.job for one in log.history(until=NOW)] == []
     assert [one.job for one in log.history(limit=1)] == ["5"]
     assert log.history(verb="keep") == []
+    log.record([entry(job="6+1", job_id=8)])
+    assert [one.job for one in log.history(job="6")] == ["6+1"]
+    for odd in ("9" * 40, "\u00b2", "5%", ""):
+        assert log.history(job=odd) == []
 
 
 def test_a_claim_is_one_runs_alone(log: ZombieLog) -> None:
