@@ -28,6 +28,8 @@ class Process:
     stopped: bool = False
     steps: int = 0
     """What it has computed: the memory that must survive."""
+    inside: bool = False
+    """It is in a PID namespace below the job's: a container."""
 
 
 @dataclass

@@ -55,6 +55,10 @@ class FakeProcesses:
         return self.machine.init == pid
 
     def members(self, init_pid: int, init_started: int) -> list[Member]:
+        inside = {p.pid for p in self.machine.processes if p.inside}
+        return [member for member in self.everybody(init_pid, init_started) if member.pid not in inside]
+
+    def everybody(self, init_pid: int, init_started: int) -> list[Member]:
         if self.machine.init != init_pid:
             raise TreeGoneError("gone")
         root = next((p.pid for p in self.machine.processes if p.pid_ns == 2), 0)
@@ -63,9 +67,6 @@ class FakeProcesses:
             Member(p.pid, p.pid_ns, parent[p.pid_ns], 5, "T" if p.stopped else "S", "python", os.getuid())
             for p in self.machine.processes
         ]
-
-    def everybody(self, init_pid: int, init_started: int) -> list[Member]:
-        return self.members(init_pid, init_started)
 
     def stop(self, pids) -> None:  # type: ignore[no-untyped-def]
         for p in self.machine.processes:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ class Record:
     _clock: Callable[[], float] = time.time
     _end: int | None = None
     """Where the intact lines end, in bytes; ``None``: the file is not there yet."""
+    _writing: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
 
     @property
     def phase(self) -> Phase:
@@ -76,10 +78,11 @@ class Record:
             {"version": VERSION, "phase": phase.value, "time": entry.time_epoch, "facts": facts}, separators=(",", ":")
         )
         try:
-            self._append(line.encode() + b"\n")
+            with self._writing:
+                self._append(line.encode() + b"\n")
+                self.entries.append(entry)
         except OSError as error:
             raise JournalError(f"{self.path}: cannot be written: {error.strerror or error}") from error
-        self.entries.append(entry)
         return entry
 
     def _append(self, line: bytes) -> None:

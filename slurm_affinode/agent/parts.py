@@ -13,6 +13,7 @@ from slurm_affinode.agent.ledger import Ledger
 from slurm_affinode.agent.mailing import SILENT, Mailer
 from slurm_affinode.agent.notes import Notes
 from slurm_affinode.agent.registry import Registry
+from slurm_affinode.agent.reservations import Reservations
 from slurm_affinode.agent.streams import Save
 from slurm_affinode.agent.tree import Processes
 from slurm_affinode.checkpoint.asuser import User
@@ -130,6 +131,7 @@ class Parts:
     """Host memory that a process of the job may still use."""
     versions: Callable[[], Versions]
     settings: Settings = Settings()
+    reservations: Reservations = field(default_factory=Reservations)
     mailer: Mailer = SILENT
     now: Callable[[], float] = time.time
     """Seconds of the epoch."""

@@ -17,7 +17,7 @@ from slurm_affinode.agent.shepherds import one_line
 from slurm_affinode.agent.work import Work
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.suspension import Phase, Refusal
+from slurm_affinode.model.suspension import Mode, Phase, Refusal
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +234,9 @@ class Service:
         sleepers = self.orchestration.in_place
         if isinstance(job, WatchedJob):
             state = "running" if job.phase is Phase.RUNNING else job.phase.value
-            if sleepers is not None and sleepers.holds(job_id) is not None:
+            # One that is on its way to sleep wakes when it has got there.
+            leaving = job.option.mode is Mode.INPLACE and job.phase is not Phase.RUNNING
+            if sleepers is not None and (leaving or sleepers.holds(job_id) is not None):
                 log.info("job %d: %s (uid %d) asks that it wakes", job_id, one_line(caller.name, 64), caller.uid)
                 sleepers.wake(job_id, one_line(caller.name, 64))
                 return {"job_id": job_id, "node": self.node, "released": True, "in_place": True}

@@ -159,7 +159,8 @@ class JobSuspender:
                 raise Refused(Refusal("busy", "it is being suspended already"))
             self._busy.add(job.job_id)
         try:
-            return self._suspend(job, why, look_again)
+            with self._memory.promised(job, self._held):
+                return self._suspend(job, why, look_again)
         finally:
             with self._lock:
                 self._busy.discard(job.job_id)
@@ -184,6 +185,7 @@ class JobSuspender:
             self._mark(attempt, Phase.LOCKED)
             for pid in attempt.cuda:
                 parts.cuda.checkpoint(pid)
+            self._memory.moved(job)
             self._mark(attempt, Phase.PARKED)
             self._dump(attempt)
             # Slurm continues and ends what it requeues: what was dumped must not run on meanwhile.

@@ -22,10 +22,11 @@ from slurm_affinode.agent.inplace.looks import Looks
 from slurm_affinode.agent.inplace.sharing import Holder, Rules, Sharing
 from slurm_affinode.agent.inplace.sleeper import Cards, Sleeper
 from slurm_affinode.agent.inplace.starting import Starter, Starters
-from slurm_affinode.agent.inplace.waking import Waking
+from slurm_affinode.agent.inplace.waking import NoRoom, Waking
 from slurm_affinode.agent.inplace.watching import Sockets
+from slurm_affinode.agent.inplace.wishes import Wishes
 from slurm_affinode.agent.interface import Refused
-from slurm_affinode.agent.journal import Record
+from slurm_affinode.agent.journal import JournalError, Record
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.surviving import surviving
@@ -36,12 +37,14 @@ from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import Phase, Refusal
 
 _WAKES_AT_ONCE = 4
+_ASIDE_AT_ONCE = 2
+"""Signals, and jobs that are to end, do not wait for those."""
 _SLOWLY_S = 1.0
 """Between two looks at what changes seldom: whether the processes are there, the line when nothing has happened."""
-_RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 _MOST_OF_TIME = 20.0
 """A look is followed by a pause at least so many times as long."""
-_KEPT_SIGNALS = 4096
+_LOOKS_S = 0.1
+"""Between two looks of a prolog that waits."""
 
 
 class Director:
@@ -51,27 +54,26 @@ class Director:
         self, parts: Parts, freezer: Freezer, sockets: Sockets, cards: Cards, rules: Rules,
         *, workers: Workers | None = None,
     ) -> None:  # fmt: skip
-        """``workers``: what wakes jobs beside the thread that looks at them."""
+        """``workers``: what is done beside the thread that looks at the jobs."""
         self._parts = parts
         self._freezer = freezer
         self._sockets = sockets
-        self._cards = cards
         self._sharing = Sharing(parts.registry, freezer, cards, rules.awake_limit_pct)
         self._rules = rules
-        self._waking = Waking(parts, freezer, rules.freeze_s)
+        self._waking = Waking(parts, freezer, self._sharing, rules.freeze_s)
         self._comments = Comments(parts)
         self._looks = Looks(freezer, sockets, parts.settings.wake_backoff_s)
         self._line = Line(parts, self._sharing, self._comments, rules.deadline_s)
         self._starters = Starters(parts, freezer, rules.start_free_pct)
         self._lock = threading.RLock()
         self._sleepers: dict[int, Sleeper] = {}
-        self._signals: dict[int, tuple[int, float]] = {}
-        """Job that is not asleep -> the last signal that Slurm sent to it, and when."""
+        self._wishes = Wishes(parts)
         self._slowly_s = 0.0
         self._poke = threading.Event()
         self._stop = threading.Event()
         self._changed = threading.Condition(self._lock)
         self._workers = workers or ThreadPoolExecutor(_WAKES_AT_ONCE, "wake")
+        self._aside = workers or ThreadPoolExecutor(_ASIDE_AT_ONCE, "aside")
         self._thread: threading.Thread | None = None
         self.idle_s: Callable[[int], float | None] = lambda job_id: None
         """For how long a job has been idle, where the policy would let it go for another one; else ``None``."""
@@ -96,14 +98,15 @@ class Director:
         """No more wakes; the journal has what sleeps."""
         self._stop.set()
         self._poke.set()
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for workers in (self._workers, self._aside):
+            workers.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:
         while not self._stop.is_set():
             began = time.monotonic()
             with surviving(self._parts.log, "a look at the sleeping jobs failed"):
                 self.round()
-            busy = self._sleepers or len(self._starters) or self._comments.due
+            busy = self._sleepers or len(self._starters) or self._comments.due or self._waking.unfinished
             # Where many sockets have to be told of it is looked less often.
             pause_s = max(self._rules.poll_s, _MOST_OF_TIME * (time.monotonic() - began))
             self._poke.wait(pause_s if busy else None)
@@ -116,6 +119,7 @@ class Director:
         if slowly:
             self._slowly_s = now
             self._look_slowly(now)
+            self._waking.tidy()
             with self._lock:
                 self._starters.tend(now, self.idle_s)
         for sleeper, why in self._looks.requests(self._asleep(), now):
@@ -132,10 +136,11 @@ class Director:
         self._refresh(sleeper)
         with self._lock:
             self._sleepers[sleeper.job_id] = sleeper
-            number, at = self._signals.pop(sleeper.job_id, (0, 0.0))
-        if number and at >= float(sleeper.record.facts["began"]):
-            # It may have been stopped before it could take it.
-            self._let_go(sleeper, f"signal {number} from Slurm")
+        wish = self._wishes.of(sleeper)
+        if wish is not None and wish.let_go:
+            self._let_go(sleeper, wish.why)
+        elif wish is not None:
+            self._ask(sleeper, wish.why, lasting=wish.lasting)
         elif not ask:
             self._parts.log.info(
                 "job %s: asleep in place, %s in host memory (%s)", sleeper.job_id, words.size(sleeper.gpu_bytes),
@@ -187,6 +192,8 @@ class Director:
         with self._lock:
             sleeper = self._sleepers.get(job_id)
             if sleeper is None:
+                if self._wishes.wake(job_id, who):
+                    return
                 raise Refused(Refusal("not-suspended", f"job {job_id} does not sleep"))
             sleeper.retry_epoch = 0.0
         self._ask(sleeper, f"asked by {who}", lasting=True)
@@ -196,27 +203,24 @@ class Director:
         with self._lock:
             sleeper = self._sleepers.get(job_id)
             if sleeper is None:
-                if len(self._signals) >= _KEPT_SIGNALS:
-                    self._signals.clear()
-                self._signals[job_id] = (number, self._parts.now())
+                self._wishes.signalled(job_id, number)
         if sleeper is not None:
-            self._workers.submit(self._let_go, sleeper, f"signal {number} from Slurm")
+            self._aside.submit(self._let_go, sleeper, f"signal {number} from Slurm")
 
     def wake_on(self, indices: Sequence[int], why: str, timeout_s: float) -> list[int]:
         """Wake every sleeper with memory on GPUs of these numbers, and wait; those that sleep on."""
-        uuids = {
-            device.uuid
-            for device in self._cards.devices()
-            if (device.index if device.minor is None else device.minor) in indices
-        }
-        with self._lock:
-            wanted = [one for one in self._sleepers.values() if uuids & one.held.keys()]
-        for sleeper in wanted:
-            self._ask(sleeper, why)
-        ids = {one.job_id for one in wanted}
-        with self._changed:
-            self._changed.wait_for(lambda: not ids & self._sleepers.keys() or self._stop.is_set(), timeout_s)
-            return sorted(ids & self._sleepers.keys())
+        uuids = self._sharing.uuids(indices)
+        deadline = time.monotonic() + timeout_s
+        with self._wishes.prolog(uuids, why), self._changed:
+            while True:
+                for sleeper in self._sleepers.values():
+                    if uuids & sleeper.held.keys():
+                        self._ask(sleeper, why)
+                asleep = {one.job_id for one in self._sleepers.values() if uuids & one.held.keys()}
+                left = sorted(asleep | self._wishes.falling_on(uuids))
+                if not left or self._stop.is_set() or time.monotonic() >= deadline:
+                    return left
+                self._changed.wait(min(_LOOKS_S, timeout_s))
 
     def _ask(self, sleeper: Sleeper, why: str, *, lasting: bool = False) -> None:
         """Put it into the line. ``lasting``: nothing that the next agent could see asks for it."""
@@ -225,23 +229,38 @@ class Director:
                 self._poke.set()
                 return
             sleeper.turn = self._line.turn()
-            sleeper.asked_epoch, sleeper.asked_why = self._parts.now(), why
+            before = sleeper.record.facts.get("asked")
+            sleeper.asked_epoch, sleeper.asked_why = self._parts.now() if before is None else float(before), why
+            sleeper.noted = before is not None
             if lasting:
-                sleeper.record.write(sleeper.record.phase, asked_why=why)
+                self._note(sleeper)
         self._parts.log.info("job %s: is to wake: %s", sleeper.job_id, why)
         self._poke.set()
 
-    def _let_go(self, sleeper: Sleeper, why: str) -> None:
+    def _note(self, sleeper: Sleeper) -> None:
+        """Who wants it, and since when, for the next agent."""
         with self._lock:
-            if sleeper.job_id not in self._sleepers or sleeper.waking:
+            if sleeper.noted or sleeper.waking or sleeper.job_id not in self._sleepers:
                 return
+            sleeper.noted = True
             try:
-                self._waking.thaw(sleeper)
-            except TreeGoneError:
-                self._gone(sleeper)
-                return
-            except AffinodeError as error:
-                self._parts.log.warning("job %s: %s", sleeper.job_id, error)
+                sleeper.record.write(sleeper.record.phase, asked=sleeper.asked_epoch, asked_why=sleeper.asked_why)
+            except JournalError as error:
+                self._parts.log.warning(
+                    "job %s: its place in the line is not in the journal: %s", sleeper.job_id, error
+                )
+
+    def _let_go(self, sleeper: Sleeper, why: str) -> None:
+        """Also one that is waking: its turn among those that do so at once may not have come."""
+        if self._sleepers.get(sleeper.job_id) is not sleeper:
+            return
+        try:
+            self._waking.thaw(sleeper)
+        except TreeGoneError:
+            self._gone(sleeper)
+            return
+        except AffinodeError as error:
+            self._parts.log.warning("job %s: %s", sleeper.job_id, error)
         self._ask(sleeper, why)
 
     # --- looking
@@ -299,6 +318,9 @@ class Director:
             coming: list[Holder] = [one for one in sleepers if one.waking]
             coming += self._starters.coming()
         self._line.serve(now, waiting, coming, asleep=asleep, idle_s=self.idle_s, go=self._let, late=self._late)
+        for one in waiting:
+            if isinstance(one, Sleeper) and one.waits:
+                self._note(one)
 
     def _let(self, one: InLine) -> None:
         """It is its turn."""
@@ -320,19 +342,11 @@ class Director:
         elif isinstance(one, Sleeper):
             mail_owner(self._parts, one.record, "failed", why=why, ended=self._rules.end_on_deadline)
             if self._rules.end_on_deadline:
-                self._workers.submit(self._end, one, why)
+                self._aside.submit(self._waking.end, one, why)
 
     def wanted(self, job_id: int) -> tuple[int, ...]:
         """The jobs for which another one is to make room."""
         return self._line.wanted(job_id)
-
-    def _end(self, sleeper: Sleeper, why: str) -> None:
-        try:
-            self._parts.slurm.set_comment(sleeper.job_id, words.one(f"ended by slurm-affinode: {why}"))
-            self._parts.slurm.cancel(sleeper.job_id)
-        except AffinodeError as error:
-            sleeper.overdue = False  # asked again
-            self._parts.log.warning("job %s: cannot be ended: %s", sleeper.job_id, error)
 
     def _begin(self, sleeper: Sleeper) -> None:
         with self._lock:
@@ -356,6 +370,8 @@ class Director:
             self._waking.wake(sleeper)
         except TreeGoneError:
             self._gone(sleeper)
+        except NoRoom as error:
+            self._parts.log.info("job %s: goes on waiting to wake: %s", sleeper.job_id, error)
         except AffinodeError as error:
             self._not_woken(sleeper, str(error))
         else:
@@ -367,10 +383,7 @@ class Director:
             self.woken(sleeper.job_id, f"awake after {slept} in place: {sleeper.asked_why}")
 
     def _not_woken(self, sleeper: Sleeper, why: str) -> None:
-        pause = min(_RETRY_MAX_S, _RETRY_S * 2.0 ** min(sleeper.failures, 10))
-        sleeper.failures += 1
-        sleeper.failure = words.one(why)
-        sleeper.retry_epoch = self._parts.now() + pause
+        pause = sleeper.failed(why, self._parts.now())
         mail_owner(self._parts, sleeper.record, "failed", why=why)
         self._parts.log.error("job %s: not woken: %s; tried again in %g s", sleeper.job_id, why, pause)
         self._comments.set(sleeper.job_id, words.not_woken(why))
@@ -381,8 +394,7 @@ class Director:
     def view(self, job_id: int) -> dict[str, Any] | None:
         """What ``status`` shows of a sleeper; ``None``: the job is none."""
         with self._lock:
-            starter = self._starters.get(job_id)
-            one = self._sleepers.get(job_id)
-            if starter is not None:
+            if (starter := self._starters.get(job_id)) is not None:
                 return starter.view()
+            one = self._sleepers.get(job_id)
             return None if one is None else one.view(self._parts.now())

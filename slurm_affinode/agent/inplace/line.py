@@ -21,9 +21,10 @@ _SAID_S = 1.0
 class InLine(Holder, Protocol):
     """One that waits."""
 
-    turn: int
-    """Its place: lower is earlier."""
     asked_epoch: float | None
+    """Since when; its place in the line, also of the next agent."""
+    turn: int
+    """Of those that came at the same time: lower is earlier."""
     waits: str
     """Why it waits, one line; set here."""
     overdue: bool
@@ -53,7 +54,7 @@ class Line:
         """Told that other jobs are to make room now."""
 
     def turn(self) -> int:
-        """The place of one that comes now."""
+        """A number for one that comes now, above all before it."""
         with self._lock:
             self._turns += 1
             self._changed = True
@@ -86,7 +87,7 @@ class Line:
         if not self._changed and 0 <= now - self._served < _AGAIN_S:
             return
         self._served, self._changed = now, False
-        line = sorted(waiting, key=lambda one: one.turn)
+        line = sorted(waiting, key=lambda one: (one.asked_epoch or 0.0, one.turn))
         try:
             found = self._sharing.plan(line, coming, asleep, idle_s)
         except GpuError as error:

@@ -11,6 +11,7 @@ from slurm_affinode.agent.inplace.sleeper import Cards
 from slurm_affinode.agent.registry import Registry, WatchedJob
 from slurm_affinode.agent.tree import TreeGoneError
 from slurm_affinode.agent.watch import name_of
+from slurm_affinode.checkpoint import room
 from slurm_affinode.core.inplace import Arriving, Awake, Card, Plan, Waiter, plan
 from slurm_affinode.model.suspension import Mode, Phase
 
@@ -73,6 +74,11 @@ class Sharing:
             if device.mig is None
         ]
 
+    def uuids(self, indices: Sequence[int]) -> set[str]:
+        """Of the GPUs that Slurm has these numbers for. Raises ``GpuError``."""
+        numbers = {one.uuid: one.index if one.minor is None else one.minor for one in self._cards.devices()}
+        return {uuid for uuid, number in numbers.items() if number in indices}
+
     def plan(
         self,
         line: Sequence[Holder],
@@ -93,6 +99,12 @@ class Sharing:
         ]
         queue = [Waiter(one.job_id, one.held, held_by(by_uuid, one.cuda)) for one in line]
         return plan(self.cards(), awake, arriving, queue)
+
+    def shortage(self, one: Holder) -> str | None:
+        """Why what it has to get yet does not fit now, one line; ``None``: it does. Raises ``GpuError``."""
+        has = held_by(self._cards.processes(), one.cuda)
+        lacks = {uuid: need - has.get(uuid, 0) for uuid, need in one.held.items()}
+        return room.shortage(lacks, {card.uuid: card.free for card in self.cards()})
 
     def _awake(
         self, job: WatchedJob, by_uuid: Mapping[str, Mapping[int, int]], idle_s: Callable[[int], float | None]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from slurm_affinode.agent import words
 from slurm_affinode.agent.inplace.asking import Look
 from slurm_affinode.agent.inplace.freezer import SIGNALS
 from slurm_affinode.agent.inplace.watching import Own, from_note
 from slurm_affinode.agent.journal import Record
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import Phase, SuspendOption
+
+_RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 
 
 class Cards(Protocol):
@@ -54,13 +58,17 @@ class Sleeper:
     own: Own = field(default_factory=Own)
     before: Look = field(default_factory=dict)
     """How its sockets stood before the locks; what came since then is for it."""
+    turning: threading.Lock = field(default_factory=threading.Lock)
+    """Held while its processes are let go, or frozen again."""
     thawed: bool = False
     """Its processes run, and wait for their GPU memory where they need it."""
     asked_epoch: float | None = None
     """Since when it is wanted; ``None``: nobody wants it."""
     asked_why: str = ""
+    noted: bool = False
+    """The journal knows that it is wanted, and since when: it keeps its place in the line of the next agent."""
     turn: int = 0
-    """Its place in the line: lower is earlier."""
+    """Of those that came at the same time: lower is earlier."""
     waking: bool = False
     waits: str = ""
     """Why it has not been woken yet."""
@@ -81,6 +89,13 @@ class Sleeper:
     def gpu_bytes(self) -> int:
         """Bytes that were moved out."""
         return sum(self.held.values())
+
+    def failed(self, why: str, now: float) -> float:
+        """It could not be woken; seconds until it is tried again, more each time."""
+        pause = min(_RETRY_MAX_S, _RETRY_S * 2.0 ** min(self.failures, 10))
+        self.failures += 1
+        self.failure, self.retry_epoch = words.one(why), now + pause
+        return pause
 
     def view(self, now: float) -> dict[str, Any]:
         """What ``status`` shows of it at that time (epoch)."""

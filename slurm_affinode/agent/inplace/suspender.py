@@ -171,7 +171,8 @@ class InPlaceSuspender:
                 raise Refused(Refusal("busy", "it is being suspended already"))
             self._busy.add(job.job_id)
         try:
-            return self._suspend(self._fresh(job), why, look_again)
+            with self._memory.promised(job, self._held):
+                return self._suspend(self._fresh(job), why, look_again)
         finally:
             with self._lock:
                 self._busy.discard(job.job_id)
@@ -201,12 +202,16 @@ class InPlaceSuspender:
             seen = look_again()
             if seen is not None:
                 raise TakenBack(f"it is not idle any more: {seen}")
+            came = self._meanwhile(attempt, before)
+            if came is not None:  # sooner answered than after its memory has gone there and back
+                raise TakenBack(f"somebody asks something of it: {came}")
             self._mark(attempt, Phase.LOCKED)
         except (AffinodeError, OSError) as error:
             return self._unlock(attempt, _text(error))
         try:
             for pid in attempt.cuda:
                 self._parts.cuda.checkpoint(pid)
+            self._memory.moved(job)
             self._mark(attempt, Phase.PARKED)
             self._freeze(attempt)
             came = self._meanwhile(attempt, before)

@@ -1,20 +1,24 @@
 """Waking one job that sleeps in place: its processes are let go, then its GPU memory moves back, then it is unlocked.
 
 In this order, because a stopped process cannot take its memory back; what it asks of CUDA waits until it is unlocked.
-That there is room on the GPU has been seen to before: a restore that runs out of memory fails for good.
+That there is room on the GPU is looked at before each restore: one that runs out of memory fails for good.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from slurm_affinode.agent import words
 from slurm_affinode.agent.aftermath import entry_of, mail_owner
 from slurm_affinode.agent.inplace.freezer import FreezeError, Freezer
+from slurm_affinode.agent.inplace.sharing import Sharing
 from slurm_affinode.agent.inplace.sleeper import Sleeper
+from slurm_affinode.agent.journal import JournalError, Record
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.checkpoint.interface import CheckpointError, CudaError, CudaState, HelperLost
 from slurm_affinode.errors import AffinodeError
+from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import Phase
 
 _ATTEMPTS = 3
@@ -25,30 +29,41 @@ class NotWoken(AffinodeError):  # noqa: N818 - names what is the case
     """It sleeps on, whole; the text says why."""
 
 
+class NoRoom(AffinodeError):  # noqa: N818 - names what is the case
+    """Others have taken what was free a moment ago: it sleeps on, and nothing has been done."""
+
+
 class Waking:
     """The steps of a wake, each of them idempotent."""
 
-    def __init__(self, parts: Parts, freezer: Freezer, freeze_s: float) -> None:
+    def __init__(self, parts: Parts, freezer: Freezer, sharing: Sharing, freeze_s: float) -> None:
         """``freeze_s``: for the processes to stop."""
         self._parts = parts
         self._freezer = freezer
+        self._sharing = sharing
         self._freeze_s = freeze_s
+        self._open: list[Record] = []
+        """Journals of jobs that run, which could not be closed."""
 
     def thaw(self, sleeper: Sleeper) -> None:
-        """Let the processes go. Raises ``NotWoken``, ``TreeGoneError``, ``JournalError``."""
-        if sleeper.thawed:
-            return
-        self._mark(sleeper, Phase.WAKING)
-        try:
-            self._freezer.thaw(sleeper.init_pid, sleeper.init_started, sleeper.how, stay=sleeper.stay)
-        except FreezeError as error:
-            raise NotWoken(str(error)) from None
-        sleeper.thawed = True
+        """Let the processes go. Raises ``NotWoken``, ``TreeGoneError``."""
+        with sleeper.turning:
+            if sleeper.thawed:
+                return
+            self._mark(sleeper, Phase.WAKING)
+            try:
+                self._freezer.thaw(sleeper.init_pid, sleeper.init_started, sleeper.how, stay=sleeper.stay)
+            except FreezeError as error:
+                raise NotWoken(str(error)) from None
+            sleeper.thawed = True
 
     def wake(self, sleeper: Sleeper) -> None:
-        """All of it. Raises ``NotWoken``: it is frozen again, and ``TreeGoneError`` where it has ended."""
+        """All of it. Raises ``NotWoken``: it is frozen again, ``NoRoom``, ``TreeGoneError`` where it has ended."""
         parts = self._parts
         began = parts.now()
+        why = self._short(sleeper)
+        if why is not None:
+            raise NoRoom(why)
         try:
             self.thaw(sleeper)
             self._restore(sleeper)
@@ -56,6 +71,13 @@ class Waking:
             self._back(sleeper, str(error))
             raise NotWoken(str(error)) from None
         self._told(sleeper, began)
+
+    def _short(self, sleeper: Sleeper) -> str | None:
+        """Why what it has not got back does not fit."""
+        try:
+            return self._sharing.shortage(sleeper)
+        except GpuError as error:
+            return str(error)
 
     def _there(self, sleeper: Sleeper) -> list[int]:
         """Its CUDA processes that have not ended."""
@@ -83,6 +105,9 @@ class Waking:
                 if found is not state:
                     return
                 if state is CudaState.CHECKPOINTED:
+                    why = self._short(sleeper)
+                    if why is not None:
+                        raise CudaError(why)  # noqa: TRY301
                     cuda.restore(pid)
                 else:
                     cuda.unlock(pid)
@@ -106,14 +131,15 @@ class Waking:
             except CheckpointError as error:
                 parts.log.warning("job %s: process %s keeps its GPU memory: %s", sleeper.job_id, pid, error)
         parts.ledger.write(replace(entry_of(sleeper.record, parts.node), restore_failure=words.one(why)))
-        self._mark(sleeper, Phase.FROZEN)
-        try:
-            self._freezer.freeze(sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._freeze_s)
-        except FreezeError as error:
-            # What it asks of CUDA waits all the same.
-            parts.log.warning("job %s: is not frozen again: %s", sleeper.job_id, error)
-            return
-        sleeper.thawed = False
+        with sleeper.turning:
+            self._mark(sleeper, Phase.FROZEN)
+            try:
+                self._freezer.freeze(sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._freeze_s)
+            except FreezeError as error:
+                # What it asks of CUDA waits all the same.
+                parts.log.warning("job %s: is not frozen again: %s", sleeper.job_id, error)
+                return
+            sleeper.thawed = False
 
     def _told(self, sleeper: Sleeper, began: float) -> None:
         parts, record = self._parts, sleeper.record
@@ -131,7 +157,7 @@ class Waking:
         )
         if sleeper.told:
             mail_owner(parts, record, "restored", now, slept_s=asked - sleeper.since_epoch)
-        record.close()
+        self._close(record)
         parts.log.info(
             "job %s: awake after %s, %.0f ms after it was asked for (%s)", sleeper.job_id,
             words.span(asked - sleeper.since_epoch), (now - asked) * 1000, sleeper.asked_why or "no reason given",
@@ -142,9 +168,45 @@ class Waking:
         parts = self._parts
         entry = entry_of(sleeper.record, parts.node)
         parts.ledger.write(replace(entry, ended_ms=round(parts.now() * 1000)))
-        sleeper.record.close()
+        self._close(sleeper.record)
+
+    def end(self, sleeper: Sleeper, why: str) -> None:
+        """Cancel a job that has waited too long."""
+        slurm = self._parts.slurm
+        try:
+            slurm.set_comment(sleeper.job_id, words.one(f"ended by slurm-affinode: {why}"))
+            slurm.cancel(sleeper.job_id)
+        except AffinodeError as error:
+            sleeper.overdue = False  # asked again
+            self._parts.log.warning("job %s: cannot be ended: %s", sleeper.job_id, error)
+
+    @property
+    def unfinished(self) -> bool:
+        """There is something to ``tidy``."""
+        return bool(self._open)
+
+    def tidy(self) -> None:
+        """Close what could not be closed before."""
+        for record in tuple(self._open):
+            with suppress(JournalError):
+                record.close()
+                self._open.remove(record)
+
+    def _close(self, record: Record) -> None:
+        try:
+            record.close()
+        except JournalError as error:
+            self._open.append(record)
+            self._parts.log.warning("job %s: runs, and its journal is left for now: %s", record.key.job_id, error)
 
     def _mark(self, sleeper: Sleeper, phase: Phase) -> None:
-        if sleeper.record.phase is not phase:
-            sleeper.record.write(phase)
+        """In the journal where that can be written: a full disk must not keep a job from its GPU.
+
+        The phases before ``waking`` are woken from by the next agent as well.
+        """
+        try:
+            if sleeper.record.phase is not phase:
+                sleeper.record.write(phase)
+        except JournalError as error:
+            self._parts.log.warning("job %s: goes on without its journal: %s", sleeper.job_id, error)
         self._parts.registry.set_phase(sleeper.job_id, phase)

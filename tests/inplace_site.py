@@ -1,0 +1,229 @@
+"""An agent whose job sleeps in place, in the world of ``agent_site``: a freezer, sockets and GPUs made of values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from agent_site import World
+from agent_world import Agent
+
+from slurm_affinode.agent.inplace.asking import Look
+from slurm_affinode.agent.inplace.director import Director
+from slurm_affinode.agent.inplace.freezer import SIGNALS, FreezeError
+from slurm_affinode.agent.inplace.sharing import Rules
+from slurm_affinode.agent.inplace.sockdiag import ESTABLISHED, LISTEN, Sock, SockDiagError
+from slurm_affinode.agent.inplace.suspender import ByMode, InPlaceSuspender
+from slurm_affinode.agent.inplace.watching import Own
+from slurm_affinode.agent.mailing import SILENT, Mailer
+from slurm_affinode.agent.recovery import JobKeeper
+from slurm_affinode.agent.registry import WatchedJob
+from slurm_affinode.agent.tree import Member
+from slurm_affinode.checkpoint.interface import CudaError, CudaState
+from slurm_affinode.gpu.interface import DriverMissing
+from slurm_affinode.model.gpu import Device
+from slurm_affinode.model.ledger import LedgerEntry, decode
+from slurm_affinode.model.suspension import Mode, Phase, SuspendOption, Suspension
+
+STEPS = 4711
+OUT = ["lock", "checkpoint", "freeze"]
+BACK = ["thaw", "restore", "unlock"]
+OPTION = SuspendOption(mode=Mode.INPLACE)
+GIB = 1 << 30
+LISTENER = Sock(11, "tcp", LISTEN, 0, port=8000)
+OPEN = Sock(12, "tcp", ESTABLISHED, 0, port=8000)
+QUIET: dict[int, Sock] = {11: LISTENER, 12: OPEN}
+
+
+class FakeFreezer:
+    """The kernel's stop and continue."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.world, self.processes = agent.world, agent.parts.processes
+        self.machine = agent.world.nodes[agent.node]
+        self.fails: str | None = None
+        self.during: Callable[[], None] = lambda: None
+
+    def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
+        return self.processes.everybody(init_pid, init_started)
+
+    def how(self, members: Sequence[Member], init_pid: int) -> str:
+        return SIGNALS
+
+    def freeze(self, init_pid: int, init_started: int, how: str, *, timeout_s: float) -> None:
+        self.members(init_pid, init_started)
+        if self.fails:
+            raise FreezeError(self.fails)
+        self.world.effect("freeze")
+        self.during()
+        for process in self.machine.processes:
+            process.stopped = True
+
+    def thaw(self, init_pid: int, init_started: int, how: str, *, stay: Collection[int]) -> None:
+        self.members(init_pid, init_started)
+        self.world.effect("thaw")
+        for process in self.machine.processes:
+            process.stopped = process.pid in stay
+
+    def moving(self, pids: Iterable[int], how: str, *, stay: Collection[int] = ()) -> int | None:
+        wanted = set(pids)
+        return next((p.pid for p in self.machine.processes if p.pid in wanted and not p.stopped), None)
+
+
+class FakeSockets:
+    """What waits on the job's sockets: all of it in ``now``."""
+
+    def __init__(self) -> None:
+        self.now: dict[int, Sock] = dict(QUIET)
+        self.has = True
+        self.silent = False
+
+    def own(self, pids: Iterable[int]) -> Own:
+        return Own({1: frozenset(self.now)}) if self.has else Own()
+
+    def look(self, own: Own) -> Look:
+        if self.silent:
+            raise SockDiagError("sock_diag does not answer")
+        return dict(self.now)
+
+    def looks(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
+        return {} if self.silent else {job_id: dict(self.now) for job_id in owners}
+
+
+class FakeCards:
+    """One GPU; what its processes hold is what CUDA says."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.uuid = agent.cuda.devices()[0]
+        self.others = 0
+        self.lost = False
+
+    def devices(self) -> tuple[Device, ...]:
+        return self.agent.gpus.devices()
+
+    def processes(self) -> Mapping[str, Mapping[int, int]]:
+        if self.lost:
+            raise DriverMissing("the driver is away")
+        on = (CudaState.RUNNING, CudaState.LOCKED)
+        machine = self.agent.world.nodes[self.agent.node]
+        return {self.uuid: {p.pid: 48 * GIB for p in machine.processes if p.cuda in on}}
+
+    def free_bytes(self, device: Device) -> int:
+        return 80 * GIB - self.others - sum(self.processes()[self.uuid].values())
+
+
+class Inline:
+    """Workers that do it at once."""
+
+    def submit(self, call: Callable[..., None], *arguments: Any) -> Future[None]:
+        call(*arguments)
+        return Future()
+
+    def shutdown(self, **_: object) -> None: ...
+
+
+class Later:
+    """Workers that do it when they are told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+
+    def submit(self, call: Callable[..., None], *arguments: Any) -> Future[None]:
+        self.calls.append(lambda: call(*arguments))
+        return Future()
+
+    def shutdown(self, **_: object) -> None: ...
+
+    def work(self) -> None:
+        while self.calls:
+            self.calls.pop(0)()
+
+
+class Node:
+    """An agent with everything that sleeps in place, made anew after each crash."""
+
+    def __init__(self, world: World, rules: Rules | None = None, mailer: Mailer = SILENT) -> None:
+        self.world = world
+        self.agent = Agent(world, "c1", mailer=mailer)
+        self.freezer, self.sockets, self.cards = FakeFreezer(self.agent), FakeSockets(), FakeCards(self.agent)
+        self.director = Director(
+            self.agent.parts, self.freezer, self.sockets, self.cards, rules or Rules(), workers=Inline()
+        )
+        self.suspender = ByMode(
+            self.agent.suspender,
+            InPlaceSuspender(
+                self.agent.parts, self.agent.aftermath, self.director, freezer=self.freezer, sockets=self.sockets,
+                cards=self.cards, freeze_s=1,
+            ),
+        )  # fmt: skip
+        self.keeper = JobKeeper(self.agent.parts, self.agent.aftermath, self.director)
+        self.agent.parts.registry.put(self.job())
+
+    def job(self, **changes: object) -> WatchedJob:
+        return self.agent.watched(**{"option": OPTION, **changes})
+
+    def sleep(self, why: str = "idle 15m", **changes: object) -> Suspension:
+        return self.suspender.suspend(self.job(**changes), why, look_again=lambda: None)
+
+    def recover(self) -> None:
+        self.keeper.recover()
+        self.keeper.stop()
+
+    def round(self) -> None:
+        self.world.clock += 2
+        self.director.round()
+
+    def connection(self) -> None:
+        """Somebody connects."""
+        self.sockets.now = {**QUIET, 11: replace(LISTENER, waiting=1)}
+
+    def phase(self) -> Phase:
+        job = self.agent.parts.registry.get(7)
+        assert job is not None
+        return job.phase
+
+    def view(self) -> dict[str, Any]:
+        return self.view_of(7)
+
+    def view_of(self, job_id: int) -> dict[str, Any]:
+        found = self.director.view(job_id)
+        assert found is not None
+        return found
+
+
+def entries(world: World) -> list[LedgerEntry]:
+    """The ledger, put together."""
+    merged: dict[tuple[str, int, int, int], LedgerEntry] = {}
+    for path in sorted((world.root / "shared" / "ledger").glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            entry = decode(line)
+            merged[entry.key] = merged[entry.key].merged(entry) if entry.key in merged else entry
+    return list(merged.values())
+
+
+def awake(world: World) -> bool:
+    return world.running() and world.steps() == [STEPS]
+
+
+def asleep(world: World) -> bool:
+    processes = world.nodes["c1"].processes
+    return [p.cuda for p in processes] == [None, CudaState.CHECKPOINTED] and all(p.stopped for p in processes)
+
+
+@contextlib.contextmanager
+def failing(node: Node, why: str = "the driver failed") -> Iterator[None]:
+    """GPU memory does not come back."""
+    restore = node.agent.cuda.restore
+
+    def fails(pid: int, **_: object) -> None:
+        raise CudaError(why)
+
+    node.agent.cuda.restore = fails  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        node.agent.cuda.restore = restore  # type: ignore[method-assign]

@@ -1,0 +1,111 @@
+"""What the next agent makes of jobs that sleep in place: of those that are there, and of those that are not."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+from agent_site import Crash
+from agent_world import FakeLink
+from inplace_site import GIB, OPEN, QUIET, Node, asleep, awake, entries
+
+from slurm_affinode.agent.inplace.sharing import Rules
+from slurm_affinode.model.suspension import Phase
+
+
+def test_the_next_agent_shows_it_as_asleep_when_its_shepherd_is_back(world, node):
+    """The registry of a new agent begins with every job running."""
+    node.sleep()
+    after = Node(world)
+    after.recover()
+    after.agent.parts.registry.put(after.job())
+    after.keeper.registered(after.job())
+    assert (after.phase(), asleep(world)) == (Phase.FROZEN, True)
+    assert after.view()["why"] == "idle 15m"
+
+
+def test_a_request_that_came_while_there_was_no_agent(world, node):
+    """Also one that was read just before the freeze, and of which nothing waits any more."""
+    node.sleep()
+    after = Node(world)
+    after.sockets.now = {**QUIET, 12: replace(OPEN, received=80)}
+    after.recover()
+    after.round()
+    assert awake(world)
+
+
+def test_one_that_was_asked_for_by_hand_is_woken_by_the_next_agent(world, node):
+    """It could not be seen otherwise that somebody wants it."""
+    node.sleep()
+    node.cards.others = 70 * GIB
+    node.director.wake(7, "alice")
+    node.round()
+    assert asleep(world)
+    after = Node(world)
+    after.recover()
+    after.round()
+    assert awake(world)
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_one_that_was_lost_with_its_node(world, at):
+    """In whatever phase: its comment says so, also where Slurm is silent at first, and nothing of it is left."""
+    node = Node(world)
+    world.crash_at = at
+    with contextlib.suppress(Crash):
+        node.sleep()
+        node.connection()
+        node.round()
+    assert world.crash_at is None
+    world.nodes["c1"].init, world.nodes["c1"].processes = None, []
+    world.answers = False
+    after = Node(world)
+    after.recover()
+    assert len(after.agent.parts.journal.open_records()) == 1
+    world.answers = True
+    after.recover()
+    assert after.agent.parts.journal.open_records() == []
+    assert [entry.ended_ms is not None for entry in entries(world)] == [True]
+    assert world.comment.startswith("lost: its processes on c1 ended while it was suspended (idle 15m)")
+
+
+def test_one_that_was_cancelled_while_there_was_no_agent(world, node):
+    """There is nothing to be told."""
+    node.sleep()
+    world.nodes["c1"].init, world.nodes["c1"].processes = None, []
+    world.state = "CANCELLED"
+    after = Node(world)
+    after.recover()
+    assert after.agent.parts.journal.open_records() == []
+    assert [entry.ended_ms is not None for entry in entries(world)] == [True]
+    assert world.comment == ""
+
+
+def test_the_line_is_that_of_the_last_agent(world, node):
+    """Who asked first is first, and has waited since then."""
+    rules = Rules(start_free_pct=60, deadline_s=60)
+    node = Node(world, rules)
+    node.sleep()
+    node.cards.others = 70 * GIB
+    node.connection()
+    node.round()
+    asked = node.view()["asked"]
+    world.clock += 50
+    after = Node(world, rules)
+    after.cards.others = 70 * GIB
+    after.director.gpus_of = lambda job_id: [after.cards.uuid]
+    job = after.job(job_id=8, root=0, link=FakeLink())
+    after.agent.parts.registry.put(job)
+    assert not after.director.admit(job)
+    after.recover()
+    after.round()
+    assert (after.view()["asked"], after.view()["overdue"]) == (asked, False)
+    assert after.view()["asked_why"] == "a connection waits on port 8000"
+    assert after.view_of(8)["waits"] == "job 7 asked before it"
+    world.clock += 10
+    after.round()
+    assert after.view()["overdue"]
+    after.cards.others = 0
+    after.round()
+    assert awake(world)

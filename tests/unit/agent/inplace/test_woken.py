@@ -1,0 +1,322 @@
+"""Who wakes a job that sleeps in place, what may go wrong then, and who is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from inplace_site import GIB, OPTION, OUT, QUIET, Inline, Later, Node, asleep, awake, entries, failing
+
+from slurm_affinode.agent.inplace.sharing import Rules
+from slurm_affinode.agent.interface import Refused
+from slurm_affinode.agent.journal import JournalError, Record
+from slurm_affinode.agent.mailing import Mailer
+from slurm_affinode.agent.tree import TreeGoneError
+from slurm_affinode.checkpoint.interface import CudaState, HelperLost
+from slurm_affinode.model.suspension import Phase
+from slurm_affinode.model.suspension_mail import MAIL_KINDS, SuspensionMail
+
+
+def test_a_signal_lets_it_go_whether_there_is_room_or_not(world, node):
+    """Its handlers run at once; its memory comes when there is room. One that came just before the freeze counts."""
+    node.sleep()
+    node.cards.others = 79 * GIB
+    node.director.signalled(7, 15)
+    assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+    assert node.phase() is Phase.WAKING
+    node.round()
+    assert node.view()["waits"]
+    node.cards.others = 0
+    node.round()
+    assert awake(world)
+    node.freezer.during = lambda: node.director.signalled(7, 15)
+    node.sleep()
+    node.round()
+    assert awake(world)
+
+
+def test_a_continue_of_which_nobody_told_is_noticed(world, node):
+    """What runs would wait for its GPU, and not be seen."""
+    node.sleep()
+    for process in world.nodes["c1"].processes:
+        process.stopped = False
+    node.round()
+    assert awake(world)
+
+
+def test_it_wakes_at_its_time_or_where_nobody_could_ask_it(world, node):
+    """wake=TIME; wake=auto of a job without a socket when there is room; wake=hold never by itself."""
+    for option, sockets, sleeps in (
+        (replace(OPTION, wake="now+30minutes"), True, False),
+        (OPTION, False, False),
+        (OPTION, True, True),
+        (replace(OPTION, wake="hold"), False, True),
+    ):
+        node.sockets.has = sockets
+        node.sleep(option=option)
+        world.clock += 1799 if option.wake.startswith("now") else 0
+        if option.wake.startswith("now"):
+            world.clock -= 60
+            node.round()
+            assert asleep(world)
+            world.clock += 61
+        node.round()
+        assert asleep(world) is sleeps
+        if sleeps:
+            node.director.wake(7, "alice")
+            node.round()
+        assert awake(world)
+
+
+def test_a_prolog_waits_until_those_on_its_gpus_are_awake(world, node):
+    """And is told of those that are not in time."""
+    node.sleep()
+    assert node.director.wake_on([1], "the prolog of job 9", 0.01) == []
+    assert node.director.wake_on([0], "the prolog of job 9", 0.01) == [7]
+    node.round()
+    assert node.director.wake_on([0], "the prolog of job 9", 0.01) == []
+    assert awake(world)
+
+
+def test_a_restore_that_fails_leaves_it_asleep_and_is_tried_again(world, node):
+    """With the reason; less and less often; at once when somebody asks for it."""
+    node.sleep()
+    node.connection()
+
+    with failing(node, "cannot move the GPU memory of process 9 back: the driver failed (CUDA_ERROR_UNKNOWN)"):
+        node.round()
+        assert asleep(world)
+        assert "CUDA_ERROR_UNKNOWN" in node.view()["failure"]
+        node.round()
+        node.world.clock -= 2
+        node.director.round()
+        assert node.director._sleepers[7].failures == 2
+    assert node.phase() is Phase.FROZEN
+    node.director.wake(7, "alice")
+    node.round()
+    assert awake(world)
+    [entry] = entries(world)
+    assert (entry.restored_ms is not None, "CUDA_ERROR_UNKNOWN" in (entry.restore_failure or "")) == (True, True)
+
+
+def test_a_restore_that_fails_until_the_deadline(world):
+    """It is wanted, and has not got its memory back: overdue, whatever the reason."""
+    ended: list[int | str] = []
+    node = Node(world, Rules(deadline_s=60, end_on_deadline=True))
+    node.agent.parts.slurm.cancel = ended.append
+    node.sleep()
+    node.connection()
+    with failing(node):
+        node.round()
+        assert (node.view()["overdue"], ended) == (False, [])
+        world.clock += 60
+        node.round()
+    assert (node.view()["overdue"], ended) == (True, [7])
+    assert "to wake: the driver failed" in world.comment
+
+
+def test_a_helper_that_is_lost_in_the_middle_is_no_failure(world, node, monkeypatch):
+    """What it was doing is looked at, and done again where it was not done."""
+    node.sleep()
+    node.connection()
+    restore, lost = node.agent.cuda.restore, []
+
+    def once(pid: int, **given: object) -> None:
+        restore(pid, **given)
+        if not lost:
+            lost.append(pid)
+            raise HelperLost("the helper for the CUDA driver ended")
+
+    monkeypatch.setattr(node.agent.cuda, "restore", once)
+    node.round()
+    assert awake(world)
+    assert lost
+
+
+def test_a_process_whose_cuda_state_is_lost_is_told(world, node):
+    """The driver calls it failed: it sleeps on, and says so."""
+    node.sleep()
+    next(p for p in world.nodes["c1"].processes if p.cuda).cuda = CudaState.FAILED
+    node.connection()
+    node.round()
+    assert "is lost: the driver calls it failed" in node.view()["failure"]
+
+
+def test_one_that_has_ended_is_forgotten(world, node):
+    """Its processes are gone: the ledger is told, the journal closed."""
+    node.sleep()
+    world.nodes["c1"].init, world.nodes["c1"].processes = None, []
+    node.round()
+    assert node.director.view(7) is None
+    assert node.agent.parts.journal.open_records() == []
+    assert [entry.ended_ms is not None for entry in entries(world)] == [True]
+    with pytest.raises(Refused, match="does not sleep"):
+        node.director.wake(7, "alice")
+
+
+def test_one_that_ends_while_it_is_woken(world, node, monkeypatch):
+    """Nothing is left to be woken."""
+    node.sleep()
+    node.connection()
+
+    def gone(*_: object, **__: object) -> None:
+        raise TreeGoneError("gone")
+
+    monkeypatch.setattr(node.freezer, "thaw", gone)
+    node.round()
+    assert node.director.view(7) is None
+
+
+def test_who_was_woken_and_how_is_told(world, node):
+    """For status."""
+    told: list[tuple[int, str]] = []
+    node.director.woken = lambda job_id, how: told.append((job_id, how))
+    node.sleep()
+    world.clock += 600
+    node.connection()
+    node.round()
+    assert told == [(7, "awake after 10m in place: a connection waits on port 8000")]
+
+
+def test_the_comment_follows_when_it_has_settled(world, node):
+    """Told while it sleeps, taken away when it is awake; what the owner had there stays."""
+    world.comment = "my experiment"
+    node.director._comments._worker = Inline()
+    node.sleep()
+    node.round()
+    assert world.comment.startswith("asleep in place: idle 15m, 48 GiB in host memory, wakes on a request")
+    assert world.comment.endswith(" // my experiment")
+    node.connection()
+    node.round()
+    node.round()
+    assert world.comment == "my experiment"
+
+
+@pytest.fixture
+def mails() -> list[SuspensionMail]:
+    """Those that were sent."""
+    return []
+
+
+@pytest.fixture
+def mailer(world, mails) -> Mailer:
+    """Of all kinds."""
+    return Mailer(mails.append, kinds=MAIL_KINDS, marks=world.root / "mailed", now=world.now)
+
+
+def test_its_owner_is_told_by_mail(world, mails, mailer):
+    """Of a sleep, of the first wake that fails, and when it is awake: once each. A sleep that is cut short is none."""
+    node = Node(world, mailer=mailer)
+    node.sleep()
+    node.connection()
+    with failing(node):
+        for _ in range(3):
+            world.clock += 60
+            node.round()
+    world.clock += 60
+    node.round()
+    assert awake(world)
+    mailer.settle()
+    assert [mail.kind for mail in mails] == ["suspended", "failed", "restored"]
+    facts = {(mail.in_place, mail.on_request, mail.job_name, mail.user) for mail in mails}
+    assert facts == {(True, True, "train", "alice")}
+    assert (mails[0].why, mails[1].why) == ("idle 15m", "the driver failed")
+    assert mails[2].slept_s is not None
+    node.sockets.now = dict(QUIET)
+    node.freezer.during = node.connection
+    node.sleep()
+    node.round()
+    mailer.settle()
+    assert (awake(world), len(mails)) == (True, 3)
+
+
+def test_its_owner_is_told_by_mail_that_it_is_ended(world, mails, mailer):
+    """It has waited too long; also where a wake has failed before."""
+    node = Node(world, Rules(deadline_s=60, end_on_deadline=True), mailer=mailer)
+    node.agent.parts.slurm.cancel = lambda job: None
+    node.sleep()
+    node.connection()
+    with failing(node):
+        node.round()
+    node.cards.others = 79 * GIB
+    world.clock += 60
+    node.round()
+    mailer.settle()
+    assert [(mail.kind, mail.ended) for mail in mails] == [("suspended", False), ("failed", False), ("failed", True)]
+    assert "it has waited for 6" in str(mails[2].why)
+
+
+def test_a_signal_does_not_wait_for_those_that_are_being_woken(world, node):
+    """Its processes are let go at once, also where its own wake is still to begin."""
+    workers = node.director._workers = Later()
+    node.sleep()
+    node.connection()
+    node.round()
+    assert (len(workers.calls), asleep(world)) == (1, True)
+    node.director.signalled(7, 15)
+    assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+    workers.work()
+    assert awake(world)
+
+
+def test_memory_that_is_taken_at_the_last_moment_is_waited_for(world, node, monkeypatch):
+    """Nothing is asked of the driver, which would lose it for good. As long as it is frozen that is no failure."""
+    workers = node.director._workers = Later()
+    node.sleep()
+    node.connection()
+    node.round()
+    node.cards.others = 79 * GIB
+    workers.work()
+    node.round()
+    assert (asleep(world), world.effect_log, node.view()["failure"]) == (True, OUT, None)
+    assert "is left there: others hold the rest" in node.view()["waits"]
+    node.cards.others = 0
+    thaw = node.freezer.thaw
+
+    def taken(*arguments: object, **given: object) -> None:
+        thaw(*arguments, **given)
+        node.cards.others = 79 * GIB
+
+    monkeypatch.setattr(node.freezer, "thaw", taken)
+    node.round()
+    workers.work()
+    assert (asleep(world), "restore" in world.effect_log) == (True, False)
+    assert "are needed on GPU-c1-0" in node.view()["failure"]
+    monkeypatch.setattr(node.freezer, "thaw", thaw)
+    node.cards.others = 0
+    node.round()
+    workers.work()
+    assert awake(world)
+
+
+def test_a_disk_that_is_full_keeps_nobody_asleep(world, node, monkeypatch):
+    """It wakes without its journal, which is closed when that can be done."""
+    node.sleep()
+    node.connection()
+
+    def full(*_: object, **__: object) -> None:
+        raise JournalError("/var/lib/journal: cannot be written: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Record, "write", full)
+        patch.setattr(Record, "close", full)
+        node.round()
+        assert (awake(world), node.director.view(7)) == (True, None)
+        node.round()
+        assert node.director._waking.unfinished
+    assert len(node.agent.parts.journal.open_records()) == 1
+    node.round()
+    assert node.agent.parts.journal.open_records() == []
+    assert not node.director._waking.unfinished
+
+
+def test_one_whose_sockets_cannot_be_looked_at_is_woken(world, node):
+    """A request to it would not be noticed."""
+    node.sleep()
+    node.sockets.silent = True
+    for _ in range(4):
+        node.round()
+    assert asleep(world)
+    for _ in range(3):
+        node.round()
+    assert awake(world)
