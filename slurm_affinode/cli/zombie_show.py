@@ -17,7 +17,6 @@ from rich.text import Text
 
 from slurm_affinode.cli.options import printable
 from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
-from slurm_affinode.core.signature import Verdict
 from slurm_affinode.core.signature_file import SignatureFile, Tried
 from slurm_affinode.core.spans import span
 from slurm_affinode.model.finding import (
@@ -245,14 +244,9 @@ def _print_gpu(out: Console, page: GpuPage, most_w: float) -> None:
     width = max(20, min(out.width - 22, len(page.slots) or 1))
     for label, line, right in lines_of(gpu, page.slots, width, most_w):
         out.print(Text(f"  {label:<9}{line}  {right}"), no_wrap=True, overflow="ellipsis")
-    fits = [one for one in page.verdicts if one.fits]
-    for one in fits[:1] or page.verdicts:
-        out.print(Padding(Text(printable(verdict_text(one)), style="" if one.fits else "dim"), (0, 0, 0, 2)))
-
-
-def verdict_text(one: Verdict) -> str:
-    """Whether a signature fits, and why not."""
-    return f"fits {one.signature.name}" if one.fits else f"not {one.signature.name}: {one.why_not}"
+    fits = [f"fits {name}" for name in page.fits]
+    for text in fits or [f"not {names}: {why}" for names, why in page.why_not]:
+        out.print(Padding(Text(printable(text), style="" if fits else "dim"), (0, 0, 0, 2)))
 
 
 def lines_of(gpu: GpuEvidence, slots: Sequence[Slot], width: int, most_w: float) -> list[tuple[str, str, str]]:

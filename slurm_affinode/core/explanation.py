@@ -34,6 +34,20 @@ class GpuPage:
     """Of every signature."""
     slots: tuple[Slot, ...]
 
+    @property
+    def fits(self) -> tuple[str, ...]:
+        """The name of the signature that fits. The first counts; what the others say is of interest where none does."""
+        return tuple(one.signature.name for one in self.verdicts if one.fits)[:1]
+
+    @property
+    def why_not(self) -> tuple[tuple[str, str], ...]:
+        """Why those that do not fit do not: their names, and the reason; each reason once."""
+        names: dict[str, list[str]] = {}
+        for one in self.verdicts:
+            if not one.fits:
+                names.setdefault(one.why_not, []).append(one.signature.name)
+        return tuple((", ".join(some), why) for why, some in names.items())
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:

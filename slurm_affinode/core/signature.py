@@ -159,7 +159,8 @@ def judge(signature: Signature, gpu: GpuFacts, run: RunFacts) -> Verdict:
     evidence = tuple(one for one in found.values() if one is not None)
     score = min(1.0, sum(one.points for one in evidence))
     why_not = ""
-    for name in DIMENSIONS:
+    # That it computes, or that nobody knows, says more than anything else.
+    for name in ("compute", *DIMENSIONS):
         part, one = getattr(signature, name), found[name]
         if one is not None and part.required and not one.met:
             why_not = one.text

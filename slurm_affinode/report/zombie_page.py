@@ -9,7 +9,6 @@ from datetime import time, timedelta
 from markupsafe import Markup
 
 from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
-from slurm_affinode.core.signature import Verdict
 from slurm_affinode.core.spans import span
 from slurm_affinode.model.finding import KINDS, Evidence, Finding
 from slurm_affinode.report import figure
@@ -117,6 +116,8 @@ def _shown(one: Finding) -> Shown:
         impact = (
             f"{one.impact.jobs} waiting jobs would fit on these GPUs, {one.impact.startable} of them at once. Together "
             f"they waited {span(one.impact.waited_s)} meanwhile, one of them {span(one.impact.longest_s)}."
+            if one.impact.jobs > 1
+            else f"1 waiting job would fit on these GPUs. It waited {span(one.impact.waited_s)} meanwhile."
         )
     elif one.impact is not None:
         impact = "No waiting job that fits these GPUs was held up."
@@ -143,13 +144,9 @@ def _gpu(page: GpuPage, number: int, most_w: float) -> Gpu:
               [one.memory_gib for one in page.slots], total, "GiB"),
         _bars(f"power-{number}", "Power", page.slots, [one.power_w for one in page.slots], most_w, "W"),
     )  # fmt: skip
-    # The first that fits counts; what the others say is of interest only where none does.
-    shown = [one for one in page.verdicts if one.fits][:1] or page.verdicts
-    return Gpu(fmt.visible(title), word, charts, tuple(_verdict(one) for one in shown))
-
-
-def _verdict(one: Verdict) -> str:
-    return f"Fits {one.signature.name}." if one.fits else f"Does not fit {one.signature.name}: {one.why_not}."
+    fits = [f"Fits {name}." for name in page.fits]
+    against = [f"Does not fit {names}: {why}." for names, why in page.why_not]
+    return Gpu(fmt.visible(title), word, charts, tuple(fits or against))
 
 
 def _bars(  # noqa: PLR0917
@@ -188,7 +185,7 @@ def _times(slots: Sequence[Slot]) -> Markup:
     step = slots[1].start - first if count > 1 else timedelta(minutes=1)
     found = time_ticks(first, first + step * count)
     days = [one for one in found if one.at.time() == time.min]
-    ticks = days if 1 < len(days) <= 4 else [one for one in found if one.major]
+    ticks = days[:: -(-len(days) // 4)] if len(days) > 1 else [one for one in found if one.major]
     texts = []
     for tick in ticks:
         x = 100 * (tick.at - first) / (step * count)

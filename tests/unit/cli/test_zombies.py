@@ -109,3 +109,14 @@ def test_signatures(tmp_path: Path) -> None:
     tested = _run("signatures", "test", str(far))
     assert _status(tested) == 1
     assert "idle for ten minutes only" in tested.stdout
+
+
+def test_slips_in_signatures_say_what_to_do(tmp_path: Path) -> None:
+    """With file, line, the line itself and a hint; as JSON, too."""
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text('[[signature]]\nname = "x"\n[signature.compute\n')
+    shown = _run("signatures", "check", str(wrong)).stdout
+    assert f"{wrong}:3: not TOML" in shown
+    assert "close the heading: [name]" in shown
+    (fault,) = json.loads(_run("signatures", "check", str(wrong), "--json").stdout)["faults"]
+    assert (fault["line"], fault["hint"]) == (3, "close the heading: [name]")
