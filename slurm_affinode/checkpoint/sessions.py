@@ -73,13 +73,13 @@ def unled(tree: Sequence[Process]) -> frozenset[int]:
 def adopted(tree: Sequence[Process]) -> list[Process]:
     """Children of the root in a session that another process leads become children of that leader; parents come first.
 
-    Zombies do not: the leader did not make them, and might never reap them. Nor does what the leader is itself below.
+    So do zombies: CRIU would wait for ever for one that a helper has forked. What the leader is itself below does not.
     """
     by_pid, root = {one.pid: one for one in tree}, tree[0].pid
     found = []
     for one in tree:
         leader = by_pid.get(one.session)
-        strange = one.parent == root and not one.zombie and leader is not None and leader.pid not in (root, one.pid)
+        strange = one.parent == root and leader is not None and leader.pid not in (root, one.pid)
         if strange and leader is not None and leader.session == leader.pid and one.pid not in _above(leader, by_pid):
             one = replace(one, parent=leader.pid)  # noqa: PLW2901 - the same process
         found.append(one)
