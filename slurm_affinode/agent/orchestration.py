@@ -38,6 +38,7 @@ from slurm_affinode.checkpoint.facts import collect, memory_facts
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.manifest import load_key
 from slurm_affinode.checkpoint.opening import open_tiers
+from slurm_affinode.checkpoint.rootdir import check_above
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
@@ -115,6 +116,8 @@ def build(context: AgentContext) -> Orchestration:
     root = None if suspend.shared_store is None else suspend.shared_store.parent
     demand = suspend.journal.parent / "demand.json"
     tiers = open_tiers(suspend, load_key(suspend.key_file), demand=load_demand(demand))
+    if suspend.shared_store is not None:
+        check_above(suspend.shared_store, owner=os.geteuid())
     for why in tiers.missing:
         LOG.warning("an image tier is not used: %s", why)
     parts = Parts(

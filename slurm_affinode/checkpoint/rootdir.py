@@ -46,6 +46,25 @@ def open_top(path: Path, *, owner: int, create: bool) -> int:
     return fd
 
 
+def check_above(store: Path, *, owner: int) -> None:
+    """That nobody but ``owner`` can make or rename anything beside a store. Raises ``CheckpointError``.
+
+    Notes of sleeping jobs and claims of their runs lie there, which all nodes believe and write as root.
+    """
+    path = store.parent
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be looked at: {error.strerror}") from None
+    if facts.st_uid != owner or facts.st_mode & 0o022:
+        raise CheckpointError(
+            f"{path}: others than user {owner} may write to the directory of the shared store "
+            f"(it is of {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}), where notes of sleeping jobs are kept",
+            hint=f"give the store a directory of its own: install -d -m 0700 {path / 'slurm-affinode'}, and below it "
+            f"suspend.shared_store = {str(path / 'slurm-affinode' / store.name)!r}",
+        )
+
+
 @contextmanager
 def directory(at: int, name: str, *, owner: int, create: bool = False) -> Iterator[int]:
     """A directory below another one. ``FileNotFoundError``: there is none; ``ImageDamaged``: it is not ours."""
