@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import signal
 import sys
@@ -32,7 +33,7 @@ from slurm_affinode.core.cleanup_plan import plan
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.cleanup import DESTRUCTIVE, Action, Ledger, Policy
 from slurm_affinode.model.finding import VARIANTS
-from slurm_affinode.report.mail import digest
+from slurm_affinode.report.mail import Digest, digest
 from slurm_affinode.slurm.backends import open_client
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.store.repository import Repository
@@ -132,9 +133,10 @@ def warn_(*, yes: bool, dry_run: bool, config: Config, policy_path: Path | None,
         decided = [one for one in session.plan() if one.verb not in DESTRUCTIVE]
         session.looked(decided, "warn")
         if dry_run or not yes:
-            if dry_run and not asked.as_json:
-                _print_mails(decided, asked.policy)
-            return session.show([_planned(one) for one in decided], dry_run=True)
+            mails = list(_mails(decided, asked.policy)) if dry_run else None
+            for mail in mails or () if not asked.as_json else ():
+                click.echo(f"To: {mail.recipient}\nSubject: {mail.subject}\n\n{mail.text}")
+            return session.show([_planned(one) for one in decided], dry_run=True, mails=mails)
         return session.show([*zombie_tell.tell(decided, session.tools, session.ledger), *_idle(decided)], dry_run=False)
 
 
@@ -221,7 +223,7 @@ class Session:
         """Write down that somebody looked."""
         self.log.record([actions_of.looked(decided, self.tools.who, self.tools.now(), command)])
 
-    def show(self, outcomes: Sequence[Outcome], *, dry_run: bool) -> int:
+    def show(self, outcomes: Sequence[Outcome], *, dry_run: bool, mails: Iterable[Digest] | None = None) -> int:
         """Print what was done or would be; the exit status."""
         shown = [one for one in outcomes if self.asked.everything or one.action.code not in QUIET]
         if self.asked.as_json:
@@ -230,6 +232,7 @@ class Session:
                 "since": self.found.since, "until": self.found.until, "source": self.found.source,
                 "findings": len(self.found.findings), "actions": [_row(one) for one in shown],
                 "notes": list(self.found.notes),
+                **({} if mails is None else {"mails": [dataclasses.asdict(one) for one in mails]}),
             })  # fmt: skip
             # The timer throws the JSON away; what failed is for whoever reads its mail or journal.
             for one in outcomes:
@@ -330,12 +333,13 @@ def _cluster(asked: Asked, found: workflow.Found) -> str | None:
     return found.snapshot.cluster if found.snapshot else asked.config.cluster.name
 
 
-def _print_mails(decided: Sequence[Action], policy: Policy) -> None:
+def _mails(decided: Sequence[Action], policy: Policy) -> Iterator[Digest]:
+    """What would be sent, and to whom."""
     for (user, recipients), group in zombie_tell.by_reader(decided, policy).items():
         keep_s = policy.keep.max_s if policy.keep.allow else None
-        for recipient in recipients or ("(nobody: mail.admins is empty)",):
-            mail = digest(
+        told = zombie_tell.readers(user, recipients, group, policy)
+        for recipient in told or ("(nobody: mail.admins is empty)",):
+            yield digest(
                 group, policy.mail, recipient=recipient, user=user, now=datetime.now(UTC),
                 timezone=policy.calendar.timezone, keep_s=keep_s,
             )  # fmt: skip
-            click.echo(f"To: {recipient}\nSubject: {mail.subject}\n\n{mail.text}")

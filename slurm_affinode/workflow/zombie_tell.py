@@ -39,6 +39,12 @@ def by_reader(actions: Iterable[Action], policy: Policy) -> dict[tuple[str | Non
     return groups
 
 
+def readers(user: str | None, recipients: tuple[str, ...], group: Iterable[Action], policy: Policy) -> tuple[str, ...]:
+    """Who gets a mail: administrators who are told of everything that users are told get the users' mail as it is."""
+    copies = policy.mail.admins if user is not None and any(one.settings.warn_admins for one in group) else ()
+    return tuple(dict.fromkeys((*recipients, *copies)))
+
+
 def _mail(
     user: str | None, recipients: tuple[str, ...], group: list[Action], tools: Tools, ledger: Ledger
 ) -> list[Outcome]:
@@ -74,9 +80,7 @@ def _seen(action: Action, ledger: Ledger) -> datetime | None:
 def _send(user: str | None, recipients: tuple[str, ...], mine: list[Action], tools: Tools) -> list[Outcome]:
     now, policy, outcomes = tools.now(), tools.policy, []
     told, problems = [], []
-    # Administrators who are told of everything that users are told get the users' mail as it is.
-    copies = policy.mail.admins if user is not None and any(one.settings.warn_admins for one in mine) else ()
-    for recipient in dict.fromkeys((*recipients, *copies)):
+    for recipient in readers(user, recipients, mine, policy):
         try:
             tools.post(
                 digest(

@@ -74,12 +74,17 @@ def test_without_slurm_nothing_is_done_at_all(state: Path, policy: Path, monkeyp
 
 
 def test_dry_run_prints_the_mails(state: Path, policy: Path) -> None:
-    """To whom, and all of the text."""
-    result = run("zombies", "warn", "--dry-run", "--state", str(state), "--slurm-backend", "commands", "--policy",
-                 str(policy))  # fmt: skip
+    """To whom, and all of the text; with --json as values."""
+    words = ("zombies", "warn", "--dry-run", "--state", str(state), "--slurm-backend", "commands", "--policy")
+    result = run(*words, str(policy))
     assert status(result) == 0
     assert re.search(r"^To: \S+\nSubject: \[", result.stdout, re.MULTILINE)
     assert "What you can do" in result.stdout
+    policy.write_text(policy.read_text() + '[default]\nwarn_admins = true\n[mail]\nadmins = ["ops@example.org"]\n')
+    mails = json.loads(run(*words, str(policy), "--json").stdout)["mails"]
+    copies = [one for one in mails if one["recipient"] == "ops@example.org"]
+    assert len(mails) == 2 * len(copies)
+    assert all("What you can do" in one["text"] and one["html"].startswith("<!doctype") for one in mails)
 
 
 def test_stale_evidence_is_told_as_such(state: Path) -> None:
