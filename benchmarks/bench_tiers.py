@@ -1,13 +1,17 @@
 """How near images come to the speed of the tiers that they are in: dump, copies between tiers, verified reading.
 
-    python benchmarks/bench_tiers.py [--gib 1] [--rounds 3] [--disk DIR] [--memory DIR] [--shared DIR]
+    python benchmarks/bench_tiers.py [--gib 1] [--rounds 8] [--disk DIR] [--memory DIR] [--shared DIR]
+    python benchmarks/bench_tiers.py --image 10        an image of 10 GiB from the disk, and nothing else
 
 Peers, in the same run, on the same file systems, taking turns: `dd` with blocks of 8 MiB past the page cache (through
-it where the file system does not know better), durable at the end. Each figure is the best of the rounds, on both
-sides: other work on the machine only ever adds. Goals: 80 % of the tier's own sequential speed for a dump (written by
-another process as CRIU does it, digested, signed, durable) and for a restore's reading (cold, every digest verified),
-and an image from the disk to memory within 1.3 times of `dd` reading it. `--gib 10` is the size that the goal names.
-`--shared` is a directory on the shared file system, to measure it, too.
+it where the file system does not know better), durable at the end. Ratios are taken within each round, between what ran
+within the same minute, and their median over the rounds is what counts; who comes first changes from round to round.
+Before each reading the files are dropped from the page cache. Goals: 80 % of the tier's own sequential speed for a dump
+(written by another process as CRIU does it, digested, signed, durable) and for a restore's reading (cold, every digest
+verified), and an image of 10 GiB from the disk to memory within 1.3 times of `dd` reading it.
+
+What is written comes from 256 MiB of noise in memory, over and over: no disk is as fast as that, and an image may be
+larger than half of the memory. `--shared` is a directory on the shared file system, to measure it, too.
 """
 
 from __future__ import annotations
@@ -15,14 +19,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+
+from bench_checkpoint import ORDERS
 
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image
@@ -32,12 +40,16 @@ from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOp
 
 SHARE = 0.8
 WITHIN = 1.3
+PIECE = 256 << 20
+DD_BLOCK = 8 << 20
 KEY = JobKey("bench", 1, 1)
 RUN = LiveRun(JobKey("bench", 1, 2), 0, 1)
 FACTS = Manifest(
     key=KEY, seq=0, uid=0, gid=0, node="", restarts=0, started_epoch=0.0, dumped_epoch=0.0, option=SuspendOption(),
     versions=Versions("", "", ""), root_pid=0, cuda_pids=(), gpus=(), gpu_bytes=0, outputs=(), files=(),
 )  # fmt: skip
+Seconds = dict[str, list[float]]
+"""What was measured -> one figure for each round."""
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -49,14 +61,22 @@ def timed(call: Callable[[], object]) -> float:
 
 def dd(*words: str) -> None:
     """dd, in large blocks."""
-    subprocess.run(["dd", "bs=8M", "status=none", *words], check=True)
+    subprocess.run(["dd", f"bs={DD_BLOCK}", "status=none", *words], check=True)
+
+
+def dd_write(source: Path, target: Path, size: int, word: Sequence[str]) -> None:
+    """So many bytes of the source over and over, durable at the end."""
+    for at in range(0, size, PIECE):
+        dd(f"if={source}", f"of={target}", f"seek={at // DD_BLOCK}", "conv=notrunc", *word)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def direct(path: Path, word: str) -> list[str]:
     """``iflag=direct`` where the file system knows it."""
     probe = path / "probe"
     done = subprocess.run(
-        ["dd", "if=/dev/zero", f"of={probe}", "bs=8M", "count=1", "oflag=direct", "status=none"],
+        ["dd", "if=/dev/zero", f"of={probe}", f"bs={DD_BLOCK}", "count=1", "oflag=direct", "status=none"],
         capture_output=True, check=False,
     )  # fmt: skip
     probe.unlink(missing_ok=True)
@@ -77,7 +97,8 @@ def dump(store: DirectoryStore, source: Path, size: int) -> Image:
     with store.begin(KEY, uid=0, estimate=size) as writer:
         writer.follow()
         subprocess.run(
-            ["dd", "bs=1M", "status=none", f"if={source}", f"of=/proc/self/fd/{writer.criu_fd}/pages-1.img"],
+            ["sh", "-c", 'for n in $(seq "$1"); do cat "$2"; done >"$3"', "sh", str(size // PIECE), str(source),
+             f"/proc/self/fd/{writer.criu_fd}/pages-1.img"],
             check=True, pass_fds=(writer.criu_fd,),
         )  # fmt: skip
         return writer.commit(FACTS)
@@ -91,101 +112,189 @@ def emptied(store: DirectoryStore) -> Iterator[None]:
     store.discard(KEY, 1)
 
 
-def measure(name: str, tier: Tier, source: Path, size: int, rounds: int) -> dict[str, float]:
-    """Seconds for one tier: dd writing and reading, dump, verified reading."""
-    place, found = tier.store.path, dict[str, list[float]]()
+def measure(tier: Tier, source: Path, size: int, found: Seconds, *, ours_first: bool) -> None:
+    """A round for one tier: dd writing and reading, dump, verified reading."""
+    place, name = tier.store.path, tier.name
     alone = place / "alone"
-    for _ in range(rounds):
-        found.setdefault("dd write", []).append(
-            timed(lambda: dd(f"if={source}", f"of={alone}", *direct(place, "oflag"), "conv=fsync"))
-        )
+
+    def add(what: str, call: Callable[[], object]) -> None:
+        os.sync()
+        found.setdefault(f"{name}: {what}", []).append(timed(call))
+
+    def by_dd() -> None:
+        add("dd write", partial(dd_write, source, alone, size, direct(place, "oflag")))
         forget(alone)
-        found.setdefault("dd read", []).append(
-            timed(lambda: dd(f"if={alone}", "of=/dev/null", *direct(place, "iflag")))
-        )
+        add("dd read", partial(dd, f"if={alone}", "of=/dev/null", *direct(place, "iflag")))
         alone.unlink()
+
+    def by_us() -> None:
         with emptied(tier.store):
-            found.setdefault("dump", []).append(timed(lambda: dump(tier.store, source, size)))
+            add("dump", partial(dump, tier.store, source, size))
             image = tier.store.get(KEY.name, 1)
             forget(place)
-            found.setdefault("verified reading", []).append(timed(partial(tier.store.verify, image)))
-    return {what: min(values) for what, values in found.items()}
+            add("verified reading", partial(tier.store.verify, image))
+
+    for one in (by_us, by_dd) if ours_first else (by_dd, by_us):
+        one()
 
 
-def moves(tiers: Tiers, source: Path, size: int, rounds: int) -> dict[tuple[str, str], float]:
-    """Seconds for each copy from a tier to another."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for _ in range(rounds):
-        for origin in tiers.tiers:
-            with emptied(origin.store):
-                copy = Copy(dump(origin.store, source, size), origin)
-                for to in tiers.tiers:
-                    if to is not origin:
-                        with emptied(to.store):
-                            forget(origin.store.path)
-                            found.setdefault((origin.name, to.name), []).append(timed(partial(tiers.move, copy, to)))
-    return {what: min(values) for what, values in found.items()}
+def moves(tiers: Tiers, source: Path, size: int, found: Seconds) -> None:
+    """A round of copies from each tier to each other."""
+    for origin in tiers.tiers:
+        with emptied(origin.store):
+            copy = Copy(dump(origin.store, source, size), origin)
+            for to in tiers.tiers:
+                if to is not origin:
+                    with emptied(to.store):
+                        forget(origin.store.path)
+                        os.sync()
+                        took = timed(partial(tiers.move, copy, to))
+                        found.setdefault(f"copy {origin.name} to {to.name}", []).append(took)
+
+
+class Table:
+    """Ratios as they are shown, and goals that were missed."""
+
+    def __init__(self, size: int, found: Mapping[str, Sequence[float]]) -> None:
+        self.size, self.found = size, found
+        self.rows: list[dict[str, object]] = []
+        self.missed: list[str] = []
+
+    def rate(self, what: str) -> str:
+        """MB/s by the median of seconds."""
+        return f"{self.size / statistics.median(self.found[what]) / 1e6:7.0f} MB/s"
+
+    def peer(self, what: str) -> None:
+        """What is compared with."""
+        print(f"  {what:32} {self.rate(what)}")
+
+    def row(self, what: str, peer: str, goal: float | None) -> None:
+        """``goal``: share of the peer's speed."""
+        shares = [theirs / ours for ours, theirs in zip(self.found[what], self.found[peer], strict=True)]
+        share = statistics.median(shares)
+        self.rows.append({"what": what, "peer": peer, "share": share, "rounds": shares, "goal": goal})
+        met = "" if goal is None else f"goal {goal:.2f}  {'met' if share >= goal else 'MISSED'}"
+        spread = f"({min(shares):.2f} to {max(shares):.2f})"
+        print(f"  {what:32} {self.rate(what)}  {share:5.2f} of {peer:18} {spread:16} {met}")
+        if goal is not None and share < goal:
+            self.missed.append(what)
+
+
+def all_tiers(places: Mapping[str, Path], size: int, rounds: int, memory: Path) -> Table:
+    """Every tier, and every way between two."""
+    found: Seconds = {}
+    with ExitStack() as stack:
+        source, tiers = prepared(stack, places, memory)
+        for number in range(rounds):
+            for tier in tiers.tiers[:: 1 if number % 2 else -1]:
+                measure(tier, source, size, found, ours_first=number % 4 in (1, 2))
+            moves(tiers, source, size, found)
+    table = Table(size, found)
+    print(f"image of {size / (1 << 30):.2f} GiB, medians of {rounds} rounds")
+    for name in places:
+        for what in ("dd write", "dd read"):
+            table.peer(f"{name}: {what}")
+    for name in places:
+        goal = None if name == "memory" else SHARE
+        table.row(f"{name}: dump", f"{name}: dd write", goal)
+        table.row(f"{name}: verified reading", f"{name}: dd read", goal)
+    for origin in places:
+        for to in places:
+            if to != origin:
+                # A copy can be no faster than the slower of its ends.
+                ends = (f"{origin}: dd read", f"{to}: dd write")
+                slower = max(ends, key=lambda what: statistics.median(found[what]))
+                goal = SHARE if to != "memory" else None
+                if (origin, to) == ("disk", "memory"):
+                    slower, goal = f"{origin}: dd read", 1 / WITHIN
+                table.row(f"copy {origin} to {to}", slower, goal)
+    return table
+
+
+def from_disk(places: Mapping[str, Path], size: int, rounds: int, memory: Path) -> Table:
+    """One image on the disk: brought to memory, and verified where it is, as before a restore from there."""
+    found: Seconds = {}
+    with ExitStack() as stack:
+        source, tiers = prepared(stack, places, memory)
+        to, disk = tiers.tiers
+        stack.enter_context(emptied(disk.store))
+        copy = Copy(dump(disk.store, source, size), disk)
+        pages = disk.store.path / KEY.name / "0001" / "criu" / "pages-1.img"
+        past = direct(disk.store.path, "iflag")
+        turns: tuple[tuple[str, Callable[[], object]], ...] = (
+            ("dd read", partial(dd, f"if={pages}", "of=/dev/null", *past)),
+            ("brought to memory", partial(tiers.move, copy, to)),
+            ("verified reading", partial(disk.store.verify, copy.image)),
+            ("dd read through the page cache", partial(dd, f"if={pages}", "of=/dev/null")),
+        )
+        for number in range(rounds):
+            for what, call in (turns[position] for position in ORDERS[number % len(ORDERS)]):
+                to.store.discard(KEY, 1)
+                forget(pages)
+                os.sync()
+                cpu = cpu_s()
+                found.setdefault(what, []).append(timed(call))
+                found.setdefault(f"cpu {what}", []).append(cpu_s() - cpu)
+            print(
+                f"  round {number + 1}: " + ", ".join(f"{what} {found[what][-1]:.1f} s" for what, _ in turns),
+                flush=True,
+            )
+    table = Table(size, found)
+    print(f"image of {size / (1 << 30):.2f} GiB on the disk, cold, medians of {rounds} rounds")
+    for what in ("dd read", "dd read through the page cache"):
+        table.peer(what)
+    table.row("brought to memory", "dd read", 1 / WITHIN)
+    table.row("verified reading", "dd read", SHARE)
+    for what, _ in turns:
+        print(f"  processor time, {what:32} {statistics.median(found[f'cpu {what}']):6.2f} s")
+    return table
+
+
+def cpu_s() -> float:
+    """Processor time of this process and of those that it has waited for."""
+    return sum(
+        one.ru_utime + one.ru_stime for one in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+def prepared(stack: ExitStack, places: Mapping[str, Path], memory: Path) -> tuple[Path, Tiers]:
+    """What is written, and empty tiers in new directories."""
+    source = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=memory, prefix="bench-"))) / "source"
+    dd("if=/dev/urandom", f"of={source}", f"count={PIECE // DD_BLOCK}", "iflag=fullblock")
+    made = {
+        name: stack.enter_context(tempfile.TemporaryDirectory(dir=path, prefix="bench-"))
+        for name, path in places.items()
+    }
+    tiers = Tiers([
+        Tier(name, DirectoryStore(Path(one), bytes(32)), durable=name != "memory", direct=name != "memory")
+        for name, one in made.items()
+    ])  # fmt: skip
+    return source, tiers
 
 
 def main() -> int:
     """Measure, compare; 1 where a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--image", type=float, metavar="GIB", help="only an image of this size from the disk")
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="a directory on the node's disk")  # noqa: S108
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="a directory on a tmpfs")  # noqa: S108
     parser.add_argument("--shared", type=Path, help="a directory on the shared file system")
     parser.add_argument("--json", type=Path, help="write all figures here")
     arguments = parser.parse_args()
     places = {"memory": arguments.memory, "disk": arguments.disk}
-    if arguments.shared:
+    if arguments.shared and arguments.image is None:
         places["shared"] = arguments.shared
-    size = int(arguments.gib * (1 << 30)) // (1 << 20) * (1 << 20)
-    rows: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory(dir=arguments.memory, prefix="bench-") as kept:
-        source = Path(kept) / "source"
-        dd("if=/dev/urandom", f"of={source}", f"count={size // (8 << 20)}")
-        size = source.stat().st_size
-        made = {name: tempfile.TemporaryDirectory(dir=path, prefix="bench-") for name, path in places.items()}
-        try:
-            tiers = Tiers([
-                Tier(name, DirectoryStore(Path(one.name), bytes(32)), durable=name != "memory", direct=name != "memory")
-                for name, one in made.items()
-            ])  # fmt: skip
-            base = {tier.name: measure(tier.name, tier, source, size, arguments.rounds) for tier in tiers.tiers}
-            copied = moves(tiers, source, size, arguments.rounds)
-        finally:
-            for one in made.values():
-                one.cleanup()
-    missed = []
-
-    def row(what: str, seconds: float, peer: str, peer_s: float, goal: float | None) -> None:
-        share = peer_s / seconds
-        rows.append({"what": what, "seconds": seconds, "peer": peer, "peer_s": peer_s, "share": share, "goal": goal})
-        met = "" if goal is None else f"goal {goal:.2f}  {'met' if share >= goal else 'MISSED'}"
-        print(f"  {what:28} {size / seconds / 1e6:7.0f} MB/s  {share:5.2f} of {peer:12} {met}")
-        if goal is not None and share < goal:
-            missed.append(what)
-
-    print(f"image of {size / (1 << 30):.1f} GiB, the best of {arguments.rounds} rounds")
-    for name, found in base.items():
-        for what in ("dd write", "dd read"):
-            print(f"  {name + ': ' + what:28} {size / found[what] / 1e6:7.0f} MB/s")
-    for name, found in base.items():
-        goal = None if name == "memory" else SHARE
-        row(f"dump to {name}", found["dump"], "dd write", found["dd write"], goal)
-        row(f"verified reading from {name}", found["verified reading"], "dd read", found["dd read"], goal)
-    for (origin, to), seconds in copied.items():
-        # A copy can be no faster than the slower of its ends.
-        slower = max((base[origin]["dd read"], f"{origin} read"), (base[to]["dd write"], f"{to} write"))
-        goal = SHARE if to != "memory" else None
-        if (origin, to) == ("disk", "memory"):
-            slower, goal = (base[origin]["dd read"], f"{origin} read"), 1 / WITHIN
-        row(f"copy {origin} to {to}", seconds, slower[1], slower[0], goal)
+    size = max(PIECE, int((arguments.image or arguments.gib) * (1 << 30)) // PIECE * PIECE)
+    way = all_tiers if arguments.image is None else from_disk
+    table = way(places, size, arguments.rounds, arguments.memory)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"size": size, "rows": rows}, indent=1) + "\n")
-    print("\nmissed: " + ", ".join(missed) if missed else "\nall goals met")
-    return 1 if missed else 0
+        arguments.json.write_text(
+            json.dumps({"size": size, "rows": table.rows, "seconds": table.found}, indent=1) + "\n"
+        )
+    print("\nmissed: " + ", ".join(table.missed) if table.missed else "\nall goals met")
+    return 1 if table.missed else 0
 
 
 if __name__ == "__main__":

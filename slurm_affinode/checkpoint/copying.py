@@ -30,7 +30,7 @@ class How:
 
     limiter: blockio.Limiter
     read_direct: bool = False
-    """Read past the page cache: what comes from a slow tier is not read again there."""
+    """Read past the page cache: what is brought to host memory, or from a slow tier, is not read again there."""
     write_direct: bool = False
     """Write past the page cache, where the target's file system lets us."""
     level: int = 0

@@ -241,7 +241,8 @@ class Tiers:
         facts = copy.image.manifest
         how = How(
             limiter,
-            read_direct=copy.tier.shared,
+            # What was dumped to the disk lately is in the page cache on its way out; on its way back it is read once.
+            read_direct=copy.tier.shared or not to.durable,
             write_direct=to.direct,
             level=to.level,
             stop=self.stopping.is_set,

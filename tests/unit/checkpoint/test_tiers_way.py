@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import digest
+from slurm_affinode.checkpoint import blockio, digest
 from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, Image, NoRoom
 from slurm_affinode.checkpoint.writer import ImageWriter
@@ -165,3 +165,28 @@ def test_copies_keep_to_their_rates(make_node: Callable[..., Node]) -> None:
     node.memory.remove(image)
     assert node.tiers.pull(copy, expected_s=60.0)
     assert passed["ahead"] == image.manifest.size
+
+
+def test_what_is_brought_to_memory_is_read_past_the_page_cache(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be in host memory twice. On its way out it is read from there, where it was written just before."""
+    node = make_node()
+    read: list[str] = []
+    switch = blockio.past_cache
+
+    def past_cache(fd: int, *, on: bool = True) -> bool:
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        if on and path.parts[-3] == "0001":
+            read.append(path.parts[-5])
+        return switch(fd, on=on)
+
+    monkeypatch.setattr(blockio, "past_cache", past_cache)
+    image = node.dump()
+    assert read == []
+    for name in ("disk", "shared"):
+        node.memory.remove(image)
+        copy = next(one for one in node.tiers.copies(LATER)[0] if one.tier.name == name)
+        assert node.tiers.pull(copy, expected_s=0.0)
+    assert read == ["disk", "shared"]
+    node.memory.verify(image)
