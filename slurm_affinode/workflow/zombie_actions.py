@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from slurm_affinode.agent.client import AnswerError
+from slurm_affinode.core.cleanup_plan import decide
 from slurm_affinode.errors import AffinodeError, InputError
 from slurm_affinode.model.audit import AuditEntry
 from slurm_affinode.model.cleanup import DESTRUCTIVE, Action
@@ -147,6 +148,9 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
     if look.verdict != "still":
         result: Result = "gone" if look.verdict == "gone" else "spared"
         return Outcome(action, result, f"{action.target}: {look.text}", look)
+    longer = _interactive(action, tools, look)
+    if longer is not None:
+        return Outcome(action, "spared", f"{action.target}: {longer}", look)
     try:
         return Outcome(action, "done", _do(action, tools, look), look)
     except (UnknownJobError, AlreadyDoneError) as error:
@@ -158,6 +162,16 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
         return Outcome(action, kind, f"{action.target}: {error}", look)
     except AffinodeError as error:
         return Outcome(action, "failed", f"{action.target}: {error}", look)
+
+
+def _interactive(action: Action, tools: Tools, look: Look) -> str | None:
+    """Why an interactive job is left alone that accounting did not know as one: Slurm does."""
+    finding, ref = action.finding, action.finding.job
+    if ref is None or ref.batch is not None or look.job is None or look.job.batch is not False:
+        return None
+    known, now = replace(finding, subject=replace(ref, batch=False)), tools.now()
+    again = decide(known, tools.policy, tools.log.ledger(now), now)
+    return None if again.verb in DESTRUCTIVE else f"it is interactive: {again.reason}"
 
 
 def _kept(action: Action, tools: Tools) -> Outcome | None:

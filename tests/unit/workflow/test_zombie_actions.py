@@ -302,6 +302,18 @@ def test_each_step_is_ended_whatever_becomes_of_the_others(
     assert world.cancelled == ended
 
 
+@pytest.mark.parametrize(("said", "result"), [(None, "spared"), (True, "done")])
+def test_an_interactive_job_that_accounting_did_not_know_as_one_has_its_allowance(
+    world: World, said: bool | None, result: str
+) -> None:
+    """Slurm says so when the job is looked at again."""
+    world.policy = parse_policy(f'{MAIL}[default]\ninteractive = {{ max_run = "2d" }}', where="z")
+    world.jobs["7"] = running(batch=False)
+    [outcome] = act(world, due(squatter(subject=job(batch=said))))
+    assert outcome.result == result
+    assert ("it is interactive" in outcome.text) is (result == "spared")
+
+
 def test_an_action_that_is_broken_off_is_written_down(world: World) -> None:
     """Somebody presses Ctrl-C while scancel runs: it may have been heard, and the next run may look."""
     world.errors["7"] = KeyboardInterrupt()  # type: ignore[assignment]
