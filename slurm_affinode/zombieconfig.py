@@ -26,6 +26,10 @@ class MisfitConfig:
     """``None``: what the node has for each of its GPUs; where that is not known, the rule is left out."""
     memory_gib_per_gpu: float | None = None
     """As ``cores_per_gpu``."""
+    min_gpu_hours: float = 0.0
+    """A user is told of a kind where the jobs found have so many GPU-hours together."""
+    min_core_hours: float = 0.0
+    """The same for jobs without GPUs, in core-hours."""
     memory_used_share: float = 0.8
     """A job that used at least this share of its host memory needed it."""
     too_powerful: tuple[str, ...] = ("*h200*", "*h100*", "*b200*", "*a100*")
@@ -43,7 +47,7 @@ class MisfitConfig:
     user_efficiency_pct: float = 25.0
     user_min_gpu_hours: float = 50.0
     user_min_share: float = 0.0
-    """Of all GPU-hours of the interval."""
+    """Of all GPU-hours (or core-hours) of the interval."""
     user_top: int = 15
     """Only so many users with the most GPU-hours are looked at."""
     cpu_efficiency_pct: float = 60.0

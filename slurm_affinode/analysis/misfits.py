@@ -6,7 +6,8 @@ silent for that run. A job in which a GPU was idle is left to ``squatters``: its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -14,6 +15,7 @@ from typing import Any
 
 import polars as pl
 
+from slurm_affinode.analysis.misfit_users import cpu_users, gpu_users, met
 from slurm_affinode.analysis.prices import normalized
 from slurm_affinode.analysis.squatters import Held, run_ref
 from slurm_affinode.core.spans import span
@@ -24,6 +26,8 @@ GIB = 2.0**30
 IDLE_PCT = 5.0
 FEW_JOBS = 20
 """Of fewer jobs in a partition for GPUs nobody says that it is one for others."""
+SERIAL = (0.85, 1.1)
+"""Cores that a serial program uses."""
 Row = dict[str, Any]
 
 
@@ -106,22 +110,38 @@ def find(
     long = rows.filter(pl.col("ran_s") >= min_run_s)
     mostly_gpu = _gpu_partitions(held.runs, config, gpu_partitions)
     node_lists = dict(held.nodes.group_by("run").agg("node").iter_rows())
-    found: list[Finding] = []
+    made: list[tuple[Rule, Finding, float]] = []
     chosen = [rule for rule in RULES if rule.kind in kinds]
     if chosen:
         for row in _candidates(long, chosen).iter_rows(named=True):
             row["gpu_partition"] = row["partition"] in mostly_gpu
             on = node_lists.get(row["run"], ())
-            found += [
-                _finding(rule.kind, row, *told, held.query.until, on)
+            hours = (row["gpus"] or row["cpus"] or 0) * row["ran_s"] / 3600
+            made += [
+                (rule, _finding(rule.kind, row, *told, held.query.until, on), hours)
                 for rule in chosen
                 if rule.of_gpu_jobs == bool(row["gpus"]) and (told := rule.look(row, config)) is not None
             ]
+    found = _worth_it(made, config)
     if "low-efficiency-user" in kinds:
-        found += _users(long, config, held.query.until)
+        found += gpu_users(long, config, held.query.until)
     if "low-cpu-efficiency-user" in kinds:
-        found += _cpu_users(long, config, held.query.until)
+        found += cpu_users(long, config, held.query.until)
     return found
+
+
+def _worth_it(made: Sequence[tuple[Rule, Finding, float]], config: MisfitConfig) -> list[Finding]:
+    """Without those of users whose jobs of the kind have too few hours together."""
+    hours: dict[tuple[str, str, str | None], float] = {}
+    for _, one, some in made:
+        which = (one.kind, one.cluster, one.user)
+        hours[which] = hours.get(which, 0.0) + some
+    return [
+        one
+        for rule, one, _ in made
+        if hours[one.kind, one.cluster, one.user]
+        >= (config.min_gpu_hours if rule.of_gpu_jobs else config.min_core_hours)
+    ]
 
 
 def _candidates(rows: pl.DataFrame, rules: Sequence[Rule]) -> pl.DataFrame:
@@ -152,12 +172,6 @@ def _finding(  # noqa: PLR0917
     )  # fmt: skip
 
 
-def _met(  # noqa: PLR0917
-    dimension: str, value: float | str, unit: str, threshold: str, weight: float, text: str
-) -> Evidence:
-    return Evidence(dimension, value, unit, threshold, weight, text, met=True)
-
-
 def _uses_all(row: Row) -> bool:
     """Every GPU was measured and did something at some time."""
     return bool(row["measured"]) and row["least_peak"] is not None and row["least_peak"] > IDLE_PCT
@@ -180,8 +194,8 @@ def _cores(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] |
         return None
     text = f"{row['cpus']} cores for {_gpus(row)}: {each:g} per GPU, {limit:g} are there for each"
     rows = (
-        _met("allocation", each, "cores", f"above {limit:g} per GPU", 0.6, text),
-        _met("cpu", used, "cores", f"at most {limit:g} per GPU", 0.4, f"{used:.1f} cores used on average"),
+        met("allocation", each, "cores", f"above {limit:g} per GPU", 0.6, text),
+        met("cpu", used, "cores", f"at most {limit:g} per GPU", 0.4, f"{used:.1f} cores used on average"),
     )
     return rows, f"--cpus-per-gpu={int(limit)} leaves the other GPUs of the node usable."
 
@@ -197,9 +211,9 @@ def _memory(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] 
     if each <= limit or peak is None or peak / bytes_ * (row["nodes"] or 1) >= config.memory_used_share:
         return None
     return (
-        _met("allocation", each, "GiB", f"above {limit:.0f} GiB per GPU", 0.6,
+        met("allocation", each, "GiB", f"above {limit:.0f} GiB per GPU", 0.6,
              f"{bytes_ / GIB:.0f} GiB of host memory for {_gpus(row)}: {each:.0f} GiB each"),
-        _met("memory", peak / GIB, "GiB", f"below {config.memory_used_share:.0%} of it", 0.4,
+        met("memory", peak / GIB, "GiB", f"below {config.memory_used_share:.0%} of it", 0.4,
              f"at most {peak / GIB:.1f} GiB used on a node"),
     ), f"--mem-per-gpu={max(1, round(peak * 1.2 / GIB / row['gpus']))}G would have been enough."  # fmt: skip
 
@@ -216,9 +230,9 @@ def _powerful(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str
     if (row["cpus"] or 0) > config.small_cores or (host is not None and host >= config.small_host_gib):
         return None
     rows = [
-        _met("compute", row["util_pct"], "%", f"at most {config.small_util_pct:g} %", 0.5,
+        met("compute", row["util_pct"], "%", f"at most {config.small_util_pct:g} %", 0.5,
              f"mean utilization {row['util_pct']:.0f} %"),
-        _met("memory", row["fb_gib"], "GiB", f"below {config.small_gpu_gib:g} GiB", 0.4,
+        met("memory", row["fb_gib"], "GiB", f"below {config.small_gpu_gib:g} GiB", 0.4,
              f"at most {row['fb_gib']:.1f} GiB of GPU memory"),
         Evidence("host memory", host, "GiB", f"below {config.small_host_gib:g} GiB", 0.1,
                  "host memory used is not known" if host is None else f"{host:.1f} GiB of host memory used",
@@ -235,8 +249,8 @@ def _fragmented(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] |
     if needed >= nodes:
         return None
     return (
-        _met("nodes", float(nodes), "nodes", f"above {needed}", 0.6, f"{gpus} GPUs on {nodes} nodes"),
-        _met("node", float(each), "GPUs", "GPUs of a node", 0.4, f"a node has {each}: {needed} would do"),
+        met("nodes", float(nodes), "nodes", f"above {needed}", 0.6, f"{gpus} GPUs on {nodes} nodes"),
+        met("node", float(each), "GPUs", "GPUs of a node", 0.4, f"a node has {each}: {needed} would do"),
     ), f"--nodes={needed} --gpus-per-node={min(each, -(-gpus // needed))} keeps whole nodes free for others."
 
 
@@ -250,9 +264,9 @@ def _time(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | 
     what = "GPU-hours" if row["gpus"] else "core-hours"
     share = row["ran_s"] / limit
     return (
-        _met("time", 100 * share, "%", f"below {config.time_share:.0%} of the limit", 0.6,
+        met("time", 100 * share, "%", f"below {config.time_share:.0%} of the limit", 0.6,
              f"ran {span(row['ran_s'])} of {span(limit)}: {share:.0%}"),
-        _met("unused", unused, what, "", 0.4, f"{unused:.0f} {what} planned and not needed"),
+        met("unused", unused, what, "", 0.4, f"{unused:.0f} {what} planned and not needed"),
     ), f"A limit of {span(max(600, row['ran_s'] * 1.5))} would start it sooner."  # fmt: skip
 
 
@@ -260,8 +274,8 @@ def _cpu_only(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | N
     if not row["gpu_partition"] or row["gpus"] is None:
         return None
     return (
-        _met("allocation", 0.0, "GPUs", "no GPU", 0.5, f"no GPU, {row['cpus'] or '?'} cores"),
-        _met("partition", row["partition"], "", "for GPU jobs", 0.5, f"partition {row['partition']} is for GPU jobs"),
+        met("allocation", 0.0, "GPUs", "no GPU", 0.5, f"no GPU, {row['cpus'] or '?'} cores"),
+        met("partition", row["partition"], "", "for GPU jobs", 0.5, f"partition {row['partition']} is for GPU jobs"),
     ), "A partition without GPUs starts it sooner and leaves the cores to GPU jobs."
 
 
@@ -276,44 +290,64 @@ def _cpu_idle(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | N
     if share is None or share >= 0.005 or row["ran_s"] < 3600:
         return None
     return (
-        _met("cpu", 100 * share, "%", "below 0.5 %", 0.6, f"{100 * share:.1f} % of {row['cpus']} cores used"),
-        _met("time", row["ran_s"], "s", "at least 1h", 0.4, f"for {span(row['ran_s'])}"),
+        met("cpu", 100 * share, "%", "below 0.5 %", 0.6, f"{100 * share:.1f} % of {row['cpus']} cores used"),
+        met("time", row["ran_s"], "s", "at least 1h", 0.4, f"for {span(row['ran_s'])}"),
     ), "Did the program start, or wait for input?"
 
 
 def _host_memory(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
     bytes_, peak = row["alloc_mem_bytes"] or row["req_mem_bytes"], row["max_rss_bytes"]
-    if row["running"] or not bytes_ or peak is None:
+    if row["running"] or not bytes_ or peak is None or _has_its_memory(row, bytes_):
         return None
     used = peak * (row["nodes"] or 1) / bytes_
     unused = (1 - used) * bytes_ / GIB * row["ran_s"] / 3600
     if used >= 0.35 or unused < config.host_memory_min_gib_hours:
         return None
     return (
-        _met("memory", 100 * used, "%", "below 35 %", 0.6, f"{peak / GIB:.1f} of {bytes_ / GIB:.0f} GiB used"),
-        _met("unused", unused, "GiB-hours", "", 0.4, f"{unused:.0f} GiB-hours held and not used"),
+        met("memory", 100 * used, "%", "below 35 %", 0.6, f"{peak / GIB:.1f} of {bytes_ / GIB:.0f} GiB used"),
+        met("unused", unused, "GiB-hours", "", 0.4, f"{unused:.0f} GiB-hours held and not used"),
     ), f"--mem={max(1, round(peak * 1.2 / GIB))}G would have been enough."
+
+
+def _has_its_memory(row: Row, bytes_: int) -> bool:
+    """Whether others could not use the memory anyway: the job has whole nodes, or no more than goes with its cores."""
+    cores, gib, cpus = row["node_cores"], row["node_gib"], row["cpus"] or 0
+    if not cores:
+        return False
+    return bool(cpus >= cores * (row["nodes"] or 1) or (gib and bytes_ / GIB <= cpus * gib / cores))
 
 
 def _serial(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
     share, cpus = _cpu_use(row), row["cpus"] or 0
-    if share is None or cpus < 2 or row["nodes"] != 1 or abs(share * cpus - 1) > 0.1:
+    if share is None or cpus < 2 or row["nodes"] != 1 or not SERIAL[0] <= share * cpus <= SERIAL[1]:
         return None
     return (
-        _met("allocation", float(cpus), "cores", "more than 1", 0.5, f"{cpus} cores allocated"),
-        _met("cpu", share * cpus, "cores", "1", 0.5, f"{share * cpus:.2f} cores used"),
+        met("allocation", float(cpus), "cores", "more than 1", 0.5, f"{cpus} cores allocated"),
+        met("cpu", share * cpus, "cores", "1", 0.5, f"{share * cpus:.2f} cores used"),
     ), "A serial program needs one core: --ntasks=1 --cpus-per-task=1."
 
 
 def _cpu_fragmented(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
     nodes, cpus, each = row["nodes"] or 0, row["cpus"] or 0, row["node_cores"]
-    if nodes < 2 or not each or not cpus or -(-cpus // each) >= nodes:
+    if nodes < 2 or not each or not cpus:
         return None
-    needed = -(-cpus // each)
+    needed = max(-(-cpus // each), _nodes_for_memory(row))
+    if needed >= nodes:
+        return None
     return (
-        _met("nodes", float(nodes), "nodes", f"above {needed}", 0.6, f"{cpus} cores on {nodes} nodes"),
-        _met("node", float(each), "cores", "cores of a node", 0.4, f"a node has {each}: {needed} would do"),
+        met("nodes", float(nodes), "nodes", f"above {needed}", 0.6, f"{cpus} cores on {nodes} nodes"),
+        met("node", float(each), "cores", "cores of a node", 0.4, f"a node has {each}: {needed} would do"),
     ), f"--nodes={needed} keeps whole nodes free for others."
+
+
+def _nodes_for_memory(row: Row) -> int:
+    """Nodes that hold what the job may have used: what it was given, or its largest process on each of its cores."""
+    given, gib = row["alloc_mem_bytes"] or row["req_mem_bytes"], row["node_gib"]
+    if not given or not gib:
+        return 1
+    peak = row["max_rss_bytes"]
+    most = given if peak is None or row["running"] else min(given, 1.2 * peak * (row["cpus"] or 1))
+    return max(1, math.ceil(float(most) / GIB / float(gib)))
 
 
 RULES: tuple[Rule, ...] = (
@@ -329,65 +363,3 @@ RULES: tuple[Rule, ...] = (
     Rule("serial-job", of_gpu_jobs=False, look=_serial),
     Rule("cpu-fragmentation", of_gpu_jobs=False, look=_cpu_fragmented),
 )
-
-
-def _users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Iterator[Finding]:
-    """Users whose measured GPU time was little used, among those with the most GPU-hours."""
-    gpu_h = (pl.col("gpus") * (pl.col("end_ms") - pl.col("start_ms")) / 3.6e6).sum()
-    per = _per_user(rows.filter(pl.col("gpus").fill_null(0) > 0), gpu_h)
-    whole = float(per["hours"].sum() or 0)
-    for row in per.head(config.user_top).iter_rows(named=True):
-        measured_h = (row["measured_gpu_s"] or 0) / 3600
-        if row["hours"] < config.user_min_gpu_hours or row["hours"] < config.user_min_share * whole or not measured_h:
-            continue
-        mean = row["activity_pct_s"] / row["measured_gpu_s"]
-        if mean > config.user_efficiency_pct:
-            continue
-        share = f", {row['hours'] / whole:.0%} of all" if whole else ""
-        yield _of_user("low-efficiency-user", row, until, (
-            _met("compute", mean, "%", f"at most {config.user_efficiency_pct:g} %", 0.6,
-                 f"mean activity {mean:.0f} % in {measured_h:.0f} measured GPU-hours"),
-            _met("time", row["hours"], "GPU-hours", f"at least {config.user_min_gpu_hours:g}", 0.4,
-                 f"{row['hours']:.0f} GPU-hours in {_jobs(row)}{share}"),
-        ), "See slurm-affinode report --user for the jobs that weigh most.")  # fmt: skip
-
-
-def _cpu_users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Iterator[Finding]:
-    ended = rows.filter((pl.col("gpus").fill_null(0) == 0) & ~pl.col("running") & pl.col("total_cpu_s").is_not_null())
-    hours = (pl.col("cpus") * pl.col("ran_s") / 3600).sum()
-    for row in _per_user(ended, hours).head(config.user_top).iter_rows(named=True):
-        mean = 100 * row["cpu_s"] / 3600 / row["hours"] if row["hours"] else 100.0
-        if row["hours"] < config.cpu_user_min_core_hours or mean > config.cpu_efficiency_pct:
-            continue
-        yield _of_user("low-cpu-efficiency-user", row, until, (
-            _met("cpu", mean, "%", f"at most {config.cpu_efficiency_pct:g} %", 0.6,
-                 f"{mean:.0f} % of the core time used"),
-            _met("time", row["hours"], "core-hours", f"at least {config.cpu_user_min_core_hours:g}", 0.4,
-                 f"{row['hours']:.0f} core-hours in {_jobs(row)}"),
-        ), "Fewer cores, or a program that uses them.")  # fmt: skip
-
-
-def _jobs(row: Row) -> str:
-    return "1 job" if row["jobs"] == 1 else f"{row['jobs']} jobs"
-
-
-def _per_user(rows: pl.DataFrame, hours: pl.Expr) -> pl.DataFrame:
-    return (
-        rows.group_by("cluster", "user")
-        .agg(
-            hours.alias("hours"), pl.len().alias("jobs"), pl.col("measured_gpu_s").sum(),
-            pl.col("activity_pct_s").sum(), pl.col("total_cpu_s").sum().alias("cpu_s"),
-            pl.col("account").drop_nulls().mode().sort().first(), pl.col("start").min().alias("first"),
-            pl.col("job_id").first(), pl.col("submit").first(),
-        )
-        .sort("hours", "user", descending=[True, False])
-    )  # fmt: skip
-
-
-def _of_user(kind: str, row: Row, until: datetime, evidence: tuple[Evidence, ...], advice: str) -> Finding:
-    return Finding(
-        kind=kind, cluster=row["cluster"], subject=JobRef(row["job_id"], str(row["job_id"]), row["submit"]),
-        user=row["user"], account=row["account"], partition=None, qos=None, nodes=(), gpus=(), since=row["first"],
-        window_s=(until - row["first"]).total_seconds(), score=1.0, evidence=evidence, held_gpu_hours=None,
-        held_gib_hours=None, impact=None, source="history", observed_at=until, advice=advice,
-    )  # fmt: skip

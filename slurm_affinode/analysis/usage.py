@@ -19,7 +19,7 @@ STATES = {"completed": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"
 ORDERS = {"gpu-hours": "gpu_hours", "core-hours": "core_hours", "jobs": "jobs", "gpus": "gpus_now",
           "cores": "cores_now", "waiting": "waiting"}  # fmt: skip
 """``--by`` -> column."""
-GROUPS = ("user", "account", "partition", "qos", "cluster")
+GROUPS = ("user", "account", "partition", "qos", "cluster", "job")
 
 
 def usage(jobs: pl.DataFrame, pending: pl.DataFrame, query: WasteQuery, now: datetime, *, group: str) -> pl.DataFrame:
@@ -27,9 +27,10 @@ def usage(jobs: pl.DataFrame, pending: pl.DataFrame, query: WasteQuery, now: dat
 
     ``jobs``, ``gpu_jobs`` (with a GPU), ``gpu_hours``, ``core_hours`` (of all jobs), ``cpu_job_core_hours`` (of those
     without a GPU), ``gpus_now``, ``cores_now``, ``running`` (at the end of the interval), ``waiting``, the ends by
-    state, ``partitions``.
+    state, ``partitions``, ``users``.
     """
-    mine = runs.prepare(jobs, query, now).filter(pl.col("wanted"))
+    mine = runs.prepare(jobs, query, now).filter(pl.col("wanted")).with_columns(_shown())
+    pending = pending.with_columns(_shown())
     gpus, cores = pl.col("gpus").fill_null(0), pl.col("cpus").fill_null(0)
     hours = (pl.col("end_ms") - pl.col("start_ms")) / 3.6e6
     ends = pl.col("end").is_not_null() & (pl.col("end") <= query.until)
@@ -44,10 +45,22 @@ def usage(jobs: pl.DataFrame, pending: pl.DataFrame, query: WasteQuery, now: dat
         (cores * ~ends).sum().alias("cores_now"),
         *((ends & (pl.col("state") == word)).sum().cast(pl.Int64).alias(name) for name, word in STATES.items()),
         pl.col("partition").drop_nulls().unique().sort().str.join(",").alias("partitions"),
+        pl.col("user").drop_nulls().unique().sort().str.join(",").alias("users"),
     )
     waits = _wanted(pending, query).group_by(group).agg(pl.len().cast(pl.Int64).alias("waiting"))
     joined = rows.join(waits, on=group, how="full", coalesce=True, nulls_equal=True)
-    return joined.with_columns(pl.col(pl.Int64, pl.Float64).fill_null(0), pl.col("partitions").fill_null(""))
+    texts = pl.col("partitions", "users").fill_null("")
+    return joined.with_columns(pl.col(pl.Int64, pl.Float64).fill_null(0), texts)
+
+
+def _shown() -> pl.Expr:
+    """``job``: what people call it; the runs of a requeued job are one."""
+    array, het = pl.col("array_job_id").cast(pl.String), pl.col("het_job_id").cast(pl.String)
+    return pl.coalesce(
+        pl.when(pl.col("array_task_id").is_not_null()).then(array + "_" + pl.col("array_task_id").cast(pl.String)),
+        het + "+" + pl.col("het_offset").fill_null(0).cast(pl.String),
+        pl.col("job_id").cast(pl.String),
+    ).alias("job")
 
 
 def _wanted(pending: pl.DataFrame, query: WasteQuery) -> pl.DataFrame:

@@ -35,6 +35,7 @@ Examples:
   slurm-affinode zombies users --since 7d                    most GPU-hours first
   slurm-affinode zombies users --since 7d --by jobs          every job, with and without GPUs, and how they ended
   slurm-affinode zombies users --live --by cores             who has the most CPU cores now
+  slurm-affinode zombies users --live --group job --by gpus  the largest jobs
   slurm-affinode zombies users --since 30d --group account --by core-hours
 """
 _QUEUE_EPILOG = """\b
@@ -104,9 +105,10 @@ def users(
         return 0
     shown = ["jobs", "gpu_jobs", "running", "waiting", "gpus_now", "cores_now"]
     shown += [] if now else ["gpu_hours", "core_hours", *usage.STATES]
+    whose = "user" if group == "job" else "partitions"
     print_table(
-        [group, *(name.replace("_", " ") for name in shown), "partitions"],
-        [[row[group] or "?", *(_amount(row[name]) for name in shown), row["partitions"]]
+        [group, *(name.replace("_", " ") for name in shown), whose],
+        [[row[group] or "?", *(_amount(row[name]) for name in shown), row["users" if group == "job" else "partitions"]]
          for row in rows.head(top).iter_rows(named=True)],
         right=[name.replace("_", " ") for name in shown],
     )  # fmt: skip

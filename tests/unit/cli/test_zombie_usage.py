@@ -75,6 +75,9 @@ def test_who_uses_how_much(state: Path) -> None:
     assert list(rows(state, "--by", "core-hours")) == ["bob", "ann", "eve\x1b[31m"]
     assert list(rows(state, "--group", "partition", "--by", "jobs")) == ["gpu", "cpu", "gpu,long"]
     assert list(rows(state, "--partition", "cpu")) == ["bob", "ann"]
+    jobs = rows(state, "--group", "job", "--by", "gpus")
+    assert next(iter(jobs)) == "8"
+    assert (jobs["8"]["users"], jobs["8"]["gpus_now"], len(jobs)) == ("ann", 1, 8)
     text = run(state, "users", "--top", "2").stdout
     assert "1 more: --top 3" in text
     assert "\x1b" not in run(state, "users").stdout

@@ -186,7 +186,13 @@ def test_users_have_addresses() -> None:
 def test_what_findings_say_is_said_in_the_language_of_the_reader(tmp_path: Path) -> None:
     """Everything that the sources can say has its words; a site adds some; what is unknown stays as it is."""
     source = Path(mail_module.__file__).parents[1]
-    files = ("core/signature.py", "analysis/squatters.py", "analysis/misfits.py", "workflow/zombie_orphans.py")
+    files = (
+        "core/signature.py",
+        "analysis/squatters.py",
+        "analysis/misfits.py",
+        "analysis/misfit_users.py",
+        "workflow/zombie_orphans.py",
+    )
     german = mail_module.Texts("de", None)
     for said, instead in (
         ("96 % of the GPU memory held (76.8 of 80.0 GiB)", "96 % des GPU-Speichers belegt (76.8 von 80.0 GiB)"),

@@ -316,6 +316,28 @@ def test_of_a_running_job_accounting_does_not_know_what_it_uses(site: Site) -> N
     assert found == [2]
 
 
+def test_cpu_jobs_that_need_their_memory_are_left_alone(site: Site) -> None:
+    """Memory that goes with the cores, or that needs the nodes, is in nobody's way; small users may be left out."""
+    gib = 2**30
+    misfits = MisfitConfig(host_memory_min_gib_hours=1)
+    site.config = replace(site.config, zombies=replace(site.config.zombies, nodes={"c*": NodeClass(64, 0, 256)},
+                                                       misfits=misfits))  # fmt: skip
+    cpu = {"partition": "cpu", "end": END - timedelta(minutes=1), "state": "COMPLETED", "total_cpu_s": 4 * 3600.0}
+    site.job(1, [], node="c1", cpus=8, alloc_mem_bytes=200 * gib, max_rss_bytes=gib, **cpu)
+    site.job(2, [], node="c1", cpus=8, alloc_mem_bytes=32 * gib, max_rss_bytes=gib, **cpu)
+    site.job(3, [], node="c1", cpus=64, alloc_mem_bytes=256 * gib, max_rss_bytes=gib, **cpu)
+    small = {**cpu, "nodes": 2, "cpus": 8}
+    site.job(4, [], node="c[1-2]", alloc_mem_bytes=400 * gib, max_rss_bytes=gib, **small)
+    site.job(5, [], node="c[1-2]", alloc_mem_bytes=400 * gib, max_rss_bytes=40 * gib, **small)
+    found = site.find(kinds=("host-memory", "cpu-fragmentation")).findings
+    assert {(one.kind, one.job.job_id) for one in found if one.job} == {
+        ("host-memory", 1), ("host-memory", 4), ("host-memory", 5), ("cpu-fragmentation", 4)
+    }  # fmt: skip
+    few = replace(misfits, min_core_hours=100)
+    site.config = replace(site.config, zombies=replace(site.config.zombies, misfits=few))
+    assert not site.find(kinds=("host-memory", "cpu-fragmentation")).findings
+
+
 def test_a_finding_about_a_user_passes_the_filter_by_partition(site: Site) -> None:
     """It was made of the jobs of that partition."""
     site.config = replace(site.config, zombies=replace(site.config.zombies, misfits=MisfitConfig(user_min_gpu_hours=1)))
