@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from slurm_affinode.agent import settings
 from slurm_affinode.agent.arrivals import Arrivals
@@ -268,7 +269,11 @@ def notify(state: str) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """One line with the time; for the journal, which knows the time, with the priority."""
+    """One line with the time; for the journal, which knows the time, with the priority.
+
+    Messages hold names of files and processes that users chose: what is not printable is escaped, and no name begins a
+    line of its own or speaks to a terminal.
+    """
 
     def __init__(self, *, journal: bool) -> None:
         super().__init__("%(message)s" if journal else "%(asctime)s %(levelname)s %(message)s")
@@ -278,6 +283,15 @@ class _Formatter(logging.Formatter):
         """UTC, with milliseconds."""
         return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of logging
+        """See ``logging``."""
+        record.message = _escaped(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - of logging
+        """See ``logging``."""
+        return "\n".join(map(_escaped, super().formatException(ei).splitlines()))
+
     def format(self, record: logging.LogRecord) -> str:
         """See ``logging``."""
         text = super().format(record)
@@ -285,6 +299,10 @@ class _Formatter(logging.Formatter):
             return text
         level = 3 if record.levelno >= logging.ERROR else 4 if record.levelno >= logging.WARNING else 6
         return "\n".join(f"<{level}>{line}" for line in text.splitlines())
+
+
+def _escaped(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def log_to_stderr(*, verbose: bool) -> None:

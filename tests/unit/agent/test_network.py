@@ -176,7 +176,7 @@ def test_slurm_that_cannot_be_opened_is_no_end(tmp_path: Path) -> None:
 def test_log_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], journal: bool, begin: str
 ) -> None:
-    """With the time, or for the journal with the priority on every line."""
+    """With the time, or for the journal with the priority on every line. What a user has named begins no line."""
     if journal:
         monkeypatch.setenv("JOURNAL_STREAM", "1:2")
     else:
@@ -185,10 +185,15 @@ def test_log_lines(
     before = root.handlers[:], root.level
     try:
         daemon.log_to_stderr(verbose=False)
-        logging.getLogger("slurm_affinode.test").warning("one\ntwo")
+        try:
+            Path("a").read_bytes()
+        except OSError:
+            logging.getLogger("slurm_affinode.test").warning("%s", "a\n<0>b\x1b[2J\udcff", exc_info=True)
     finally:
         root.handlers[:], root.level = before
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith(begin)
-    assert lines[0].endswith("one")
-    assert lines[1] == ("<4>two" if journal else "two")
+    assert lines[0].endswith(r"a\n<0>b\x1b[2J\udcff")
+    assert lines[1] == ("<4>" if journal else "") + "Traceback (most recent call last):"
+    assert not any("\x1b" in line for line in lines)
+    assert all(line.startswith("<4>") for line in lines) is journal
