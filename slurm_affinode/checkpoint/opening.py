@@ -64,6 +64,8 @@ def open_tiers(
             tiers.append(Tier("memory", store, durable=False, left=left))
         except CheckpointError as error:
             missing.append(str(error))
+    elif config.memory is not None:
+        missing.append(f"{config.memory}: is not there")
     places = [("disk", suspend.local_store)]
     if suspend.shared_store is not None:
         places.append(("shared", suspend.shared_store))

@@ -184,6 +184,11 @@ def test_an_unmounted_tier(tmp_path: Path, mounted: Callable[..., Path]) -> None
     assert again.sound(again.copies(LATER)[0]).tier.name == "disk"
     for store in again.stores:
         store.close()
+    memory.rmdir()
+    looked = open_tiers(config(tmp_path, memory), KEY, create=False)  # as a command does
+    assert looked.missing == (f"{memory}: is not there",)
+    for store in looked.stores:
+        store.close()
 
 
 def test_a_shared_store_is_not_made_where_its_file_system_is_not_mounted(tmp_path: Path) -> None:
