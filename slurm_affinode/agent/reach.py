@@ -23,6 +23,8 @@ MOST_NODES = 32
 """So many agents are asked for a suspended job before it counts as unknown."""
 AT_ONCE = 16
 CONNECT_S = 10.0
+SLOW_S = {"kill-orphan": 30.0}
+"""The agent asks slurmctld, and a process has its time to end and then to be killed."""
 SHOWN_PROBLEMS = 3
 
 
@@ -145,7 +147,8 @@ class Reach:
                 if not node:
                     raise
         port = listen_address(self.config.agent.listen)[1] if self.config.agent.listen else DEFAULT_PORT
-        return self.ask_node(node, port, node, request, timeout_s=CONNECT_S)
+        timeout_s = SLOW_S.get(str(request.get("verb")), CONNECT_S)
+        return self.ask_node(node, port, node, request, timeout_s=timeout_s)
 
     # --- Slurm
 

@@ -12,6 +12,8 @@ from agent_stand_ins import NODE, Slurm, config_of, job, waiting
 
 from slurm_affinode.agent import munge
 from slurm_affinode.agent.client import AnswerError
+from slurm_affinode.agent.daemon import ASK_S
+from slurm_affinode.agent.orphans import KILL_S, TERM_S
 from slurm_affinode.agent.reach import Reach
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.process import Completed
@@ -25,15 +27,17 @@ class Agents:
     ) -> None:
         self.known, self.here, self.down = known, local, down
         self.asked: list[str] = []
+        self.timeouts_s: list[float] = []
 
     def local(self, run_dir: Path, request: dict[str, Any], **_: object) -> dict[str, Any]:
         if self.here is None:
             raise UnreachableError("control.sock: no agent runs on this node")
         return self._answer(self.here, request)
 
-    def node(self, host: str, port: int, node: str, request: dict[str, Any], **_: object) -> dict[str, Any]:
+    def node(self, host: str, port: int, node: str, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         assert port == 9999
         self.asked.append(node)
+        self.timeouts_s.append(timeout_s)
         if node in self.down:
             raise UnreachableError(f"the agent on {node} does not answer: Connection refused")
         return self._answer(node, request)
@@ -64,6 +68,15 @@ def test_running_job_is_asked_of_its_batch_host(reach: MakeReach) -> None:
     assert way.about("7", {"verb": "status"})["node"] == "c1"
     assert way.about("7", {"verb": "status"})["node"] == "c1"
     assert (agents.asked, slurm.asked) == (["c1", "c1"], 1)
+
+
+def test_a_process_has_the_time_that_the_agent_gives_it_to_end(reach: MakeReach) -> None:
+    """Else what was ended is told as a failure."""
+    way = reach(agents := Agents({}), Slurm())
+    way.ask("c1", {"verb": "status"})
+    way.ask("c1", {"verb": "kill-orphan", "pid": 5, "start_ticks": 6})
+    assert agents.timeouts_s[0] == 10.0
+    assert agents.timeouts_s[1] > TERM_S + KILL_S + ASK_S
 
 
 def test_local_agent_is_asked_first(reach: MakeReach) -> None:
