@@ -15,6 +15,7 @@ import ctypes
 import fcntl
 import os
 import re
+import select
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -213,11 +214,18 @@ def inherited(outputs: Sequence[SavedOutput], fds: Mapping[int, int | None]) -> 
 
 
 def say(fds: Mapping[int, int | None], text: str) -> None:
-    """Lines to the run's standard error, or output where that is closed. A full disk is none of our business."""
+    """Lines to the run's standard error, or output where that is closed. A full disk is none of our business.
+
+    Nor is a pipe that nobody reads: what would have to wait is not said.
+    """
     fd = fds.get(2) if fds.get(2) is not None else fds.get(1)
     if fd is not None:
+        look = select.poll()
+        look.register(fd, select.POLLOUT)
         with contextlib.suppress(OSError):
-            os.write(fd, "".join(f"slurm-affinode: {line}\n" for line in text.splitlines()).encode())
+            data = "".join(f"slurm-affinode: {line}\n" for line in text.splitlines()).encode()
+            if any(events & select.POLLOUT for _, events in look.poll(0)):
+                os.write(fd, data[: select.PIPE_BUF])  # so much a pipe takes that can be written to
 
 
 class ProcessStreams:

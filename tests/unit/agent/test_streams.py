@@ -147,6 +147,23 @@ def test_the_users_own_rights_are_enough(tmp_path, owner, group, mode):
     assert (tmp_path / "now").read_bytes() == b"one\ntwo\n"
 
 
+def test_a_pipe_that_nobody_reads_keeps_nobody_waiting():
+    """The job's error output may be one, and full."""
+    reading, writing = os.pipe()
+    try:
+        streams.say({2: writing}, "one")
+        assert os.read(reading, 100) == b"slurm-affinode: one\n"
+        os.set_blocking(writing, False)
+        with pytest.raises(BlockingIOError):
+            while os.write(writing, b"x" * 4096):
+                pass
+        os.set_blocking(writing, True)
+        streams.say({2: writing}, "two")
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 def test_output_that_went_to_a_file_may_go_nowhere_now(tmp_path):
     """``/dev/null`` in place of the file: nothing to put back."""
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
