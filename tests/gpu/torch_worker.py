@@ -8,6 +8,7 @@ equal bit for bit.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import os
 import sys
@@ -44,7 +45,10 @@ class Training:
         layers = max(1, mib * MIB // (width * width * BYTES_PER_PARAMETER))
         modules: list[Any] = []
         for _ in range(layers):
-            modules += [torch.nn.Linear(width, width, bias=False, device="cuda"), torch.nn.Tanh()]
+            linear = torch.nn.Linear(width, width, bias=False, device="cuda")
+            # By default signals and gradients fade away over tens of layers, and weights would hardly change.
+            torch.nn.init.xavier_uniform_(linear.weight, gain=torch.nn.init.calculate_gain("tanh"))
+            modules += [linear, torch.nn.Tanh()]
         self.model = torch.nn.Sequential(*modules)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4, fused=True, capturable=True)
         self.x = torch.zeros(_BATCH, width, device="cuda")
@@ -79,8 +83,8 @@ class Training:
         with ThreadPoolExecutor(8) as pool:
             for tensor in tensors:
                 flat = tensor.detach().reshape(-1).view(self.torch.uint8)
-                blocks = (flat[at : at + _BLOCK].cpu().numpy() for at in range(0, flat.numel(), _BLOCK))
-                for one in pool.map(lambda block: hashlib.sha256(block.data).digest(), blocks):
+                blocks = (flat[at : at + _BLOCK].cpu() for at in range(0, flat.numel(), _BLOCK))
+                for one in pool.map(_digest, blocks):
                     whole.update(one)
         return whole.hexdigest()
 
@@ -110,6 +114,11 @@ class Training:
         with torch.cuda.graph(self.graph):
             self.loss = self._step()
         torch.cuda.synchronize()
+
+
+def _digest(block: Any) -> bytes:
+    """Of a tensor of bytes in host memory; without NumPy, which PyTorch does not need."""
+    return hashlib.sha256((ctypes.c_char * block.numel()).from_address(block.data_ptr())).digest()
 
 
 def main() -> None:
