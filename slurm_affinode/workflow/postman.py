@@ -20,13 +20,34 @@ from slurm_affinode.report.mail import Digest, message, shown
 COMMAND_S = 60.0
 WEBHOOK_S = 30.0
 
+SILENT = 3
+"""So often in a row may a server not answer before it is not asked any more: two hundred mails would wait for hours."""
+
 Post = Callable[[Digest], None]
 
 
+class NoAnswerError(UnreachableError):
+    """The server cannot be reached, whoever the mail is for."""
+
+
 def postman(mail: MailPolicy, now: Callable[[], datetime]) -> Post:
-    """What sends a digest. It raises ``AffinodeError`` where nobody could be told."""
+    """What sends digests in one run. It raises ``AffinodeError`` where nobody could be told."""
+    silent: list[NoAnswerError] = []
 
     def post(digest: Digest) -> None:
+        if len(silent) >= SILENT:
+            raise NoAnswerError(f"not tried, after {SILENT} without an answer: {silent[-1]}")
+        try:
+            send(digest)
+        except NoAnswerError as error:
+            silent.append(error)
+            raise
+        except AffinodeError:
+            silent.clear()
+            raise
+        silent.clear()
+
+    def send(digest: Digest) -> None:
         made = message(digest, mail, now())
         if mail.via == "smtp":
             _smtp(made, mail.smtp)
@@ -64,7 +85,8 @@ def _smtp(made: EmailMessage, server: Smtp) -> None:
     except (OSError, smtplib.SMTPException) as error:
         # However badly a server takes its leave: sent again, the mail would come twice.
         if not taken:
-            raise UnreachableError(f"{where}: {shown(str(error))}", hint="see mail.smtp of the policy") from error
+            kind = UnreachableError if isinstance(error, smtplib.SMTPResponseException) else NoAnswerError
+            raise kind(f"{where}: {shown(str(error))}", hint="see mail.smtp of the policy") from error
 
 
 def _authorities(server: Smtp) -> ssl.SSLContext:
@@ -117,4 +139,4 @@ def _webhook(digest: Digest, url: str, token_file: str | None) -> None:
         error.close()
         raise UnreachableError(f"{url} answers {error.code} {shown(str(error.reason))}") from error
     except (OSError, ValueError) as error:
-        raise UnreachableError(f"{url}: {shown(str(error))}") from error
+        raise NoAnswerError(f"{url}: {shown(str(error))}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import smtplib
 import threading
 from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -53,6 +54,34 @@ def test_a_mail_that_was_taken_was_sent() -> None:
     with serving(b"QUIT") as smtp:
         send(MailPolicy(via="smtp", smtp=smtp))
     assert len(Server.got) == 1
+
+
+def test_a_server_that_is_not_there_is_not_asked_for_every_mail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hundred times its time-out is hours; a recipient that it refuses says nothing of the others."""
+    asked: list[str] = []
+    answers: list[Exception] = [TimeoutError("timed out")] * 9
+
+    def connect(host: str, *_: object, **__: object) -> None:
+        asked.append(host)
+        raise answers[len(asked) - 1]
+
+    monkeypatch.setattr("smtplib.SMTP", connect)
+    policy = MailPolicy(via="smtp", smtp=Smtp("mail.example.org"))
+    post = postman(policy, lambda: NOW)
+    said = []
+    for _ in range(5):
+        with pytest.raises(UnreachableError) as caught:
+            post(DIGEST)
+        said.append(str(caught.value))
+    assert len(asked) == 3
+    assert "not tried, after 3 without an answer: mail server mail.example.org:25: timed out" in said[-1]
+    asked.clear()
+    answers[1] = smtplib.SMTPSenderRefused(550, b"not you", "a@b")
+    post = postman(policy, lambda: NOW)
+    for _ in range(5):
+        with pytest.raises(UnreachableError):
+            post(DIGEST)
+    assert len(asked) == 5
 
 
 def test_command(tmp_path: Path) -> None:
