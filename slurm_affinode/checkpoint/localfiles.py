@@ -9,6 +9,7 @@ refused.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import stat
@@ -61,6 +62,8 @@ def save(pids: Collection[int], directory_fd: int, *, places: Sequence[str] = PL
                 found.setdefault(above.path, above)
             mode = stat.S_IMODE(facts.st_mode)
             if stat.S_ISREG(facts.st_mode):
+                if facts.st_size > _free(directory_fd):  # a hole as well: digesting and copying it could take days
+                    raise OSError(errno.ENOSPC, f"it has {facts.st_size} bytes, more than there is room for", path)
                 name = f"local-{len(found)}"
                 found[path] = LocalFile(path, "file", mode, name, facts.st_size)
                 total += _copy_in(link, directory_fd, name)
@@ -75,6 +78,11 @@ def save(pids: Collection[int], directory_fd: int, *, places: Sequence[str] = PL
         kind = DumpNoRoom if error.errno in rootdir.FULL else DumpFailed
         raise kind(f"a temporary file of the job cannot be kept: {error.strerror}: {error.filename}") from None
     return total
+
+
+def _free(directory_fd: int) -> int:
+    facts = os.fstatvfs(directory_fd)
+    return facts.f_bavail * facts.f_frsize
 
 
 def _open_files(pids: Collection[int], places: Sequence[str], proc: Path) -> Iterator[tuple[Path, str]]:
@@ -128,15 +136,29 @@ def _copy_in(link: Path, directory_fd: int, name: str) -> int:
 
 
 def _copy(source: int, target: int) -> int:
-    at = 0
-    while chunk := os.pread(source, _CHUNK, at):
+    size, at = os.fstat(source).st_size, 0
+    while (at := _next_data(source, at, size)) < size:
+        end = min(at + _CHUNK, os.lseek(source, at, os.SEEK_HOLE))
+        chunk = os.pread(source, end - at, at)
+        if not chunk:
+            break
         if chunk.count(0) != len(chunk):
             done = 0
             while done < len(chunk):
                 done += os.pwrite(target, chunk[done:], at + done)
         at += len(chunk)
-    os.ftruncate(target, at)
-    return at
+    os.ftruncate(target, size)
+    return size
+
+
+def _next_data(fd: int, at: int, size: int) -> int:
+    """From where on there is some; what lies before is a hole, and not read."""
+    try:
+        return os.lseek(fd, at, os.SEEK_DATA) if at < size else size
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return size
+        raise
 
 
 def put_back(init_pid: int, directory_fd: int, *, places: Sequence[str] = PLACES, proc: Path = PROC) -> list[str]:

@@ -116,7 +116,9 @@ class ImageWriter:
         Raises ``NoRoom``.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        at = 0
+        at, free = 0, os.fstatvfs(self._fd)
+        if size > free.f_bavail * free.f_frsize:  # also of a hole: that would be filled for hours before it fails
+            raise NoRoom(f"{self._place.store}: {name} has {size} bytes, more than there is room for")
         try:
             fd = os.open(name, flags, rootdir.FILE_MODE, dir_fd=self._fd)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 
@@ -154,7 +155,7 @@ def test_a_pipe_that_nobody_reads_keeps_nobody_waiting():
         streams.say({2: writing}, "one")
         assert os.read(reading, 100) == b"slurm-affinode: one\n"
         os.set_blocking(writing, False)
-        with pytest.raises(BlockingIOError):
+        with contextlib.suppress(BlockingIOError):
             while os.write(writing, b"x" * 4096):
                 pass
         os.set_blocking(writing, True)

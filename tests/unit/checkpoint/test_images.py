@@ -236,6 +236,16 @@ def test_limits_are_told_with_numbers(tmp_path: Path, make_image: Make) -> None:
     store.close()
 
 
+def test_a_hole_that_is_larger_than_the_store_is_not_saved(store: DirectoryStore, tmp_path: Path) -> None:
+    """An output file of a job can be made that large at once; to fill it with zeros would take hours."""
+    with (tmp_path / "out").open("w+b") as hole, store.begin(JOB, uid=1001, estimate=1) as writer:
+        hole.truncate(8 << 40)
+        with pytest.raises(NoRoom, match="out.1 has 8796093022208 bytes, more than there is room for"):
+            writer.save("out.1", hole.fileno(), 8 << 40)
+        hole.truncate(3)
+        assert writer.save("out.1", hole.fileno(), 3) == 3
+
+
 def test_a_copy_is_the_same_image(store: DirectoryStore, tmp_path: Path, make_image: Make) -> None:
     """Verified, and copied once only."""
     image, shared = make_image(), DirectoryStore(tmp_path / "shared", KEY)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint.interface import RestoreFailed
+from slurm_affinode.checkpoint.interface import DumpNoRoom, RestoreFailed
 from slurm_affinode.checkpoint.localfiles import INDEX, put_back, save
 
 
@@ -119,6 +119,24 @@ def test_a_file_in_its_place_is_not_touched(place: Place, other: str) -> None:
         place.put_back()
     if path.is_file():
         assert path.read_text() in ("his_", "mine, too", "mine")
+
+
+def test_holes_come_back_as_holes(place: Place) -> None:
+    """With what is in the midst of them; one that is larger than the store has room for would be digested for days."""
+    with (place.tmp / "hole").open("w+b") as file:
+        file.truncate(8 << 40)
+        with pytest.raises(DumpNoRoom, match="more than there is room for: .*hole"):
+            place.save()
+        file.truncate(1 << 30)
+        file.seek((1 << 29) + 5)
+        file.write(b"x")
+        file.flush()
+        assert place.save() == 1 << 30
+    (place.tmp / "hole").unlink()
+    assert [Path(path).name for path in place.put_back()] == ["hole"]
+    with (place.tmp / "hole").open("rb") as file:
+        assert (os.fstat(file.fileno()).st_size, os.fstat(file.fileno()).st_blocks < 100) == (1 << 30, True)
+        assert os.pread(file.fileno(), 3, (1 << 29) + 4) == b"\0x\0"
 
 
 def test_paths_elsewhere_are_not_made(place: Place) -> None:
