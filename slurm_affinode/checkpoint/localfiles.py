@@ -62,8 +62,7 @@ def save(pids: Collection[int], directory_fd: int, *, places: Sequence[str] = PL
                 found.setdefault(above.path, above)
             mode = stat.S_IMODE(facts.st_mode)
             if stat.S_ISREG(facts.st_mode):
-                if facts.st_size > _free(directory_fd):  # a hole as well: digesting and copying it could take days
-                    raise OSError(errno.ENOSPC, f"it has {facts.st_size} bytes, more than there is room for", path)
+                _check_room(directory_fd, facts.st_size, path)
                 name = f"local-{len(found)}"
                 found[path] = LocalFile(path, "file", mode, name, facts.st_size)
                 total += _copy_in(link, directory_fd, name)
@@ -80,9 +79,11 @@ def save(pids: Collection[int], directory_fd: int, *, places: Sequence[str] = PL
     return total
 
 
-def _free(directory_fd: int) -> int:
+def _check_room(directory_fd: int, size: int, path: str) -> None:
+    """Also of a hole: to digest and to copy one could take days."""
     facts = os.fstatvfs(directory_fd)
-    return facts.f_bavail * facts.f_frsize
+    if size > facts.f_bavail * facts.f_frsize:
+        raise OSError(errno.ENOSPC, f"it has {size} bytes, more than there is room for", path)
 
 
 def _open_files(pids: Collection[int], places: Sequence[str], proc: Path) -> Iterator[tuple[Path, str]]:

@@ -240,7 +240,7 @@ def test_a_hole_that_is_larger_than_the_store_is_not_saved(store: DirectoryStore
     """An output file of a job can be made that large at once; to fill it with zeros would take hours."""
     with (tmp_path / "out").open("w+b") as hole, store.begin(JOB, uid=1001, estimate=1) as writer:
         hole.truncate(8 << 40)
-        with pytest.raises(NoRoom, match="out.1 has 8796093022208 bytes, more than there is room for"):
+        with pytest.raises(NoRoom, match=r"out\.1 has 8796093022208 bytes, more than there is room for"):
             writer.save("out.1", hole.fileno(), 8 << 40)
         hole.truncate(3)
         assert writer.save("out.1", hole.fileno(), 3) == 3

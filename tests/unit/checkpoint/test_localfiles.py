@@ -125,7 +125,7 @@ def test_holes_come_back_as_holes(place: Place) -> None:
     """With what is in the midst of them; one that is larger than the store has room for would be digested for days."""
     with (place.tmp / "hole").open("w+b") as file:
         file.truncate(8 << 40)
-        with pytest.raises(DumpNoRoom, match="more than there is room for: .*hole"):
+        with pytest.raises(DumpNoRoom, match=r"more than there is room for: .*hole"):
             place.save()
         file.truncate(1 << 30)
         file.seek((1 << 29) + 5)
