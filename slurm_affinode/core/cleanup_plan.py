@@ -188,8 +188,10 @@ class _Case:
         if action.verb not in DESTRUCTIVE and self.settings.warn_working_days_only and not working:
             return self.none("working-days", f"{action.reason}; people are told at working times only")
         job = self.finding.job
-        if action.verb == "cancel" and self.settings.prefer_suspend and job is not None and job.job_id in opted_in:
-            return replace(action, verb="suspend", reason=f"{action.reason}; the job may be suspended")
+        if self.settings.prefer_suspend and job is not None and job.job_id in opted_in:
+            if action.verb == "cancel":
+                return replace(action, verb="suspend", reason=f"{action.reason}; the job may be suspended")
+            return replace(action, suspends=True)
         return action
 
     def _age_s(self, moment: datetime) -> float:

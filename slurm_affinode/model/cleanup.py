@@ -286,6 +286,8 @@ class Action:
     number: int = 0
     """Of a warning, from 1; 0: it has no stages."""
     settings: Settings = Settings()
+    suspends: bool = False
+    """Of a warning: at the end of the stages the job is suspended, for it opted in."""
 
     @property
     def key(self) -> str:

@@ -246,7 +246,7 @@ def _then(action: Action, texts: Texts, now: datetime, timezone: str | None) -> 
     left_s = stages.cancel_s - stages.warnings[action.number - 1]
     need_s = stages.cancel_s + extra_s(settings, finding)
     when = max(since + timedelta(seconds=need_s), now + timedelta(seconds=left_s))
-    return texts.say("cancel_at", time=clock(when, timezone))
+    return texts.say("suspend_at" if action.suspends else "cancel_at", time=clock(when, timezone))
 
 
 def _facts(finding: Finding, texts: Texts, timezone: str | None, *, admin: bool) -> list[tuple[str, str]]:

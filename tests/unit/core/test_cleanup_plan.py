@@ -217,6 +217,8 @@ def test_a_job_that_opted_in_is_suspended() -> None:
     assert verdict(finding, ledger=ledger, opted_in={7})[0] == "suspend"
     assert verdict(finding, "[default]\nprefer_suspend = false", ledger, opted_in={7})[0] == "cancel"
     assert verdict(finding, ledger=ledger, opted_in={8})[0] == "cancel"
+    assert decide(finding, policy(), Ledger(), NOW, opted_in={7}).suspends
+    assert not decide(finding, policy(), Ledger(), NOW).suspends
 
 
 def test_a_job_that_sleeps_in_place_is_neither_warned_nor_cancelled() -> None:

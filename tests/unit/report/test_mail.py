@@ -77,6 +77,8 @@ def test_nothing_is_announced_that_is_not_going_to_happen() -> None:
     longer = mail(replace(action(2, subject=subject), settings=settings))
     assert "2026-11-18 13:00 UTC" in longer.text
     assert "2026-11-18 12:15 UTC" in mail(action(2)).text
+    asleep = mail(replace(action(), suspends=True))
+    assert "it is suspended after 2026-11-18 13:00 UTC" in asleep.text
     partly = mail(action(gpus=(gpu(), gpu(1, flagged=False)), allocated_gpus=2))
     assert "Nothing is done to it." in partly.text
 
