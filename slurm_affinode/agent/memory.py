@@ -38,7 +38,7 @@ class HostMemory:
         limit_mib = 0 if job.slurm is None else memory_mib(job.slurm.tres_allocated.get("mem"))
         if not limit_mib or not self._slurm_kills():
             return facts
-        left = limit_mib * MIB - sum(one.memory for one in tree.processes)
+        left = limit_mib * MIB - sum(one.memory for one in (*tree.processes, *tree.outside))
         return replace(facts, headroom=left if facts.headroom is None else min(left, facts.headroom))
 
     @contextmanager

@@ -161,7 +161,7 @@ def of_gpu(gpu: GpuUseFacts, tree: TreeFacts) -> list[Refusal]:
         found.append(Refusal("mig", "it runs on MIG instances, which cannot be checkpointed"))
     elif not gpu.capabilities.checkpoint:
         found.append(Refusal("driver", gpu.capabilities.why_not or "the driver cannot checkpoint"))
-    if any(one.mps for one in tree.processes):
+    if any(one.mps for one in (*tree.processes, *tree.outside)):
         found.append(Refusal("mps", "it uses MPS, which cannot be checkpointed"))
     return found
 

@@ -16,6 +16,7 @@ from cluster.servers import (
     JOURNAL,
     NODE,
     SERVER_MIB,
+    Server,
     ask,
     in_place,
     init_gpus,
@@ -24,7 +25,7 @@ from cluster.servers import (
     serve,
     used_mib,
 )
-from cluster.sleepers import status, wake
+from cluster.sleepers import kill_agent, status, wait_for_agents, wake
 
 pytestmark = pytest.mark.cluster
 
@@ -101,6 +102,34 @@ def test_one_that_waits_longer_than_the_deadline(cluster: Cluster, ends: bool) -
                 assert "longer than the site's deadline" in shown
                 cluster.shell(NODE, "kill -KILL $(cat /tmp/taker.0.pid) $(cat /tmp/taker.1.pid)")
                 assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
+
+
+def test_the_line_outlives_the_agent(cluster: Cluster) -> None:
+    """Who asked first is first with the next agent, too, whatever its number; both are answered."""
+    with gpus_of(cluster, GPU_MIB):
+        later = serve(cluster, 8001, BY_HAND)
+        put_to_sleep(cluster, later.job)
+        first = serve(cluster, 8002, BY_HAND)
+        put_to_sleep(cluster, first.job)
+
+        def waits(server: Server) -> str:
+            return str((in_place(cluster, server.job) or {}).get("waits") or "")
+
+        with taken(cluster, 1300), ThreadPoolExecutor(2) as pool:
+            asked = [pool.submit(ask, cluster, first.url)]
+            wait_until("the first one waits", lambda: waits(first))
+            asked.append(pool.submit(ask, cluster, later.url))
+            behind = f"job {first.job} asked before it"
+            wait_until("the other one waits behind it", lambda: waits(later), lambda why: why == behind)
+            kill_agent(cluster, NODE)
+            wait_for_agents(cluster)
+            wait_until("it still does", lambda: waits(later), lambda why: why == behind)
+            assert "is left there" in waits(first)
+            cluster.shell(NODE, "kill -KILL $(cat /tmp/taker.0.pid) $(cat /tmp/taker.1.pid)")
+            wait_until("the first one is awake", lambda: in_place(cluster, first.job), lambda seen: seen is None)
+            put_to_sleep(cluster, first.job)  # it makes room
+            answers = [one.result()[0] for one in asked]
+        assert answers == [{"prediction": one.prediction, "number": 2} for one in (first, later)]
 
 
 def test_no_more_is_awake_at_once_than_the_policy_says(cluster: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +15,7 @@ from inplace_site import BACK, GIB, OPEN, OUT, QUIET, Node, asleep, awake, entri
 from slurm_affinode.agent.inplace.sharing import Rules
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.memory import HostMemory
-from slurm_affinode.checkpoint.facts import MemoryFacts
+from slurm_affinode.checkpoint.facts import MemoryFacts, ProcessFacts
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase
 
@@ -171,13 +172,27 @@ def test_what_does_not_fit_into_host_memory_is_refused_with_the_numbers(world, n
     assert world.effect_log == []
 
 
-@pytest.mark.parametrize(("params", "refused"), [("OverMemoryKill", True), ("UsePss", False)])
-def test_slurm_that_ends_jobs_above_their_memory_limit(world, node, monkeypatch, params, refused):
+@pytest.mark.parametrize(
+    ("params", "limit", "found"),
+    [("OverMemoryKill", "40G", ["host-memory"]), ("UsePss", "40G", []), ("OverMemoryKill", "60G", [])],
+)
+def test_slurm_that_ends_jobs_above_their_memory_limit(node, monkeypatch, params, limit, found):
     """What moves into host memory would be the job's end."""
     monkeypatch.setattr(node.agent.parts.slurm, "config", lambda: {"JobAcctGatherParams": params})
-    slurm = replace(node.agent.parts.slurm.job(7), tres_allocated={"mem": "40G"})
-    found = node.suspender.refusals(node.job(slurm=slurm))
-    assert [one.code for one in found] == (["host-memory"] if refused else [])
+    slurm = replace(node.agent.parts.slurm.job(7), tres_allocated={"mem": limit})
+    assert [one.code for one in node.suspender.refusals(node.job(slurm=slurm))] == found
+
+
+def test_a_daemon_of_the_script_counts(world, node, monkeypatch):
+    """Slurm adds up the memory of what has left the script's tree as well; what talks to MPS there cannot be moved."""
+    monkeypatch.setattr(node.agent.parts.slurm, "config", lambda: {"JobAcctGatherParams": "OverMemoryKill"})
+    daemon = ProcessFacts(99, "daemon", (os.getuid(),) * 4, memory=20 * GIB, mps=True)
+    look = node.agent.look
+    node.suspender._by_mode[Mode.INPLACE]._parts = replace(
+        node.agent.parts, look=lambda init, root: replace(look(init, root), outside=(daemon,))
+    )
+    slurm = replace(node.agent.parts.slurm.job(7), tres_allocated={"mem": "60G"})
+    assert [one.code for one in node.suspender.refusals(node.job(slurm=slurm))] == ["mps", "host-memory"]
 
 
 def test_slurm_need_not_answer(world, node):
