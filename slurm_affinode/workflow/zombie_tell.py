@@ -59,8 +59,12 @@ def _mail(
             mine.append(action)
         else:
             outcomes.append(Outcome(action, "gone", f"{action.target}: another run tells of it, or has told"))
-    if mine:
-        outcomes += _send(user, recipients, mine, tools)
+    try:
+        outcomes += _send(user, recipients, mine, tools) if mine else ()
+    except BaseException:  # the mail may be under way
+        for one in mine:
+            written(Outcome(one, "failed", f"{one.target}: it was broken off; who was told is not known"), tools)
+        raise
     return [written(one, tools) for one in outcomes]
 
 

@@ -477,6 +477,15 @@ def test_a_copy_to_administrators_alone_is_no_warning(world: World) -> None:
     assert [mail.recipient for mail in world.mails] == ["ops@example.org"]
 
 
+def test_a_mail_that_is_broken_off_is_written_down(world: World) -> None:
+    """It may have been sent."""
+    world.post = lambda _: (_ for _ in ()).throw(KeyboardInterrupt())  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        tell([warning()], world.tools(), world.log.ledger(NOW))
+    [record] = world.log.history()
+    assert (record.verb, record.result, "broken off" in record.reason) == ("warn-user", "failed", True)
+
+
 def test_mails_have_a_limit(world: World) -> None:
     """Of one run."""
     world.policy = parse_policy(MAIL + "[limits]\nmails = 1", where="z")
