@@ -47,6 +47,11 @@ class Replay:
         new = np.setdiff1d(self.events[self.start :], self.events[: self.start])
         return float(self.cost[new].sum())
 
+    def frequencies(self) -> np.ndarray:
+        """Requests per second of each image in the second half."""
+        counts = np.bincount(self.events[self.start :], minlength=len(self.cost))
+        return counts / float(self.times[-1] - self.times[self.start])
+
     def following(self, values: np.ndarray) -> np.ndarray:
         """For each request, the value (time, number) of the next one of the same image; 1e18: there is none."""
         found, seen = np.full(len(self.events), 1e18), np.full(len(self.cost), 1e18)
@@ -59,10 +64,11 @@ class Replay:
 # --- policies: seconds of loading in the second half, for a tier of so many MB
 
 
-def ours(data: Replay, capacity: int, *, whole: bool = False, planned_s: float = 0.0) -> float:
+def ours(data: Replay, capacity: int, *, whole: bool = False, planned_s: float = 0.0, known: float = 0.0) -> float:
     """What the product does.
 
-    ``whole``: parts of images are not kept. ``planned_s``: requests are known so many seconds before.
+    ``whole``: parts of images are not kept. ``planned_s``: requests are known so many seconds before. ``known``: how
+    often each image is wanted in the second half is known, and this part of it is added to what is expected.
     """
     demand, held, free, total = Demand(), dict[int, int](), capacity, 0.0
     turnover = Turnover(float(data.times[0]))
@@ -71,6 +77,7 @@ def ours(data: Replay, capacity: int, *, whole: bool = False, planned_s: float =
     due = [math.inf] * len(names)
     sizes, costs = data.size.tolist(), data.cost.tolist()
     grain = 1 << 40 if whole else 1
+    frequency = known * data.frequencies()
     for number, (image, at) in enumerate(zip(data.events.tolist(), data.times.tolist(), strict=True)):
         demand.requested(names[image], at)
         if planned_s:
@@ -90,6 +97,8 @@ def ours(data: Replay, capacity: int, *, whole: bool = False, planned_s: float =
             there = [Held(names[one], sizes[one], part, costs[one], expected_s(one)) for one, part in held.items()]
             horizon_s = turnover.horizon_s(capacity, at)
             rates = demand.rates([names[image], *(one.name for one in there)], at, horizon_s)
+            if known:
+                rates = {name: rate + frequency[int(name)] for name, rate in rates.items()}
         plan = make_room(there, wanted, free, rates, grain=grain)
         if whole and plan.room < size:
             continue

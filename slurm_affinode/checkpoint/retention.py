@@ -46,7 +46,8 @@ class Retention:
 
     def make_room_for_new(self, tier: Tier, key: JobKey, size: int) -> None:
         """For an image that is about to be written. Raises ``NoRoom``."""
-        self._make_room(tier, Held(f"{key.name}/new", size, 0, size / self._speed(tier)), key.name)
+        after = self.tiers[self.tiers.index(tier) + 1 :] or (tier,)
+        self._make_room(tier, Held(f"{key.name}/new", size, 0, size / self._speed(after[0])), key.name)
 
     def make_room_for(self, tier: Tier, held: Held) -> None:
         """For a copy. Raises ``NoRoom`` where what is there is worth more, or has to stay."""
@@ -58,7 +59,7 @@ class Retention:
             need = wanted.size - wanted.held
             if room >= need or tier.shared:
                 return
-            candidates = self._candidates(tier)
+            candidates = self._candidates(tier, replaced=name if wanted.name != name else None)
             rates = self._rates(tier, [name, *(one.name for one, _ in candidates)])
             rates[wanted.name] = rates[name]
             plan = make_room([one for one, _ in candidates], wanted, room, rates, grain=digest.BLOCK)
@@ -79,16 +80,26 @@ class Retention:
                 plan = make_room([one for one, _ in candidates], wanted, 0, rates, grain=digest.BLOCK, must=True)
                 self._cut(tier, plan.cuts, candidates)
 
-    def _candidates(self, tier: Tier) -> list[tuple[Held, Image]]:
-        """What may go from a tier: what is wholly in a slower durable one, and not in use."""
+    def _candidates(self, tier: Tier, replaced: str | None = None) -> list[tuple[Held, Image]]:
+        """What may go from a tier: what is wholly in a slower durable one, and not in use.
+
+        A job has the demand of its newest image; older ones go by names that nobody asks for. ``replaced``: the newest
+        of this job is about to be older.
+        """
         slower = [one for one in self.tiers[self.tiers.index(tier) + 1 :] if one.durable]
         found = []
         with suppress(CheckpointError, OSError):
             whole = [(one.manifest, one.manifest.size) for one in tier.store.images() if isinstance(one, Image)]
-            for facts, held in (*whole, *tier.store.begun()):
+            there = [*whole, *tier.store.begun()]
+            newest: dict[str, int] = {}
+            for facts, _ in there:
+                newest[facts.key.name] = max(facts.seq, newest.get(facts.key.name, 0))
+            for facts, held in there:
                 name = facts.key.name
                 if (name, facts.seq) in self._pins:
                     continue
+                if facts.seq < newest[name] or name == replaced:
+                    name = f"{name}/{facts.seq}"
                 where = next((one for one in slower if _has(one, facts)), None)
                 if where is not None:
                     load_s = facts.size / self._speed(where)

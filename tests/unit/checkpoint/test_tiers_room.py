@@ -103,3 +103,27 @@ def test_one_copy_is_written_once_at_a_time(make_node: Callable[..., Node], monk
         node.tiers.publish(JOB.name, 1)
     writer.leave()
     assert node.tiers.publish(JOB.name, 1)
+
+
+def test_an_older_image_of_a_job_goes_before_all_others(make_node: Callable[..., Node]) -> None:
+    """No run takes it any more, and its job's next dump is in its place; the job's newest image stays."""
+    node = make_node(memory=9 * MIB)
+    often, other = node.dump(1), node.dump(2)
+    for _ in range(5):
+        node.now += 10
+        node.tiers.demand.requested(often.manifest.key.name, node.now)
+    again = node.dump(1)
+    assert (often.manifest.seq, again.manifest.seq) == (1, 2)
+    assert node.where(again) == node.where(other) == ["memory", "disk", "shared"]
+    assert node.where(often) == ["disk", "shared"]
+
+
+def test_a_new_image_is_worth_what_it_would_take_to_load_it(make_node: Callable[..., Node]) -> None:
+    """From the next tier, as those that are there already, and not from the one that it is written to."""
+    node = make_node(memory=5 * MIB)
+    node.tiers.retention._speeds["memory"] = 1e12
+    first = node.dump(1)
+    node.now += 60
+    second = node.dump(2)
+    assert node.where(second) == ["memory", "disk", "shared"]
+    assert node.where(first) == ["disk", "shared"]
