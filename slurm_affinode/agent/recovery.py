@@ -310,6 +310,7 @@ class JobKeeper:
             if not self._complete(ids):
                 parts.log.warning("sweep: Slurm's list of jobs lacks one that it knows by its id; nothing is removed")
                 return
+            parts.tiers.demand.keep({run.key.name for run in live})
             newest = sweeping.newest([] if parts.shared is None else parts.shared.images(), live)
             newest |= {note.key.name: note.seq + 1 for note in parts.notes.all() if note.given_up}
             for store in parts.tiers.stores:

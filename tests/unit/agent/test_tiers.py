@@ -373,3 +373,12 @@ def test_an_older_image_goes_when_the_newer_one_is_everywhere(world: World) -> N
     second.keeper.sweep(True)
     assert held(first) == {"memory": [], "disk": [], "shared": [2]}
     assert held(second) == {"memory": [2], "disk": [2], "shared": [2]}
+
+
+def test_what_is_known_of_the_demand_ends_with_the_job(world: World) -> None:
+    """Also where it has ended on another node."""
+    agent = asleep(world)
+    agent.parts.tiers.demand.requested("alpha.5", world.now())
+    world.sleep(10_000)
+    agent.keeper.sweep(True)
+    assert set(agent.parts.tiers.demand.state()["marks"]) == {"alpha.7"}
