@@ -195,8 +195,10 @@ class Service:
         found: list[tuple[Job | None, bool]] = []
 
         def look() -> None:
-            job = self.loop.queue.look(job_id)
-            queue = self.loop.queue.refresh() if job is None else None  # silent, or without it
+            view = self.loop.queue
+            job = view.look(job_id)
+            # Without an answer slurmctld is silent, or does not have the job: a new list of all says which.
+            queue = view.refresh() if job is None and view.due() else None
             found.append((job, queue is not None and all(one.job_id != job_id for one in queue.jobs)))
 
         self.ask(look)
