@@ -244,7 +244,7 @@ class Director:
                 return
             sleeper.noted = True
             try:
-                sleeper.record.write(sleeper.record.phase, asked=sleeper.asked_epoch, asked_why=sleeper.asked_why)
+                sleeper.record.write(sleeper.record.phase, **sleeper.asking)
             except JournalError as error:
                 self._parts.log.warning(
                     "job %s: its place in the line is not in the journal: %s", sleeper.job_id, error

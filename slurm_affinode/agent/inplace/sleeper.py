@@ -90,6 +90,11 @@ class Sleeper:
         """Bytes that were moved out."""
         return sum(self.held.values())
 
+    @property
+    def asking(self) -> dict[str, object]:
+        """For the journal: since when it is wanted, and why."""
+        return {} if self.asked_epoch is None else {"asked": self.asked_epoch, "asked_why": self.asked_why}
+
     def failed(self, why: str, now: float) -> float:
         """It could not be woken; seconds until it is tried again, more each time."""
         pause = min(_RETRY_MAX_S, _RETRY_S * 2.0 ** min(self.failures, 10))

@@ -50,7 +50,7 @@ class Waking:
         with sleeper.turning:
             if sleeper.thawed:
                 return
-            self._mark(sleeper, Phase.WAKING)
+            self._mark(sleeper, Phase.WAKING, **sleeper.asking)
             try:
                 self._freezer.thaw(sleeper.init_pid, sleeper.init_started, sleeper.how, stay=sleeper.stay)
             except FreezeError as error:
@@ -199,14 +199,14 @@ class Waking:
             self._open.append(record)
             self._parts.log.warning("job %s: runs, and its journal is left for now: %s", record.key.job_id, error)
 
-    def _mark(self, sleeper: Sleeper, phase: Phase) -> None:
+    def _mark(self, sleeper: Sleeper, phase: Phase, **facts: object) -> None:
         """In the journal where that can be written: a full disk must not keep a job from its GPU.
 
         The phases before ``waking`` are woken from by the next agent as well.
         """
         try:
             if sleeper.record.phase is not phase:
-                sleeper.record.write(phase)
+                sleeper.record.write(phase, **facts)
         except JournalError as error:
             self._parts.log.warning("job %s: goes on without its journal: %s", sleeper.job_id, error)
         self._parts.registry.set_phase(sleeper.job_id, phase)

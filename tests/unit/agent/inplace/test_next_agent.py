@@ -109,3 +109,21 @@ def test_the_line_is_that_of_the_last_agent(world, node):
     after.cards.others = 0
     after.round()
     assert awake(world)
+
+
+def test_one_whose_turn_had_come_keeps_it(world, node):
+    """The agent ended in the middle of its wake: nobody who asked later comes before it."""
+    node.sleep()
+    node.connection()
+    world.crash_at = world.effects + 2
+    with pytest.raises(Crash):
+        node.round()
+    asked = node.view()["asked"]
+    world.clock += 50
+    after = Node(world)
+    after.cards.others = 79 * GIB
+    after.recover()
+    assert (after.view()["asked"], after.phase()) == (asked, Phase.WAKING)
+    after.cards.others = 0
+    after.round()
+    assert awake(world)
