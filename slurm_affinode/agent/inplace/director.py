@@ -36,8 +36,7 @@ from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import Phase, Refusal
 
-_WAKES_AT_ONCE = 4
-_ASIDE_AT_ONCE = 2
+_WAKES_AT_ONCE, _ASIDE_AT_ONCE = 4, 2
 """Signals, and jobs that are to end, do not wait for those."""
 _SLOWLY_S = 1.0
 """Between two looks at what changes seldom: whether the processes are there, the line when nothing has happened."""
@@ -254,6 +253,7 @@ class Director:
         """Also one that is waking: its turn among those that do so at once may not have come."""
         if self._sleepers.get(sleeper.job_id) is not sleeper:
             return
+        sleeper.signalled = True
         try:
             self._waking.thaw(sleeper)
         except TreeGoneError:

@@ -62,6 +62,8 @@ class Sleeper:
     """Held while its processes are let go, or frozen again."""
     thawed: bool = False
     """Its processes run, and wait for their GPU memory where they need it."""
+    signalled: bool = False
+    """It was let go for a signal, and is not frozen again before it was awake."""
     asked_epoch: float | None = None
     """Since when it is wanted; ``None``: nobody wants it."""
     asked_why: str = ""

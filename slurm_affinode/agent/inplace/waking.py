@@ -122,7 +122,7 @@ class Waking:
         raise lost or CudaError(f"process {pid} stays {state.value}")
 
     def _back(self, sleeper: Sleeper, why: str) -> None:
-        """A restore that failed: what was restored goes out again, so that the others have the GPU; then frozen."""
+        """A restore that failed: what was restored goes out again, so that others have the GPU; then it is frozen."""
         parts = self._parts
         for pid in self._there(sleeper):
             try:
@@ -131,6 +131,8 @@ class Waking:
             except CheckpointError as error:
                 parts.log.warning("job %s: process %s keeps its GPU memory: %s", sleeper.job_id, pid, error)
         parts.ledger.write(replace(entry_of(sleeper.record, parts.node), restore_failure=words.one(why)))
+        if sleeper.signalled:  # its handlers run
+            return
         with sleeper.turning:
             self._mark(sleeper, Phase.FROZEN)
             try:

@@ -259,6 +259,18 @@ def test_a_signal_does_not_wait_for_those_that_are_being_woken(world, node):
     assert awake(world)
 
 
+def test_one_that_takes_a_signal_is_not_frozen_again(world, node):
+    """Where its memory cannot come back its handlers run all the same."""
+    node.sleep()
+    with failing(node):
+        node.director.signalled(7, 15)
+        node.round()
+        assert "the driver failed" in node.view()["failure"]
+        assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+    node.round()
+    assert awake(world)
+
+
 def test_memory_that_is_taken_at_the_last_moment_is_waited_for(world, node, monkeypatch):
     """Nothing is asked of the driver, which would lose it for good. As long as it is frozen that is no failure."""
     workers = node.director._workers = Later()
