@@ -155,6 +155,14 @@ class DirectoryStore:
                 raise ImageDamaged(f"{name}: there is no image in {self.path}")
             return self._entries.image(job_fd, name, seq)
 
+    def has(self, image: Image) -> bool:
+        """Whether something has the name of a complete image; also what is damaged, or cannot be looked at."""
+        try:
+            with self._entries.job(image.job) as job_fd:
+                return job_fd is not None and image.entry in rootdir.names(job_fd)
+        except (CheckpointError, OSError):
+            return True
+
     def images(self) -> list[Image | ImageDamaged]:
         """All of them; an error for each that is not sound."""
         return list(self._entries.images())

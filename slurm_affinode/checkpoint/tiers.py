@@ -225,6 +225,8 @@ class Tiers:
     def _aside(self, copy: Copy, why: str, *, drop: bool) -> None:
         """``drop``: another copy is there. The last one stays where it is, for a person to look at."""
         key = copy.image.manifest.key
+        if not copy.tier.store.has(copy.image):  # it has left the tier meanwhile
+            return
         if not drop:
             self.report(key, why)
             return

@@ -157,3 +157,13 @@ def test_a_power_cut_during_a_copy(make_node: Callable[..., Node], monkeypatch: 
     assert node.tiers.publish(JOB.name, 1)
     assert not node.told
     node.shared.verify(node.shared.get(JOB.name, 1))
+
+
+def test_a_copy_that_left_its_tier_meanwhile_is_no_damaged_one(make_node: Callable[..., Node]) -> None:
+    """It was dropped after it had been found: the next is taken, and nothing is told."""
+    node = make_node()
+    image = node.dump()
+    copies, _ = node.tiers.copies(LATER)
+    node.memory.remove(image)
+    assert node.tiers.sound(copies).tier.name == "disk"
+    assert node.told == []
