@@ -60,6 +60,10 @@ class Held:
     """Limit in percent -> whether each pair was above it before it became idle: ``trailing.used_before``."""
     shared: np.ndarray[Any, np.dtype[np.bool_]]
     """Pairs of a run without a GPU of its own (gres/shard, gres/mps), on a GPU on which others were meanwhile."""
+    all_pairs: pl.DataFrame
+    """``run``, ``at``: also of runs that the filters leave out."""
+    divided: pl.Series
+    """Rows of ``devices`` that are parents of MIG instances."""
 
     @property
     def any(self) -> Trailing:
@@ -100,7 +104,8 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
         limit: trailing.used_before(history, keys, seen, begins, query.since, gap, limit)
         for limit, seen in followed.items()
     }
-    return Held(query, runs, nodes, devices, pairs, followed, steps, used, _shared(pairs, mapped.pairs, runs))
+    shared, everything = _shared(pairs, mapped.pairs, runs), mapped.pairs.select("run", "at")
+    return Held(query, runs, nodes, devices, pairs, followed, steps, used, shared, everything, mapped.left_out)
 
 
 def _shared(pairs: pl.DataFrame, all_pairs: pl.DataFrame, runs: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -241,7 +246,7 @@ def gpu_evidence(  # noqa: PLR0917
     xid = int(followed.xid[i])
     return GpuEvidence(
         node=device["node"],
-        gpu=_name(device),
+        gpu=name_of(device),
         uuid=device["uuid"],
         model=device["model"],
         held_gib=facts.memory_gib,
@@ -253,11 +258,12 @@ def gpu_evidence(  # noqa: PLR0917
         idle_s=facts.idle_s,
         last_active=trailing.moment(int(followed.last_active[i])),
         measured=facts.peak_pct is not None,
-        flagged=(device["node"], _name(device)) in flagged,
+        flagged=(device["node"], name_of(device)) in flagged,
     )
 
 
-def _name(device: dict[str, Any]) -> str:
+def name_of(device: dict[str, Any]) -> str:
+    """Index on the node, else PCI address or UUID."""
     if device["index"] is not None:
         return str(device["index"]) + ("" if device["mig"] is None else f".{device['mig']}")
     return str(device["pci"] or device["uuid"] or "?")

@@ -119,7 +119,8 @@ def _widths(names: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -
 
 def _row(one: Finding) -> list[tuple[str, str]]:
     what = one.variant if one.kind == "idle-allocation" and one.variant else one.kind
-    idle = span(one.window_s) if one.kind in ("squatter", "idle-allocation", "completing") else ""
+    lasts = one.kind in ("squatter", "idle-allocation", "completing", "orphan-memory") and one.window_s > 0
+    idle = span(one.window_s) if lasts else ""
     hours = "" if one.held_gpu_hours is None else f"{one.held_gpu_hours:,.1f}"
     waits = "" if one.impact is None else str(one.impact.jobs)
     return [
@@ -133,7 +134,8 @@ def _subject(one: Finding) -> str:
         case ProcessRef(pid=pid):
             return f"pid {pid}"
         case NodeRef(gpu=gpu):
-            return "node" if gpu is None else f"GPU {gpu}"
+            # Its index, where there is one: a UUID is long.
+            return "node" if gpu is None else f"GPU {one.gpus[0].gpu if one.gpus else gpu}"
     if one.kind.endswith("-user"):
         return one.account or ""
     return one.job.id if one.job is not None else ""

@@ -18,7 +18,7 @@ KINDS: Mapping[str, str] = {
     "squatter": "GPU memory is held and nothing computes",
     "idle-allocation": "GPUs are allocated and not used",
     "orphan-process": "a process on a GPU belongs to no running job",
-    "orphan-memory": "GPU memory is held and no process holds it",
+    "orphan-memory": "GPU memory is held and no job has the GPU",
     "completing": "a job does not get out of COMPLETING",
     "drained-kill-failed": "a node is drained since processes of a job could not be killed",
     "cpu-cores-per-gpu": "more CPU cores per GPU than the node has for each",

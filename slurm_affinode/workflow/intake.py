@@ -122,6 +122,13 @@ def default_since(repository: Repository, *, now: datetime, overlap: timedelta) 
     return (min(last, now) - overlap) if last is not None else now - FIRST_SPAN
 
 
+def known_until(repository: Repository) -> datetime | None:
+    """So far accounting knows of jobs: to the end of the last run of sacct, else to the last start or end stored."""
+    until = repository.get(_UNTIL)
+    asked = None if until is None else datetime.fromisoformat(until)
+    return max((one for one in (asked, repository.counts().last) if one is not None), default=None)
+
+
 def reached(repository: Repository, until: datetime) -> None:
     """Remember that accounting was read up to ``until``."""
     before = repository.get(_UNTIL)

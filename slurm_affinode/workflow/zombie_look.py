@@ -33,6 +33,8 @@ from slurm_affinode.workflow.zombies import Request
 BRIDGE_S = 600.0
 """A history that ends longer ago says nothing of now."""
 LOOK_S = 2.0
+PROCESS_SIGNALS = ("process_sm", "process_memory")
+"""What the processes of a job on a GPU computed, and used of its memory bandwidth."""
 
 
 @dataclass(slots=True)
@@ -104,7 +106,10 @@ def look(names: Sequence[str], jobs: Sequence[Job], eyes: Eyes, *, watch_s: floa
 
 
 def parts(jobs: Iterable[Job], gpus: Sequence[LiveGpu], limit_pct: float) -> list[LiveGpu]:
-    """What each of ``jobs``, which have no GPU of their own, has on GPUs: by its processes there."""
+    """What each of ``jobs``, which have no GPU of their own, has on GPUs: by its processes there.
+
+    Where every process on a node's GPUs is known and none is of a job with a part of one, that part is not used.
+    """
     by_id = {job.job_id: job for job in jobs}
     found = []
     for gpu in gpus:
@@ -113,7 +118,26 @@ def parts(jobs: Iterable[Job], gpus: Sequence[LiveGpu], limit_pct: float) -> lis
             if one.job in by_id and one.source != "environment":
                 mine.setdefault(one.job, []).append(one)
         found += [_part(gpu, job, own, limit_pct) for job, own in mine.items()]
-    return found
+    by_node: dict[str, list[LiveGpu]] = {}
+    for gpu in gpus:
+        by_node.setdefault(gpu.node, []).append(gpu)
+    used = {(one.node, one.part_of) for one in found}
+    return found + [
+        LiveGpu(node, None, None, signals_pct=dict.fromkeys(PROCESS_SIGNALS, 0.0), used_mib=0.0, processes=(),
+                part_of=number)
+        for number, job in by_id.items() if shares(job)
+        for node in job.nodes if (node, number) not in used and _nobody(job, by_node.get(node, ()))
+    ]  # fmt: skip
+
+
+def _nobody(job: Job, gpus: Sequence[LiveGpu]) -> bool:
+    """No process on ``gpus`` is, or may be, of the job."""
+    return bool(gpus) and all(
+        gpu.processes is not None
+        and gpu.fault is None
+        and not any(one.job == job.job_id or (one.job is None and one.uid == job.uid) for one in gpu.processes)
+        for gpu in gpus
+    )
 
 
 def _part(gpu: LiveGpu, job: int, own: Sequence[LiveProcess], limit_pct: float) -> LiveGpu:
@@ -121,10 +145,8 @@ def _part(gpu: LiveGpu, job: int, own: Sequence[LiveProcess], limit_pct: float) 
     used = None if any(one is None for one in held) else sum(one for one in held if one is not None)
     signals: Mapping[str, float] = {}
     if own and all(one.sm_pct is not None and one.memory_pct is not None for one in own):
-        signals = {
-            "process_sm": max(one.sm_pct or 0.0 for one in own),
-            "process_memory": max(one.memory_pct or 0.0 for one in own),
-        }
+        sm, memory = PROCESS_SIGNALS
+        signals = {sm: max(one.sm_pct or 0.0 for one in own), memory: max(one.memory_pct or 0.0 for one in own)}
     elif gpu.signals_pct and max(gpu.signals_pct.values()) <= limit_pct:
         signals = gpu.signals_pct  # where the whole does nothing, no part does
     return replace(gpu, part_of=job, signals_pct=signals, used_mib=used, power_w=None, processes=tuple(own), jobs=())

@@ -16,7 +16,7 @@ from typing import Any
 
 import polars as pl
 
-from slurm_affinode.analysis import misfits, squatters
+from slurm_affinode.analysis import leftover_memory, misfits, squatters
 from slurm_affinode.analysis.queue import WAITING_REASONS, Queue, Waiting, with_impact
 from slurm_affinode.analysis.result import Thresholds, WasteQuery
 from slurm_affinode.analysis.squatters import Held
@@ -35,6 +35,9 @@ from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.slurm.schema import JOBS
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.workflow import intake
+from slurm_affinode.workflow.zombie_nodes import FREE_MIB
+from slurm_affinode.workflow.zombie_orphans import XIDS
 from slurm_affinode.zombieconfig import NodeClass
 
 History = Callable[[], AbstractContextManager[SampleStore]]
@@ -43,6 +46,8 @@ Slurm = Callable[[], SlurmClient]
 NO_HISTORY = "there is no GPU history: whether GPUs are idle is unknown"
 FRESH_S = 900.0
 """A history that ends longer ago than this is said to be old."""
+HELD_S = 3600.0
+"""GPU memory that no job has is told of when it is held for so long."""
 _UNREAD = frozenset({"comment", "admin_comment", "work_dir"})
 COLUMNS = tuple(name for name in JOBS if name not in _UNREAD)
 _FEW_STEPS = 3
@@ -157,6 +162,7 @@ def find(
             jobs = store.jobs(query.since, query.until, columns=COLUMNS)
             gpus = store.allocation_gpus(query.since, query.until)
             pending = store.pending(query.until, columns=COLUMNS, since=query.since)
+            known_until = intake.known_until(store) or query.since
             if jobs.is_empty():
                 raise AffinodeError(
                     f"no job ran between {query.since:%Y-%m-%d %H:%M} and {query.until:%Y-%m-%d %H:%M} UTC",
@@ -164,9 +170,12 @@ def find(
                 )
         say("following the GPUs")
         held = hold(query, jobs, gpus, samples, file.signatures, moment)
-    nodes, trouble = slurm_nodes(slurm)
+        nodes, trouble = slurm_nodes(slurm)
+        names = frozenset(node.name for node in nodes)
+        rule = leftover_memory.Rule(FREE_MIB, request.window_s or HELD_S, known_until, XIDS, names)
+        left = leftover_memory.find(held, samples, rule) if "orphan-memory" in request.wanted else []
     return judge(config, request, held, file.signatures, waiting(jobs, pending, query.until), nodes,
-                 notes=(*notes, *trouble))  # fmt: skip
+                 notes=(*notes, *trouble), more=left)  # fmt: skip
 
 
 def interval(config: Config, request: Request, history: SampleStore, now: datetime) -> tuple[WasteQuery, list[str]]:
@@ -217,27 +226,31 @@ def judge(  # noqa: PLR0917
     request: Request,
     held: Held,
     chosen: Sequence[Signature],
-    queue: Iterable[Waiting],
+    queue: Iterable[Waiting] | None,
     nodes: Sequence[Node],
     *,
     notes: Iterable[str] = (),
+    more: Iterable[Finding] = (),
 ) -> Found:
-    """The findings of what is held."""
+    """The findings of what is held, and ``more``. ``queue``: ``None`` where it is not known who waited."""
     wanted = request.wanted
     classes = {**config.zombies.nodes, **node_classes(nodes)}
     rules = config.zombies.misfits
-    found = squatters.find(held, chosen)
+    found = [*squatters.find(held, chosen), *more]
     found += misfits.find(held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=wanted,
                           gpu_partitions=gpu_partitions(nodes))  # fmt: skip
     types = {node: kind for node, kind in held.devices.select("node", "model").iter_rows() if kind is not None}
-    by_run = dict(held.runs.select("job_id", "gpu_type").iter_rows())
+    by_run = {
+        (cluster, job): kind for cluster, job, kind in held.runs.select("cluster", "job_id", "gpu_type").iter_rows()
+    }
 
     def gpu_type(one: Finding) -> str | None:
-        named = by_run.get(one.job.job_id) if one.job else None
+        named = by_run.get((one.cluster, one.job.job_id)) if one.job else None
         return named if named is not None else type_of(types.get(one.nodes[0])) if one.nodes else None
 
     features = {node.name: node.features for node in nodes} or None
-    found = with_impact(found, Queue(queue), gpu_type=gpu_type, features=features)
+    if queue is not None:
+        found = with_impact(found, Queue(queue), gpu_type=gpu_type, features=features)
     about = held.runs.filter(pl.col("wanted") & (pl.col("gpus").fill_null(0) > 0))
     pairs = held.pairs.filter(pl.col("run").is_in(about["run"].implode()))
     measured = int((held.any.samples > 0).sum())
@@ -310,8 +323,17 @@ def gpu_partitions(nodes: Iterable[Node]) -> frozenset[str]:
     return frozenset(name for node in all_nodes for name in node.partitions) - without
 
 
-def waiting(jobs: pl.DataFrame, pending: pl.DataFrame, until: datetime) -> list[Waiting]:
-    """The GPU jobs of accounting that waited: those that have started since, that were cancelled, that still wait."""
+def waiting(jobs: pl.DataFrame, pending: pl.DataFrame, until: datetime) -> list[Waiting] | None:
+    """The GPU jobs of accounting that waited: those that have started since, that were cancelled, that still wait.
+
+    ``None``: nobody knows, since accounting was taken in without the time from which on a job could have started.
+    """
+    if (
+        jobs.height
+        and jobs["eligible"].null_count() == jobs.height
+        and pending["eligible"].null_count() == pending.height
+    ):
+        return None
     frame = pl.concat([jobs, pending]).filter(
         (pl.coalesce("req_gpus", "gpus").fill_null(0) > 0)
         & pl.col("eligible").is_not_null()

@@ -237,6 +237,21 @@ def test_what_cannot_be_told_apart_accuses_nobody(tmp_path: Path) -> None:
     assert found.findings == ()
 
 
+def test_a_part_of_a_gpu_without_a_process_is_not_used(tmp_path: Path) -> None:
+    """All processes are known and none is the job's, also beside one that works; else it is unknown."""
+    works = on(2, 80.0, pid=43)
+    looks = [[gpu(util=90.0, processes=(works,))]]
+    (one,) = find(tmp_path, Slurm((shard(1), shard(2)), (node(),)), looks).findings
+    assert (one.kind, one.job.id, one.held_gpu_hours) == ("idle-allocation", "1", None)
+    assert [(its.gpu, its.held_gib, its.peak_pct, its.shared) for its in one.gpus] == [("?", 0.0, 0.0, True)]
+    somebody = process(pid=44, job=None, source=None)
+    for processes in (None, (works, somebody)):
+        assert (
+            find(tmp_path, Slurm((shard(1), shard(2)), (node(),)), [[gpu(util=90.0, processes=processes)]]).findings
+            == ()
+        )
+
+
 def test_a_job_that_wakes_up_while_it_is_looked_at_is_at_work(tmp_path: Path) -> None:
     """The last look counts."""
     found = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu()], [gpu()], [gpu(util=80.0)]])

@@ -347,6 +347,44 @@ def test_a_finding_about_a_user_passes_the_filter_by_partition(site: Site) -> No
     assert not site.find(kinds=("low-efficiency-user",), partitions=("cpu",)).findings
 
 
+def _leaves(site: Site, number: int, node: str, after: Values, *, label: str | None = None, **more: Any) -> None:
+    """A job that ended two hours ago, and what its GPU shows since."""
+    over = {"end": END - timedelta(hours=2), "state": "COMPLETED", **more}
+    site.job(number, [lambda minute: computes(minute) if minute < 120 else after(minute)], node=node, **over)
+    for row in site._samples:
+        if row["node"] == node and row["time"] >= END - timedelta(hours=2):
+            row["job"] = label
+
+
+def test_memory_that_a_job_left_is_found_in_the_history(site: Site) -> None:
+    """No job has the GPU and its memory stays held: with the last XID; whose it is the history does not show."""
+    _leaves(site, 1, "g1", lambda _: {"util_pct": 0.0, "fb_used_mib": 20_480.0, "xid": 79.0})
+    _leaves(site, 2, "g2", lambda _: {"util_pct": 0.0, "fb_used_mib": 450.0})
+    _leaves(site, 3, "g3", lambda minute: {"util_pct": 0.0, "fb_used_mib": 20_480.0 if minute > 200 else 450.0})
+    site.job(9, [computes], node="g9", hours=0.1)
+    (one,) = site.find(kinds=("orphan-memory",)).findings
+    assert (one.nodes, one.gpus[0].gpu, one.gpus[0].xid, one.gpus[0].held_gib) == (("g1",), "0", 79, 20.0)
+    assert one.since == END - timedelta(minutes=118)
+    assert one.window_s == pytest.approx(112 * 60)  # to where accounting knows of jobs
+    assert one.score == pytest.approx(0.8)
+    assert {row.dimension for row in one.unknown} == {"processes"}
+    assert not site.find(kinds=("squatter",)).findings
+
+
+def test_memory_that_somebody_may_have_is_no_orphan(site: Site) -> None:
+    """Whose GPUs are not all known, who has a part, a label of a job, what accounting does not reach: unknown."""
+    held: Values = lambda _: {"util_pct": 0.0, "fb_used_mib": 20_480.0}  # noqa: E731
+    _leaves(site, 1, "g1", held)
+    site.job(11, [None, None], node="g1")
+    _leaves(site, 2, "g2", held)
+    site.job(12, [], node="g2", alloc_tres="cpu=1,gres/shard=2")
+    _leaves(site, 3, "g3", held, label="777")
+    assert not site.find(kinds=("orphan-memory",)).findings
+    _leaves(site, 4, "g4", held)
+    # The last that accounting knows of is that job 4 ended: what came later it would not know.
+    assert not [one for one in site.find(kinds=("orphan-memory",)).findings if one.nodes == ("g4",)]
+
+
 def test_filters(site: Site) -> None:
     """By user, node, kind, variant and score."""
     site.job(1, [squats])
@@ -449,6 +487,8 @@ def test_clustercockpit_only_zero_averages_are_idle(shared_data: Path) -> None:
         679909, 679896, 679908, 679797, 679772, 679713, 679783, 679884, 679743,
     }  # fmt: skip
     assert {one.variant for one in idle} == {"never-used"}
+    assert {one.impact for one in idle} == {None}  # no submit times are in it: who waited is unknown
+    assert sum(one.kind == "time-limit" for one in found.findings) == 52
     assert all(gpu.peak_pct == 0 for one in idle for gpu in one.flagged_gpus)
     # Their size is not in the data: whether their memory is full is unknown, so none is a squatter.
     assert not [one for one in found.findings if one.kind == "squatter"]

@@ -1,0 +1,150 @@
+"""GPU memory that stays held while no job has the GPU, from the stored history and accounting.
+
+A GPU is looked at from the end of the last run that had it, or may have had it: a run on its node whose GPUs are not
+all known, or that has a part of one. Its memory has to be held in every sample since then for at least the window, up
+to the end of the interval or of what accounting knows. Whose it is, a history of GPUs does not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import polars as pl
+
+from slurm_affinode.analysis import squatters
+from slurm_affinode.analysis.runs import epoch_ms
+from slurm_affinode.analysis.squatters import MIB_PER_GIB, Held
+from slurm_affinode.core.spans import span
+from slurm_affinode.history.schema import ACTIVITY
+from slurm_affinode.history.store import SampleStore
+from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, NodeRef
+
+SETTLE_MS = 120_000
+"""A GPU may be held so long after its job: the driver and the epilog free it."""
+PARTS = r"gres/(shard|mps)[:=]"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What counts as held, and for how long."""
+
+    free_mib: float
+    """What a driver keeps for itself on a GPU that nobody uses."""
+    window_s: float
+    known_until: datetime
+    """So far accounting knows of jobs."""
+    xids: Mapping[int, str]
+    """Number -> what it means."""
+    nodes: Collection[str] = ()
+    """Names of nodes that are the cluster's, besides those on which jobs ran."""
+
+
+def find(held: Held, history: SampleStore, rule: Rule) -> list[Finding]:
+    """Findings ``orphan-memory``."""
+    query = held.query
+    until = min(query.until, rule.known_until)
+    free = _free(held, until, rule.nodes).filter(pl.col("free_ms") + int(rule.window_s * 1000) <= epoch_ms(until))
+    if free.is_empty():
+        return []
+    seen = _seen(history, free, query.since, until, rule.free_mib)
+    gap_ms = pl.max_horizontal(pl.col("step_ms") * query.thresholds.max_gap_steps, pl.lit(1000.0))
+    lasting = seen.with_columns(
+        pl.max_horizontal(pl.col("first_ms"), pl.col("low_ms").fill_null(0) + pl.col("step_ms")).alias("since_ms"),
+        pl.min_horizontal(pl.col("last_ms") + pl.col("step_ms"), pl.lit(epoch_ms(until))).alias("to_ms"),
+    ).filter(
+        (pl.col("job").is_null())
+        & (pl.col("last_fb") > rule.free_mib)
+        & (pl.lit(epoch_ms(until)) - pl.col("last_ms") <= gap_ms + pl.col("step_ms"))
+        & (pl.col("widest_ms") <= gap_ms)
+        & (pl.col("to_ms") - pl.col("since_ms") >= rule.window_s * 1000)
+    )
+    return [_finding(row, rule) for row in lasting.sort("node", "gpu").iter_rows(named=True)]
+
+
+def _free(held: Held, until: datetime, names: Collection[str]) -> pl.DataFrame:
+    """``at``, ``device``, ``free_ms``: whole GPUs of nodes that accounting knows, and since when no run has them."""
+    until_ms = epoch_ms(until)
+    table = held.devices.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
+    runs = held.runs.filter(pl.col("start_ms") < until_ms)
+    ends = pl.min_horizontal("finish_ms", "end_ms").alias("over_ms")
+    mapped = held.all_pairs.join(runs.select("run", ends), on="run")
+    had = mapped.group_by("at").agg(pl.col("over_ms").max().alias("own_ms"))
+    count = held.all_pairs.group_by("run").len("known")
+    unclear = runs.join(count, on="run", how="left").filter(
+        pl.col("gpus").is_null()
+        | (pl.col("gpus") > pl.col("known").fill_null(0))
+        | pl.col("alloc_tres").fill_null("").str.contains(PARTS)
+    )
+    places = held.nodes.join(runs.select("run", "cluster", ends), on="run")
+    blind = places.join(unclear.select("run"), on="run", how="semi")
+    known = places.select("cluster", "node", pl.lit(value=True).alias("known")).unique()
+    per_node = blind.group_by("cluster", "node").agg(pl.col("over_ms").max().alias("node_ms"))
+    return (
+        table.filter(pl.col("mig").is_null() & ~pl.col("at").is_in(held.divided.implode()))
+        .join(known, on=["cluster", "node"], how="left")
+        .filter(pl.col("known") | pl.col("node").is_in(list(names)))
+        .join(had, on="at", how="left")
+        .join(per_node, on=["cluster", "node"], how="left")
+        .with_columns(
+            pl.max_horizontal("own_ms", "node_ms").add(SETTLE_MS).fill_null(epoch_ms(held.query.since)).alias("free_ms")
+        )
+    )
+
+
+def _seen(history: SampleStore, free: pl.DataFrame, since: datetime, until: datetime, free_mib: float) -> pl.DataFrame:
+    """``free`` with what its samples show since each GPU is free."""
+    busiest = pl.max_horizontal(pl.col(name) if name == "util_pct" else pl.col(name) * 100 for name in ACTIVITY)
+    begin = datetime.fromtimestamp(max(epoch_ms(since), int(free["free_ms"].min() or 0)) / 1000, UTC)  # type: ignore[arg-type]
+    ms, fb = pl.col("ms"), pl.col("fb_used_mib")
+    seen = (
+        history.scan(begin, until)
+        .filter(pl.col("device").is_in(free["device"].implode()))
+        .select("device", pl.col("time").dt.epoch("ms").alias("ms"), busiest.alias("activity"), "fb_used_mib",
+                "fb_total_mib", "power_w", "xid", "job")
+        .join(free.lazy().select("device", "free_ms"), on="device")
+        .filter(ms >= pl.col("free_ms"), fb.is_not_null())
+        .sort("device", "ms")
+        .group_by("device", maintain_order=True)
+        .agg(
+            ms.first().alias("first_ms"), ms.last().alias("last_ms"), ms.diff().max().fill_null(0).alias("widest_ms"),
+            ms.filter(fb <= free_mib).last().alias("low_ms"), fb.last().alias("last_fb"),
+            pl.col("fb_total_mib").max(), pl.col("activity").mean(), pl.col("activity").max().alias("peak"),
+            pl.col("power_w").mean(), pl.col("xid").drop_nulls().last(), pl.col("job").drop_nulls().last(),
+        )
+        .collect()
+    )  # fmt: skip
+    return free.join(seen, on="device").with_columns(
+        pl.coalesce(pl.col("index").cast(pl.String), "pci", "uuid").alias("gpu")
+    )
+
+
+def _finding(row: dict[str, Any], rule: Rule) -> Finding:
+    window_s, gib, xid = (row["to_ms"] - row["since_ms"]) / 1000, row["last_fb"] / MIB_PER_GIB, row["xid"]
+    said = (
+        "no XID was reported" if xid == 0 else f"XID {xid}: {rule.xids.get(xid, 'see the documentation of the driver')}"
+    )
+    evidence = (
+        Evidence("memory", gib, "GiB", f"above {rule.free_mib / MIB_PER_GIB:.1f} GiB", 0.4,
+                 f"{gib:.1f} GiB of GPU memory held", met=True),
+        Evidence("job", "none", "", "none", 0.2, "no job has the GPU", met=True),
+        Evidence("time", window_s, "s", f"at least {span(rule.window_s)}", 0.2, f"for {span(window_s)}", met=True),
+        Evidence("processes", None, "", "none", 0.2, "a history of GPUs does not show processes", unknown=True),
+        Evidence("xid", None if xid is None else float(xid), "", None, 0.0,
+                 "no XID can be read" if xid is None else said, unknown=xid is None),
+    )  # fmt: skip
+    total = None if row["fb_total_mib"] is None else row["fb_total_mib"] / MIB_PER_GIB
+    name = squatters.name_of(row)
+    gpu = GpuEvidence(row["node"], name, row["uuid"], row["model"], gib, total, row["activity"], row["peak"],
+                      row["power_w"], xid, measured=row["activity"] is not None, flagged=True)  # fmt: skip
+    since, to = (datetime.fromtimestamp(row[key] / 1000, UTC) for key in ("since_ms", "to_ms"))
+    return Finding(
+        "orphan-memory", row["cluster"], NodeRef(row["node"], row["uuid"] or name), None, None, None, None,
+        (row["node"],), (gpu,), since, window_s, sum(one.points for one in evidence), evidence, None,
+        gib * window_s / 3600, None, "history", to, advice=ADVICE, allocated_gpus=1,
+    )  # fmt: skip
+
+
+ADVICE = "Look for its process: slurm-affinode zombies list --live shows it, and zombies clean --live ends it."
