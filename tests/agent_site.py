@@ -132,8 +132,10 @@ class Slurm:
     def nodes(self) -> tuple[()]:
         return ()
 
-    def requeue(self, job: int | str, *, hold: bool = False) -> None:
+    def requeue(self, job: int | str, *, hold: bool = False, running: bool = False) -> None:
         self._answer()
+        if running and self.world.state == "COMPLETING":
+            return
         if self.world.state != "RUNNING":
             raise InvalidStateError("it is pending")
         self.world.effect("requeue")

@@ -9,6 +9,8 @@ from slurm_affinode.model.cluster import Job
 from slurm_affinode.slurm.faults import ControllerDownError, InvalidStateError, SlurmError, UnknownJobError
 
 _PAUSE_S = 1.0
+_ENDING = 3
+"""How often one is looked at that Slurm is ending when it was asked for the requeue."""
 _LOOKS = 20
 """How often a job is looked at after a requeue that Slurm took; it shows at once, or a moment later."""
 
@@ -61,7 +63,7 @@ class Requeuer:
         parts = self._parts
         deadline = parts.now() + parts.settings.slurm_s
         refused: SlurmError | None = None
-        asked = 0
+        asked = endings = 0
         while True:
             fact, ending = self._look(job_id, restarts)
             if fact in (JobFact.QUEUED, JobFact.LATER_RUN):
@@ -69,14 +71,19 @@ class Requeuer:
                 return
             if fact is JobFact.ENDED:
                 raise NotRequeued("the job is over")
-            if ending and not asked:
-                # Slurm would take the requeue of a job that was cancelled, and so the cancelling back.
-                raise NotRequeued("Slurm is ending the job")
+            if ending:
+                # It was cancelled, before the requeue or in the moment before it: Slurm was asked to requeue a job that
+                # runs, and leaves one alone that does not.
+                endings += 1
+                if not asked or endings > _ENDING:
+                    raise NotRequeued("Slurm is ending the job")
+                parts.sleep(_PAUSE_S)
+                continue
             if fact is JobFact.THIS_RUN:
                 if refused is not None or asked >= _LOOKS:
                     raise NotRequeued(str(refused) if refused else "Slurm took the requeue and did not do it")
                 try:
-                    parts.slurm.requeue(job_id, hold=True)
+                    parts.slurm.requeue(job_id, hold=True, running=True)
                     asked += 1
                     continue
                 except InvalidStateError as error:

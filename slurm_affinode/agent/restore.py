@@ -330,7 +330,9 @@ class JobRestorer:
         self._comment(arrival.job_id, words.held(f"{text}; try again with: slurm-affinode wake {arrival.job_id}"))
         try:
             self._patiently(
-                "hold the job", lambda: parts.slurm.requeue(arrival.job_id, hold=True), parts.settings.slurm_s
+                "hold the job",
+                lambda: parts.slurm.requeue(arrival.job_id, hold=True, running=True),
+                parts.settings.slurm_s,
             )
         except AffinodeError as error:
             # The plugin does it when the shepherd ends without having started anything.

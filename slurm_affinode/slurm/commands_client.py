@@ -139,11 +139,12 @@ class CommandsClient:
         target = self._exactly(identifiers.job(job), job)
         self._act(f"release job {target}", target, "scontrol", "--", "release", str(target))
 
-    def requeue(self, job: int | str, *, hold: bool = False) -> None:
+    def requeue(self, job: int | str, *, hold: bool = False, running: bool = False) -> None:
         """See ``SlurmClient``."""
         target = self._exactly(identifiers.job(job), job)
         verb = "requeuehold" if hold else "requeue"
-        self._act(f"requeue job {target}", target, "scontrol", "--", verb, str(target))
+        which = ("incomplete",) if running else ()
+        self._act(f"requeue job {target}", target, "scontrol", "--", verb, *which, str(target))
 
     def cancel(self, job: int | str, *, signal: int | str | None = None) -> None:
         """See ``SlurmClient``."""

@@ -93,8 +93,12 @@ class SlurmClient(Protocol):
         """Undo a hold."""
         ...
 
-    def requeue(self, job: int | str, *, hold: bool = False) -> None:
-        """End a run and put the job back into the queue, held where asked. ``InvalidStateError``: it is pending."""
+    def requeue(self, job: int | str, *, hold: bool = False, running: bool = False) -> None:
+        """End a run and put the job back into the queue, held where asked. ``InvalidStateError``: it is pending.
+
+        Slurm does so with a job that has ended, or that was cancelled a moment ago, too. ``running``: only with one
+        that runs, by Slurm's own look at it; with any other nothing is done, and nothing is said of that.
+        """
         ...
 
     def cancel(self, job: int | str, *, signal: int | str | None = None) -> None:

@@ -149,10 +149,10 @@ class PyslurmClient:
         if not self._act_on_plain("release", job, "release"):
             self._commands.release(job)
 
-    def requeue(self, job: int | str, *, hold: bool = False) -> None:
-        """See ``SlurmClient``."""
-        if not self._act_on_plain("requeue", job, "requeue", hold=hold):
-            self._commands.requeue(job, hold=hold)
+    def requeue(self, job: int | str, *, hold: bool = False, running: bool = False) -> None:
+        """See ``SlurmClient``. By Slurm's commands where only what runs is meant: pyslurm cannot say so."""
+        if running or not self._act_on_plain("requeue", job, "requeue", hold=hold):
+            self._commands.requeue(job, hold=hold, running=running)
 
     def cancel(self, job: int | str, *, signal: int | str | None = None) -> None:
         """See ``SlurmClient``. By Slurm's commands: pyslurm says nothing of an unknown job."""

@@ -194,6 +194,21 @@ def test_requeue_gives_the_gpus_back_and_a_held_one_waits_for_its_release(cluste
         root.requeue(never)
 
 
+def test_requeue_of_what_runs_leaves_alone_what_was_cancelled(cluster: Cluster, root: SlurmClient) -> None:
+    """Also a moment before, while Slurm is ending it: without that condition it would come back."""
+    deaf = "#!/bin/bash\ntrap '' TERM\nwhile :; do sleep 0.1; done\n"
+    number = started(cluster, *GPU, "--nodelist=c1", script=deaf)
+    root.cancel(number)
+    wait_until("it is being ended", lambda: root.job(number), lambda job: job.state == "COMPLETING")
+    root.requeue(number, hold=True, running=True)
+    job = wait_until("it has ended", lambda: root.job(number), lambda job: job.state != "COMPLETING")
+    assert (job.state, job.restarts) == ("CANCELLED", 0)
+    number = started(cluster, *GPU, "--nodelist=c1")
+    root.requeue(number, hold=True, running=True)
+    job = wait_until("it is back in the queue", lambda: root.job(number), lambda job: job.state == "PENDING")
+    assert (job.held, job.restarts) == (True, 1)
+
+
 def test_cancel_ends_jobs_tasks_and_steps_alone(cluster: Cluster, root: SlurmClient) -> None:
     """Nothing but what was named; an ended and an unknown job are told apart."""
     text = "#!/bin/bash\nsrun --ntasks=1 --mem=50 sleep 1800\necho went on\nsleep 1800\n"

@@ -36,7 +36,7 @@ def test_a_job_that_computes_again_is_let_go_under_the_lock(world):
 def test_a_job_that_is_cancelled_meanwhile_is_not_brought_back(world, monkeypatch):
     """Slurm would requeue a job that it is ending: it goes on instead, to hear that it is to end."""
     asked = []
-    monkeypatch.setattr(Slurm, "requeue", lambda self, job, *, hold=False: asked.append(job))
+    monkeypatch.setattr(Slurm, "requeue", lambda self, job, **_: asked.append(job))
 
     def cancelled():
         world.state = "COMPLETING"
@@ -45,12 +45,28 @@ def test_a_job_that_is_cancelled_meanwhile_is_not_brought_back(world, monkeypatc
     done = agent.suspend(cancelled)
     assert done.failure == "Slurm is ending the job"
     assert asked == []
-    assert world.running
+    assert world.running()
+    assert agent.images(shared=False) == []
+
+
+def test_a_job_that_is_cancelled_in_the_moment_of_the_requeue_is_not_brought_back(world, monkeypatch):
+    """Slurm looks at its state when it requeues, and we do after it."""
+    requeue = Slurm.requeue
+
+    def cancelled_before(self, job, **how):
+        world.state = "COMPLETING"
+        requeue(self, job, **how)
+
+    monkeypatch.setattr(Slurm, "requeue", cancelled_before)
+    agent = Agent(world, "c1")
+    done = agent.suspend()
+    assert done.failure == "Slurm is ending the job"
+    assert (world.state, world.restarts, world.running()) == ("COMPLETING", 0, True)
     assert agent.images(shared=False) == []
 
 
 def test_slurm_that_refuses_the_requeue_gives_the_job_its_gpus_back(world, monkeypatch):
-    def refuse(self, job, *, hold=False):
+    def refuse(self, job, **_):
         raise NotPermittedError("requeue job 7: access denied")
 
     monkeypatch.setattr(Slurm, "requeue", refuse)

@@ -50,6 +50,7 @@ def test_each_action_is_one_command_whose_options_end_before_the_names():
     client.release("5_3")
     client.requeue("5")
     client.requeue("5", hold=True)
+    client.requeue("5", hold=True, running=True)
     client.cancel("5_3")
     client.set_comment("5", "-v Priority=0 'x'")
     client.set_admin_comment("5", "")
@@ -63,6 +64,7 @@ def test_each_action_is_one_command_whose_options_end_before_the_names():
         ["scontrol", "--", "release", "5_3"],
         ["scontrol", "--", "requeue", "5"],
         ["scontrol", "--", "requeuehold", "5"],
+        ["scontrol", "--", "requeuehold", "incomplete", "5"],
         ["scancel", "--verbose", "--", "5_3"],
         ["scontrol", "--", "update", "JobId=5", "Comment=-v Priority=0 'x'"],
         ["scontrol", "--", "update", "JobId=5", "AdminComment="],

@@ -195,6 +195,8 @@ def test_plain_jobs_are_acted_on_by_pyslurm_and_the_rest_by_the_commands(module,
     assert did[1:] == [("hold", 5), ("requeue", 5, True), ("modify", 5, {"comment": "x"}),
                        ("node", "c1", {"state": "DRAIN", "reason": "why"}),
                        ("node", "c1", {"state": "RESUME"})]  # fmt: skip
+    client.requeue(5, hold=True, running=True)
+    assert ran.pop()[-3:] == ["requeuehold", "incomplete", "5"]
     client.hold(6)
     client.hold("6_2")
     client.hold(5, by_user=True)
