@@ -2,117 +2,44 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
+from cluster import cleaners
+from cluster.cleaners import (
+    LIVE,
+    ON_C1,
+    SQUATTER,
+    STATE,
+    about,
+    clean,
+    history,
+    mails,
+    run,
+    scancel,
+    squatting,
+    until,
+    zombies,
+)
 from cluster.driver import WORKLOADS, Cluster, wait_until
 
 pytestmark = pytest.mark.cluster
 
-STATE = "/root/zombies"
-LIVE = ("--live", "--prometheus", "http://prometheus:9090", "--window", "4s")
-POLICY = """
-[[rule]]
-name = "idle GPUs"
-kinds = ["squatter", "idle-allocation"]
-action = "cancel"
-fixed = { first_warning = "4s", second_warning = "5s", cancel = "6s" }
-sliding = { first_warning = "4s", second_warning = "5s", cancel = "6s" }
-
-[[rule]]
-name = "orphans"
-kinds = ["orphan-process"]
-action = "kill"
-grace = "0s"
-
-[mail]
-via = "command"
-command = ["/root/zombies/mail", "{to}"]
-address = "{user}@example.org"
-admins = ["ops@example.org"]
-"""
 RESUME = """
 [[rule]]
 kinds = ["drained-kill-failed"]
 action = "resume"
 grace = "0s"
 """
-MAIL = "#!/bin/sh\nexec cat > /root/zombies/mail-$1-$(date +%s%N)\n"
-ON_C1 = ("--partition=gpu", "--nodelist=c1", "--gres=gpu:1")
-SQUATTER = f"exec {WORKLOADS}/squatter.py --memory-mib 60000"
 HOSTILE = "<script>alert(1)</script>$(touch /home/alice/z)`id` {{ 7*7 }} \t'\";--yes"
 
 
 @pytest.fixture(autouse=True)
 def administrator(cluster: Cluster) -> Iterator[None]:
     """A store, a policy and a mail program of the test's own on the login node."""
-    cluster.shell("login", f"rm -rf {STATE}; mkdir -p {STATE}")
-    cluster.shell("login", f"cat > {STATE}/policy.toml <<'X'\n{POLICY}\nX")
-    cluster.shell("login", f"cat > {STATE}/mail <<'X'\n{MAIL}X\nchmod +x {STATE}/mail")
-    yield
-    cluster.shell("login", f"rm -rf {STATE}")
-
-
-def run(cluster: Cluster, *words: str, user: str = "root", **env: str) -> subprocess.CompletedProcess[str]:
-    settings = [f"{name}={value}" for name, value in env.items()]
-    return cluster.run("login", "env", *settings, "slurm-affinode", *words, user=user)
-
-
-def zombies(cluster: Cluster, *words: str, **env: str) -> dict[str, Any]:
-    """What a command says as JSON; its exit status is in ``status``."""
-    policy = ("--policy", f"{STATE}/policy.toml") if words[0] in ("clean", "warn") else ()
-    done = run(cluster, "zombies", *words, *policy, "--state", STATE, "--json", **env)
-    assert done.stdout, done.stderr
-    found = json.loads(done.stdout)
-    return {**found, "status": done.returncode} if isinstance(found, dict) else {"rows": found}
-
-
-def about(found: dict[str, Any], job: str) -> list[tuple[str, str]]:
-    return [(one["verb"], one["result"]) for one in found["actions"] if one["job"] == job]
-
-
-def squatting(cluster: Cluster, *options: str, script: str = SQUATTER, user: str = "alice") -> str:
-    """A job that squats; it is found."""
-    job = cluster.submit(*ON_C1, *options, wrap=script, user=user)
-    wait_until(
-        f"job {job} is found",
-        lambda: [one["subject"].get("id") for one in zombies(cluster, "list", *LIVE)["findings"]],
-        lambda ids: job in ids,
-    )
-    return job
-
-
-def clean(cluster: Cluster, *words: str, **env: str) -> dict[str, Any]:
-    return zombies(cluster, "clean", *LIVE, "--warn", "--yes", *words, **env)
-
-
-def until(cluster: Cluster, job: str, verb: str, **env: str) -> dict[str, Any]:
-    """Runs of the timer until something is done about a job, which is given back."""
-    return wait_until(
-        f"{verb} of job {job}",
-        lambda: clean(cluster, **env),
-        lambda found: any(v == verb for v, _ in about(found, job)),
-    )
-
-
-def scancel(cluster: Cluster, text: str) -> dict[str, str]:
-    """A scancel of the test's own, as the environment that it is found in."""
-    path = f"{STATE}/bin/scancel"
-    cluster.shell("login", f"mkdir {STATE}/bin; cat > {path} <<'X'\n#!/bin/sh\n{text}\nX\nchmod +x {path}")
-    return {"PATH": f"{STATE}/bin:/usr/local/bin:/usr/bin:/bin", "SLURM_AFFINODE_SLURM_BACKEND": "commands"}
-
-
-def history(cluster: Cluster, job: str) -> list[tuple[str, str]]:
-    rows = zombies(cluster, "history", "--job", job)["rows"]
-    return [(row["verb"], row["result"]) for row in rows if row["verb"] != "tell"]
-
-
-def mails(cluster: Cluster) -> list[str]:
-    return cluster.shell("login", f"ls {STATE} | grep ^mail- || true").split()
+    with cleaners.administrator(cluster):
+        yield
 
 
 @pytest.mark.main

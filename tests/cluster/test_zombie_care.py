@@ -1,0 +1,155 @@
+"""What cleaning up leaves alone on a live cluster: shared GPUs, sleepers, what others drained; what is broken off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cluster import cleaners
+from cluster.cleaners import (
+    LIVE,
+    ON_C1,
+    SQUATTER,
+    STATE,
+    about,
+    clean,
+    history,
+    mails,
+    scancel,
+    squatting,
+    until,
+    zombies,
+)
+from cluster.driver import WORKLOADS, Cluster, wait_until
+from cluster.sleepers import status, suspend, wait_for_agents
+
+pytestmark = pytest.mark.cluster
+
+SHARED = ("--partition=gpu", "--nodelist=c1", "--gres=shard:15")
+WATCHED = ("--live", "--watch", "6s", "--window", "4s")
+POLICY_C1 = "/etc/slurm-affinode/zombies.toml"
+DIRTY = '[epilog]\nkill = false\ndirty = "drain"\nwait = "1s"\n'
+RESUME = '\n[[rule]]\nkinds = ["drained-kill-failed"]\naction = "resume"\ngrace = "0s"\n'
+
+
+@pytest.fixture(autouse=True)
+def administrator(cluster: Cluster) -> Iterator[None]:
+    """A store, a policy and a mail program of the test's own on the login node."""
+    with cleaners.administrator(cluster):
+        yield
+
+
+def kinds(found: dict[str, Any], job: str) -> list[str]:
+    return [one["kind"] for one in found["findings"] if one["subject"].get("id") == job]
+
+
+def test_a_squatter_with_a_part_of_a_gpu_is_cancelled_and_the_other_part_runs_on(cluster: Cluster) -> None:
+    """While nobody computes on the GPU the history says since when; a part that holds little is no squatter."""
+    small = cluster.submit(*SHARED, wrap=f"exec {WORKLOADS}/squatter.py --memory-mib 500", user="bob")
+    cluster.wait_for_output(small, "squatting", user="bob")
+    job = squatting(cluster, where=SHARED)
+    done = until(cluster, job, "cancel", "--kind", "squatter")
+    assert about(done, job) == [("cancel", "done")]
+    cluster.wait_for_state(job, "CANCELLED")
+    assert cluster.job(small)["JobState"] == "RUNNING"
+    assert history(cluster, job) == [("warn-user", "done"), ("warn-user", "done"), ("cancel", "done")]
+
+
+def test_beside_one_that_computes_a_squatter_is_told_once_and_not_cancelled_on_what_is_unknown(
+    cluster: Cluster,
+) -> None:
+    """Its own processes say that it does nothing while the run looks; what it did between two runs nobody saw."""
+    whole = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/busy.py --seconds 300", user="carol")
+    cluster.wait_for_state(whole, "RUNNING")
+    busy = cluster.submit(*SHARED, wrap=f"exec {WORKLOADS}/busy.py --seconds 300", user="bob")
+    job = cluster.submit(*SHARED, wrap=SQUATTER)
+    cluster.wait_for_output(job, "squatting")
+    found = zombies(cluster, "list", *WATCHED)
+    assert (kinds(found, job), kinds(found, busy)) == (["squatter"], [])
+    for _ in range(3):
+        zombies(cluster, "clean", *WATCHED, "--warn", "--yes")
+    assert history(cluster, job) == [("warn-user", "done")]
+    assert len(mails(cluster)) == 1
+    assert {cluster.job(one)["JobState"] for one in (whole, busy, job)} == {"RUNNING"}
+
+
+def test_a_job_that_sleeps_in_place_is_left_alone(cluster: Cluster) -> None:
+    """Its GPUs are idle, as it was asked to be: neither a warning nor an end."""
+    wait_for_agents(cluster)
+    job = cluster.submit(*ON_C1, "--gpu-suspend-idle=1h,mode=inplace,when=always,wake=hold",
+                         wrap=f"exec {WORKLOADS}/squatter.py --memory-mib 300")  # fmt: skip
+    cluster.wait_for_output(job, "squatting")
+    suspend(cluster, job)
+    wait_until(f"job {job} sleeps", lambda: status(cluster, job).get("jobs"), lambda rows: rows[0]["state"] == "asleep")
+    found = wait_until(
+        "it is found", lambda: clean(cluster), lambda seen: [one for one in seen["actions"] if one["job"] == job]
+    )
+    assert [one["code"] for one in found["actions"] if one["job"] == job] == ["asleep"]
+    assert mails(cluster) == []
+    assert cluster.job(job)["JobState"] == "RUNNING"
+
+
+def test_what_a_person_has_drained_is_not_resumed(cluster: Cluster) -> None:
+    """Although Slurm's words are in the reason."""
+    cluster.shell("login", f"cat >> {STATE}/policy.toml <<'X'\n{RESUME}\nX")
+    reason = "Kill task failed twice; the vendor comes on Monday"
+    cluster.exec("login", "scontrol", "update", "nodename=c2", "state=drain", f"reason={reason}")
+    try:
+        found = zombies(cluster, "clean", "--live", "--kind", "drained-kill-failed", "--yes")
+        assert [(one["verb"], one["result"]) for one in found["actions"]] == [("resume", "spared")]
+        assert cluster.nodes()["c2"].startswith("drain")
+    finally:
+        cluster.run("login", "scontrol", "update", "nodename=c2", "state=resume")
+
+
+def test_no_job_starts_on_a_node_whose_gpu_is_dirty(cluster: Cluster) -> None:
+    """It is drained before the epilog returns; another administrator's reason stays."""
+    cluster.shell("c1", f"cat > {POLICY_C1} <<'X'\n{DIRTY}X")
+    try:
+        leaks = cluster.submit(*ON_C1, "--exclusive", wrap=f"sleep 3; exec {WORKLOADS}/leaking.py --memory-mib 5000")
+        waits = cluster.submit(*ON_C1, wrap="exec sleep 300", user="bob")
+        cluster.wait_for_state(leaks, "COMPLETED")
+        wait_until("c1 is drained", lambda: cluster.nodes()["c1"], lambda state: state.startswith("drain"))
+        assert cluster.job(waits)["JobState"] == "PENDING"
+        cluster.exec("login", "scancel", waits)
+        cluster.exec("login", "scontrol", "update", "nodename=c1", "state=drain", "reason=disk is full")
+    finally:
+        cluster.shell("c1", f"rm -f {POLICY_C1}")
+        cluster.run("login", "scontrol", "update", "nodename=c1", "state=resume")
+
+
+def test_what_is_under_way_when_a_run_is_ended_is_in_the_audit(cluster: Cluster) -> None:
+    """systemd does so after a time; the next run does what was left."""
+    job = squatting(cluster)
+    for number in (1, 2):
+        wait_until(f"warning {number}", lambda: clean(cluster), lambda found: about(found, job))
+    hangs = scancel(cluster, f"touch {STATE}/begun; exec sleep 60")
+    line = f"slurm-affinode zombies clean {' '.join(LIVE)} --yes --policy {STATE}/policy.toml --state {STATE}"
+    settings = " ".join(f"{name}={value}" for name, value in hangs.items())
+
+    def begin() -> str:
+        cluster.shell("login", f"{settings} setsid {line} >{STATE}/said 2>&1 </dev/null & echo $! >{STATE}/pid")
+        return wait_until(
+            "scancel runs, or the run has ended",
+            lambda: cluster.run("login", "sh", "-c", f"ls {STATE}/begun || ! kill -0 $(cat {STATE}/pid)").stdout,
+        )
+
+    wait_until("a run cancels", begin, lambda said: "begun" in said)
+    cluster.shell("login", f"kill -TERM $(cat {STATE}/pid)")
+    wait_until("it is written down", lambda: history(cluster, job), lambda rows: rows[-1] == ("cancel", "failed"))
+    until(cluster, job, "cancel")
+    cluster.wait_for_state(job, "CANCELLED")
+
+
+def test_who_cannot_be_told_does_not_keep_the_others_from_it(cluster: Cluster) -> None:
+    """The exit status says that somebody was not, and who was not told is not cancelled."""
+    refusing = f"#!/bin/sh\n[ $1 != alice@example.org ] || exit 1\nexec cat > {STATE}/mail-$1-x"
+    cluster.shell("login", f"cat > {STATE}/mail <<'X'\n{refusing}\nX")
+    mine, other = squatting(cluster), squatting(cluster, user="bob")
+    told = until(cluster, other, "warn-user")
+    assert about(told, other) == [("warn-user", "done")]
+    assert about(told, mine) in ([], [("warn-user", "failed")])
+    until(cluster, other, "cancel")
+    assert cluster.job(mine)["JobState"] == "RUNNING"
+    assert {result for _, result in history(cluster, mine)} == {"failed"}
