@@ -103,7 +103,7 @@ class Sharing:
     def shortage(self, one: Holder) -> str | None:
         """Why what it has to get yet does not fit now, one line; ``None``: it does. Raises ``GpuError``."""
         has = held_by(self._cards.processes(), one.cuda)
-        lacks = {uuid: need - has.get(uuid, 0) for uuid, need in one.held.items()}
+        lacks = {uuid: max(0, need - has.get(uuid, 0)) for uuid, need in one.held.items()}
         return room.shortage(lacks, {card.uuid: card.free for card in self.cards()})
 
     def _awake(

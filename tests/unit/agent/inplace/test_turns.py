@@ -111,3 +111,17 @@ def test_one_that_waits_to_start_starts_after_the_deadline(world):
     node.round()
     assert len(node.director._starters) == 0
     assert Node(world).director.admit(job)
+
+
+def test_one_that_has_all_it_had_lacks_nothing(world, node):
+    """Also where it has a little more by now, and the GPU is full."""
+    node.sleep()
+    sleeper = node.director._sleepers[7]
+    shortage = node.director._sharing.shortage
+    assert shortage(sleeper) is None
+    node.cards.others = 79 * GIB
+    assert "48.1 GiB are needed" in str(shortage(sleeper))
+    [pid] = sleeper.cuda
+    node.cards.processes = lambda: {node.cards.uuid: {pid: 48 * GIB + 4096}}
+    node.cards.others = 32 * GIB - 8192
+    assert shortage(sleeper) is None
