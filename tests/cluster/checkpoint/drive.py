@@ -99,8 +99,14 @@ class Session:
         """The workload, ready."""
         self.shepherd(PYTHON, "-Wignore", str(HERE / "workload.py"), str(self.work), *features)
         wait_for("the workload", (self.work / "ready").exists)
+        self.see_stopped()
         self.root = min(namespace.members(self.init))
         return {"pids": sorted(namespace.members(self.init))}
+
+    def see_stopped(self) -> None:
+        """Those that are stopped by the workload itself, and are to stay so."""
+        processes = [process_facts(pid) for pid in namespace.members(self.init).values()]
+        self.stopped = {one.pid for one in processes if one is not None and one.state == "T"}
 
     def end(self) -> None:
         """End the run."""
@@ -127,8 +133,7 @@ class Session:
     def dump(self, follow: bool = True) -> dict[str, Any]:
         """To an image, verified."""
         members = namespace.members(self.init)
-        processes = [process_facts(pid) for pid in members.values()]
-        self.stopped = {one.pid for one in processes if one is not None and one.state == "T"}
+        self.see_stopped()
         users = self.users()
         inner = {pid: ns for ns, pid in members.items()}
         root_ns = min(members)
