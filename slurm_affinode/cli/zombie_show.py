@@ -290,7 +290,7 @@ def print_signatures(where: Path, file: SignatureFile) -> None:
         count = sum(example.signature == one.name for example in file.examples)
         table.add_row(one.name, one.kind, span(one.time.longer_than_s), f"{one.min_score:g}", str(count), str(one.line))
     out = console()
-    out.print(Text(printable(f"{where}: {len(file.signatures)} signatures, nothing wrong.")))
+    out.print(Text(printable(f"{where}: {_several(len(file.signatures), 'signature')}, nothing wrong.")))
     out.print(table)
 
 
