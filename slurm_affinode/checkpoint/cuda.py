@@ -223,6 +223,8 @@ class Cuda:
                 limit = deadline_s + (self._deadlines.start if fresh else 0)
                 said = json.loads(self._child.ask(line, timeout_s=limit))
             except (process.ChildEndedError, UnreachableError, ValueError) as error:
+                if self._child is not None and isinstance(error, ValueError):  # else it has ended
+                    self._child.close()
                 self._child = None
                 raise HelperLost(f"cannot {what}: the helper for the CUDA driver {error}") from None
         if "cuda" in said:

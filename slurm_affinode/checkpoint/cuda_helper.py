@@ -8,6 +8,7 @@ VALUE}``, ``{"cuda": ERROR NAME}`` for an error of the driver, ``{"unavailable":
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -120,9 +121,12 @@ def answer(driver: Driver, line: str) -> str:
 def main() -> None:
     """Answer lines until there are no more."""
     driver = Driver()
-    for line in sys.stdin:
-        sys.stdout.write(answer(driver, line) + "\n")
-        sys.stdout.flush()
+    # What a library prints must not be taken for an answer.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+        for line in sys.stdin:
+            answers.write(answer(driver, line) + "\n")
+            answers.flush()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,52 @@
+"""The helper for the CUDA driver, where what comes from it is not what was asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.interface import CudaUnavailable, HelperLost
+
+
+def test_what_a_library_prints_is_no_answer(tmp_path: Path) -> None:
+    """By print, and past Python."""
+    bindings = tmp_path / "cuda" / "bindings"
+    bindings.mkdir(parents=True)
+    (bindings / "__init__.py").touch()
+    (bindings / "driver.py").write_text("import os\nprint('a word')\nos.write(1, b'{}\\n')\n")
+    cuda = Cuda(driver_version=lambda: None, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    try:
+        with pytest.raises(CudaUnavailable, match="these cuda-bindings have no cuCheckpointProcessGetState"):
+            cuda.state(1)
+    finally:
+        cuda.close()
+
+
+class Babbler:
+    """A helper that does not speak JSON."""
+
+    closed = False
+
+    def ask(self, line: bytes, *, timeout_s: float) -> bytes:
+        return b"what?"
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_helper_that_makes_no_sense_is_ended_and_replaced() -> None:
+    """It is not left behind."""
+    started: list[Babbler] = []
+
+    def start(env: object) -> Babbler:
+        started.append(Babbler())
+        return started[-1]
+
+    cuda = Cuda(driver_version=lambda: None, start=start)
+    for _ in range(2):
+        with pytest.raises(HelperLost):
+            cuda.state(1)
+    assert [one.closed for one in started] == [True, True]
