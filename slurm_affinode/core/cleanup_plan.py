@@ -110,7 +110,11 @@ def idle_since(settings: Settings, finding: Finding) -> datetime | None:
 def stages_of(settings: Settings, finding: Finding) -> Stages:
     """The stages that a finding goes through: of GPUs that were never used, or were, and are idle since."""
     start, since = None if finding.job is None else finding.job.start, idle_since(settings, finding)
-    fixed = start is not None and since is not None and (since - start).total_seconds() <= NEVER_USED_S
+    first = finding.since
+    if start is None or since is None or first is None:
+        return settings.sliding
+    # Each by itself: the GPUs of a job are not sampled at the same moment.
+    fixed = max((first - start).total_seconds(), (since - first).total_seconds()) <= NEVER_USED_S
     return settings.fixed if fixed else settings.sliding
 
 
