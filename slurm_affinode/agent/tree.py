@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import os
 import signal
@@ -283,12 +282,12 @@ def send(members: Iterable[Member], number: int, read: Callable[[int], Member | 
 
 @contextlib.contextmanager
 def _held(pid: int) -> Iterator[int | None]:
-    """A descriptor of a process; ``None`` where the kernel is too old for that (before 5.3)."""
+    """A descriptor of a process; ``None`` where none can be had: on kernels before 5.3, or when too many are open."""
     try:
         fd = os.pidfd_open(pid)
-    except OSError as error:
-        if error.errno != errno.ENOSYS:
-            raise
+    except ProcessLookupError:
+        raise
+    except OSError:
         yield None
         return
     try:
