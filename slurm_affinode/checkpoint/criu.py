@@ -20,8 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from slurm_affinode import process
-from slurm_affinode.checkpoint import localfiles, namespace, openfiles, rootdir, sessions
-from slurm_affinode.checkpoint.asuser import user_of
+from slurm_affinode.checkpoint import localfiles, namespace, rootdir, sessions
+from slurm_affinode.checkpoint.asuser import User, user_of
 from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
 from slurm_affinode.checkpoint.interface import (
     CheckpointError,
@@ -32,6 +32,7 @@ from slurm_affinode.checkpoint.interface import (
     RestoreFailed,
     Tree,
 )
+from slurm_affinode.checkpoint.openfiles import OpenFiles
 from slurm_affinode.errors import UnreachableError
 
 OLDEST = (4, 1)
@@ -271,10 +272,12 @@ def _failed(directory_fd: int, why: str) -> DumpFailed:
 def _let_go(init_pid: int, stopped: Collection[int], given: Collection[int]) -> None:
     """Let the tree run on, if it has no file open that its user could not open. Raises ``RestoreFailed``."""
     members = namespace.members(init_pid)
+    looks: dict[User, OpenFiles] = {}
     try:
         for pid in members.values():
             facts = (namespace.PROC / str(pid)).stat()
-            found = openfiles.strange(pid, user_of(pid, facts.st_uid, facts.st_gid), given)
+            user = user_of(pid, facts.st_uid, facts.st_gid)
+            found = looks.setdefault(user, OpenFiles(user, given)).strange(pid)
             if found is not None:
                 raise RestoreFailed(
                     f"{found} would be open as its user may not open it: it is not the file that it was"

@@ -31,43 +31,61 @@ _WRITE, _READ = os.W_OK, os.R_OK
 _HOW = {os.O_RDONLY: _READ, os.O_WRONLY: _WRITE}
 
 
+_Key = tuple[object, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Open:
     link: Path
     """In ``/proc``: leads to the file itself, wherever its name leads by now."""
     how: int
     """``R_OK``, ``W_OK`` or both."""
+    key: _Key | None = None
+    """Of a mapping: the file as ``/proc/PID/maps`` names it, and ``how``."""
 
 
-def strange(pid: int, user: User, given: Collection[int] = (), *, proc: Path = PROC) -> str | None:
-    """The name of a file that a stopped process has open in a way that ``user`` may not; ``None``: there is none.
+class OpenFiles:
+    """Looks at stopped processes of one user. What is the same file in several of them is asked for once."""
 
-    Files without a name any more do not count: CRIU has made them itself. Nor do those of the descriptors that it was
-    ``given``, for what they are open for. Raises ``OSError`` where it cannot be found out.
-    """
-    seen = {_key(fd, _HOW.get(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE, _READ | _WRITE)) for fd in given}
-    files = _files(proc / str(pid))
-    while some := list(islice(files, _AT_ONCE)):
-        with ExitStack() as stack:
-            asked: list[tuple[int, _Open]] = []
-            for one in some:
-                fd = os.open(one.link, os.O_PATH | os.O_CLOEXEC)
-                stack.callback(os.close, fd)
-                facts, key = os.fstat(fd), _key(fd, one.how)
-                if facts.st_uid != user.uid and facts.st_nlink and key not in seen and _can_be_opened(facts.st_mode):
-                    seen.add(key)
-                    asked.append((fd, one))
-            bad = as_user(user, partial(_first_refused, asked))
-            if bad is not None:
-                return str(bad.link.readlink())
-    return None
+    def __init__(self, user: User, given: Collection[int] = (), *, proc: Path = PROC) -> None:
+        """``given``: descriptors that the processes were given: those files are right, for what they are open for."""
+        self._user = user
+        self._proc = proc
+        self._known: set[_Key] = {
+            _key(fd, _HOW.get(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE, _READ | _WRITE)) for fd in given
+        }
+
+    def strange(self, pid: int) -> str | None:
+        """The name of a file that the process has open in a way that its user may not; ``None``: there is none.
+
+        Files without a name any more do not count: CRIU has made them itself. Raises ``OSError`` where it cannot be
+        found out.
+        """
+        files = (one for one in _files(self._proc / str(pid)) if one.key is None or one.key not in self._known)
+        while some := list(islice(files, _AT_ONCE)):
+            with ExitStack() as stack:
+                asked = [(fd, one) for one in some if (fd := self._doubtful(one, stack)) is not None]
+                bad = as_user(self._user, partial(_first_refused, asked)) if asked else None
+                if bad is not None:
+                    return str(bad.link.readlink())
+            self._known.update(one.key for one in some if one.key is not None)
+        return None
+
+    def _doubtful(self, one: _Open, stack: ExitStack) -> int | None:
+        """A descriptor that the stack closes; ``None``: the file is right."""
+        fd = os.open(one.link, os.O_PATH | os.O_CLOEXEC)
+        stack.callback(os.close, fd)
+        facts, key = os.fstat(fd), _key(fd, one.how)
+        if facts.st_uid == self._user.uid or not facts.st_nlink or key in self._known:
+            return None
+        return fd if _can_be_opened(facts.st_mode) else None
 
 
 def _first_refused(asked: Sequence[tuple[int, _Open]]) -> _Open | None:
     return next((one for fd, one in asked if not _allowed(fd, one.how)), None)
 
 
-def _key(fd: int, how: int) -> tuple[int, int, int]:
+def _key(fd: int, how: int) -> _Key:
     facts = os.fstat(fd)
     return facts.st_dev, facts.st_ino, how
 
@@ -77,15 +95,28 @@ def _can_be_opened(mode: int) -> bool:
 
 
 def _files(base: Path) -> Iterator[_Open]:
-    """Descriptors and mappings of files with a name."""
+    """Descriptors and mappings of files with a name, each file that is mapped once."""
     for link in (base / "fd").iterdir():
         flags = _flags(base / "fdinfo" / link.name)
         if not flags & os.O_PATH and _named(link):
             yield _Open(link, _HOW.get(flags & os.O_ACCMODE, _READ | _WRITE))
-    for link in (base / "map_files").iterdir():
-        if _named(link):
-            mode = link.lstat().st_mode  # says how the file was opened
-            yield _Open(link, (_READ if mode & stat.S_IRUSR else 0) | (_WRITE if mode & stat.S_IWUSR else 0))
+    seen: set[_Key] = set()
+    for line in (base / "maps").read_bytes().splitlines():
+        fields = line.split(None, 5)
+        if len(fields) < 6 or not fields[5].startswith(b"/"):
+            continue
+        begin, _, end = fields[0].partition(b"-")
+        link = base / "map_files" / f"{int(begin, 16):x}-{int(end, 16):x}"
+        # A private mapping reads, however its file was opened; of a shared one its mode says that.
+        how = _READ if fields[1].endswith(b"p") else _opened(link.lstat().st_mode)
+        key = (fields[3], fields[4], how)
+        if key not in seen:
+            seen.add(key)
+            yield _Open(link, how, key)
+
+
+def _opened(mode: int) -> int:
+    return (_READ if mode & stat.S_IRUSR else 0) | (_WRITE if mode & stat.S_IWUSR else 0)
 
 
 def _named(link: Path) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_affinode.checkpoint import openfiles
 from slurm_affinode.checkpoint.asuser import User
-from slurm_affinode.checkpoint.openfiles import strange
+from slurm_affinode.checkpoint.openfiles import OpenFiles
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root looks at what others may open")
 ALICE = User(2001, 2001, (2001, 2077))
@@ -69,7 +69,7 @@ def test_a_file_that_the_user_may_not_open_is_seen(tmp_path: Path, held: ExitSta
     path.chmod(mode)
     fd = os.open(path, HOW[how])
     held.callback(os.close, fd)
-    assert strange(running(held, "", fd), ALICE) == (None if good else str(path))
+    assert OpenFiles(ALICE).strange(running(held, "", fd)) == (None if good else str(path))
 
 
 def test_what_it_was_given_is_no_surprise(tmp_path: Path, held: ExitStack) -> None:
@@ -79,11 +79,11 @@ def test_what_it_was_given_is_no_surprise(tmp_path: Path, held: ExitStack) -> No
     out = os.open(path, os.O_WRONLY)
     held.callback(os.close, out)
     pid = running(held, "", out)
-    assert strange(pid, ALICE) == str(path)
-    assert strange(pid, ALICE, [out]) is None
+    assert OpenFiles(ALICE).strange(pid) == str(path)
+    assert OpenFiles(ALICE, [out]).strange(pid) is None
     both = os.open(path, os.O_RDWR)
     held.callback(os.close, both)
-    assert strange(running(held, "", both), ALICE, [out]) == str(path)
+    assert OpenFiles(ALICE, [out]).strange(running(held, "", both)) == str(path)
 
 
 def test_a_mapping_is_seen_as_well(tmp_path: Path, held: ExitStack) -> None:
@@ -92,9 +92,23 @@ def test_a_mapping_is_seen_as_well(tmp_path: Path, held: ExitStack) -> None:
     path.write_bytes(b"x" * 4096)
     path.chmod(0o644)
     pid = running(held, f"import mmap\nwith open({str(path)!r}, 'r+b') as f: m = mmap.mmap(f.fileno(), 4096)")
-    assert strange(pid, ALICE) == str(path)
+    assert OpenFiles(ALICE).strange(pid) == str(path)
+    private = running(held, f"import mmap\nwith open({str(path)!r}) as f: m = mmap.mmap(f.fileno(), 4096, 2, 3)")
+    assert OpenFiles(ALICE).strange(private) is None
     path.unlink()
-    assert strange(pid, ALICE) is None
+    assert OpenFiles(ALICE).strange(pid) is None
+
+
+def test_each_process_is_looked_at(tmp_path: Path, held: ExitStack) -> None:
+    """Also where another one has the same file mapped, and may: what it is open for counts."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 4096)
+    path.chmod(0o644)
+    maps = f"import mmap\nwith open({str(path)!r}, 'r+b') as f: m = mmap.mmap(f.fileno(), 4096, 1, "
+    look = OpenFiles(ALICE)
+    assert look.strange(running(held, maps.replace("r+b", "rb") + "1)")) is None
+    assert look.strange(running(held, maps + "3)")) == str(path)
+    assert look.strange(running(held, maps + "1)")) == str(path)
 
 
 def test_an_ordinary_process_has_nothing_strange(held: ExitStack) -> None:
@@ -102,4 +116,4 @@ def test_an_ordinary_process_has_nothing_strange(held: ExitStack) -> None:
     pid = running(
         held, "import mmap, os, numpy; m = mmap.mmap(-1, 4096); f = os.memfd_create('x'); n = open('/dev/null')"
     )
-    assert strange(pid, ALICE) is None
+    assert OpenFiles(ALICE).strange(pid) is None
