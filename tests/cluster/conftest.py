@@ -51,7 +51,9 @@ def cluster() -> Iterator[Cluster]:
     try:
         if started.returncode != 0:
             pytest.fail(f"the cluster did not start:\n{started.stderr}")
-        yield Cluster(name, release)
+        made = Cluster(name, release)
+        yield made
+        made.close()
     finally:
         if not kept:
             script(("down",), name, release, DOWN_S)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from cluster.shells import Shells
+
 SERVICES = ("mariadb", "slurmdbd", "slurmctld", "login", "prometheus", "c1", "c2", "cpu1")
 GPU_NODES = ("c1", "c2")
 COMPUTE_NODES = ("c1", "c2", "cpu1")
@@ -24,10 +26,10 @@ POLL_MOST_S = 1.5
 
 T = TypeVar("T")
 
-# Waits where the answer is, so that a wait costs one command and not one for each look. Arguments: the job, seconds,
-# the states waited for. Ends with 3 when the job has ended in another way.
+# Waits where the answer is, so that a wait costs one command and not one for each look; long ones look half as often.
+# Arguments: the job, seconds, the states waited for. Ends with 3 when the job has ended in another way.
 WAIT_FOR_STATE = r"""
-job=$1 deadline=$((SECONDS + $2)) wanted=" $3 "
+job=$1 began=$SECONDS deadline=$((SECONDS + $2)) wanted=" $3 "
 ended=" COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL BOOT_FAIL DEADLINE OUT_OF_MEMORY "
 while :; do
   state=$(scontrol --oneliner show job "$job" 2>/dev/null)
@@ -35,7 +37,7 @@ while :; do
   case "$wanted" in *" ${state:-none} "*) echo "$state"; exit 0 ;; esac
   case "$ended" in *" ${state:-none} "*) echo "$state"; exit 3 ;; esac
   [ "$SECONDS" -lt "$deadline" ] || { echo "${state:-unknown}"; exit 4; }
-  sleep 0.2
+  sleep $((SECONDS - began < 5 ? 2 : 4))e-1
 done
 """
 
@@ -96,6 +98,11 @@ class Cluster:
     name: str
     release: str
     _containers: dict[str, str] = field(default_factory=dict)
+    _shells: Shells = field(default_factory=Shells)
+
+    def close(self) -> None:
+        """Ends what has run commands on the nodes."""
+        self._shells.close()
 
     def container(self, node: str) -> str:
         """The container id of a node, also while it is stopped."""
@@ -112,15 +119,7 @@ class Cluster:
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command on a node, whatever its exit status."""
         home = "/root" if user == "root" else f"/home/{user}"
-        identity = (f"--user={user}", f"--workdir={home}", f"--env=HOME={home}", f"--env=USER={user}")
-        return subprocess.run(
-            ("docker", "exec", "--interactive", *identity, self.container(node), *argv),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        return self._shells.run(self.container(node), argv, user=user, home=home, stdin=stdin, timeout_s=timeout_s)
 
     def exec(self, node: str, *argv: str, user: str = "root", stdin: str = "", timeout_s: float = COMMAND_S) -> str:
         """What a command says on a node. A failing command fails the test with what it said."""
@@ -238,6 +237,7 @@ class Cluster:
 
     def kill(self, node: str) -> None:
         """Ends a container as a power failure does."""
+        self._shells.drop(self.container(node))
         docker("kill", self.container(node))
 
     def start(self, node: str) -> None:
@@ -246,6 +246,7 @@ class Cluster:
 
     def restart(self, node: str) -> None:
         """Stops a container in good order and starts it."""
+        self._shells.drop(self.container(node))
         docker("restart", "--time=5", self.container(node))
 
 

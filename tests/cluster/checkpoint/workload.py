@@ -7,7 +7,6 @@ everything is as it was, writes what it found into ``done`` (JSON: feature -> "o
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import mmap
@@ -22,6 +21,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from gpu_memory import cuda, fill
 
 Check = Callable[[], str]
 MIB = 1 << 20
@@ -301,40 +302,10 @@ def output(_: Path) -> Iterator[Check | str]:
     yield check
 
 
-def _cuda() -> tuple[object, Callable[..., object]]:
-    from cuda.bindings import driver
-
-    def ok(answer: tuple[object, ...]) -> object:
-        if answer[0] != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(str(answer[0]))
-        return answer[1] if len(answer) == 2 else None
-
-    return driver, ok
-
-
-def _fill(ordinal: int, mib: int) -> Callable[[], bool]:
-    d, ok = _cuda()
-    ok(d.cuInit(0))
-    context = ok(d.cuDevicePrimaryCtxRetain(ok(d.cuDeviceGet(ordinal))))
-    ok(d.cuCtxSetCurrent(context))
-    at = ok(d.cuMemAlloc(mib * MIB))
-    data = random.Random(ordinal + os.getpid()).randbytes(mib * MIB)  # noqa: S311
-    ok(d.cuMemcpyHtoD(at, data, len(data)))
-    digest = hashlib.sha256(data).hexdigest()
-
-    def equal() -> bool:
-        ok(d.cuCtxSetCurrent(context))
-        back = ctypes.create_string_buffer(len(data))
-        ok(d.cuMemcpyDtoH(ctypes.addressof(back), at, len(data)))
-        return hashlib.sha256(back.raw).hexdigest() == digest
-
-    return equal
-
-
 def gpu(_: Path) -> Iterator[Check | str]:
     """Memory of the first GPU; a thread that waits in a call."""
-    d, ok = _cuda()
-    equal = _fill(0, 20)
+    d, ok = cuda()
+    equal = fill(0, 20)
     called = [0]
     stop = threading.Event()
 
@@ -361,8 +332,8 @@ def gpu(_: Path) -> Iterator[Check | str]:
 
 def gpus(_: Path) -> Iterator[Check | str]:
     """Two further processes, one on each GPU, made by fork and exec as launchers do."""
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import workload as w\n" + (
-        "e = w._fill(int(sys.argv[1]), 10); print('filled', flush=True); sys.stdin.readline(); print(e(), flush=True)"
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from gpu_memory import fill\n" + (
+        "e = fill(int(sys.argv[1]), 10); print('filled', flush=True); sys.stdin.readline(); print(e(), flush=True)"
     )
     made = [
         subprocess.Popen(

@@ -1,0 +1,141 @@
+"""Commands on the nodes without a ``docker exec`` for each of them, which costs more than most of what is run.
+
+``docker exec`` starts tests/cluster/command_server.py once on a node, with the rights that it gives every command.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SERVER = Path(__file__).with_name("command_server.py").read_text()
+MORE_S = 30.0
+"""What a command may take beyond its own limit, which the node keeps, before nobody waits for the node any longer."""
+END_S = 10.0
+KILLED = 137
+
+
+class NodeGoneError(Exception):
+    """The command server has ended. ``taken_up``: whether the command was begun."""
+
+    def __init__(self, taken_up: bool, status: int, said: str) -> None:
+        super().__init__(said)
+        self.taken_up = taken_up
+        self.status = status
+        self.said = said
+
+
+def python_of(container: str) -> tuple[str, ...]:
+    """The argv of a Python in a container."""
+    return ("docker", "exec", "--interactive", container, "/usr/bin/python3", "-I", "-S")
+
+
+class Shell:
+    """One command server. It does one thing at a time; ``waiting``: its last answer has not been taken."""
+
+    def __init__(self, python: Sequence[str]) -> None:
+        argv = (*python, "-c", SERVER)
+        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self._read = b""
+        self.waiting = False
+
+    def run(
+        self, argv: Sequence[str], user: str, home: str, stdin: str, timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """What becomes of a command. Raises ``TimeoutExpired`` and ``NodeGoneError``."""
+        assert self._process.stdin is not None
+        words = [str(word) for word in argv]
+        request = {"argv": words, "user": user, "home": home, "stdin": stdin, "timeout_s": timeout_s}
+        deadline = time.monotonic() + timeout_s + MORE_S
+        self.waiting, taken_up = True, False
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            self._line(deadline)
+            taken_up = True
+            answer = self._line(deadline)
+        except (BrokenPipeError, EOFError):
+            raise NodeGoneError(taken_up, *self.close()) from None
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(words, timeout_s) from None
+        self.waiting = False
+        out, err = (base64.b64decode(answer[name]) for name in ("out", "err"))
+        if answer["status"] is None:
+            raise subprocess.TimeoutExpired(words, timeout_s, out, err)
+        return subprocess.CompletedProcess(words, answer["status"], _text(out), _text(err))
+
+    def _line(self, deadline: float) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        while b"\n" not in self._read:
+            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError
+            chunk = os.read(descriptor, 1 << 20)
+            if not chunk:
+                raise EOFError
+            self._read += chunk
+        line, _, self._read = self._read.partition(b"\n")
+        value: dict[str, Any] = json.loads(line)
+        return value
+
+    def close(self) -> tuple[int, str]:
+        """Ends it, at once where an answer is outstanding; its status and what it said on standard error."""
+        try:
+            _, said = self._process.communicate(timeout=0 if self.waiting else END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            _, said = self._process.communicate()
+        return self._process.returncode, said.decode(errors="replace")
+
+
+@dataclass(slots=True)
+class Shells:
+    """The command servers of all nodes: as many on a node as commands run there at the same time."""
+
+    python: Callable[[str], Sequence[str]] = python_of
+    _idle: dict[str, list[Shell]] = field(default_factory=dict)
+
+    def run(
+        self, container: str, argv: Sequence[str], *, user: str, home: str, stdin: str, timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """What becomes of a command, as ``docker exec`` would say it, also of one in a container that does not run."""
+        idle = self._idle.setdefault(container, [])
+        while True:
+            try:
+                shell, fresh = idle.pop(), False  # atomic: no other thread gets the same one
+            except IndexError:
+                shell, fresh = Shell(self.python(container)), True
+            try:
+                return shell.run(argv, user, home, stdin, timeout_s)
+            except NodeGoneError as gone:
+                if gone.taken_up or fresh:
+                    return subprocess.CompletedProcess(argv, gone.status or KILLED, "", gone.said)
+                # Else the container was started anew since the last command.
+            finally:
+                if shell.waiting:
+                    shell.close()
+                else:
+                    idle.append(shell)
+
+    def drop(self, container: str) -> None:
+        """Ends those of a container."""
+        idle = self._idle.get(container, [])
+        while idle:
+            idle.pop().close()
+
+    def close(self) -> None:
+        """Ends all."""
+        for container in self._idle:
+            self.drop(container)
+
+
+def _text(said: bytes) -> str:
+    return said.decode().replace("\r\n", "\n").replace("\r", "\n")  # as subprocess makes text of it
