@@ -86,10 +86,10 @@ def test_bit_flipped_in_the_fast_tier_is_restored_from_another(cluster: Cluster)
         wake(cluster, job)
         cluster.wait_for_state(job, "RUNNING", timeout_s=90)
         cluster.wait_for_output(job, "restored on")
+        assert "is damaged" in str(status(cluster, job))  # while it runs
         listed = cluster.run(node, "slurm-affinode", "images", "list", job)
         assert listed.returncode == 1
         assert listed.stderr.count("set aside") == 2
-        assert "is damaged" in str(status(cluster, job))
         output = finish(cluster, job)
         assert steps(output) == list(range(1, 16))
 
