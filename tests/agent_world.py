@@ -54,6 +54,9 @@ class FakeProcesses:
     def alive(self, pid: int, started: int) -> bool:
         return self.machine.init == pid
 
+    def began(self, started: int, now: float) -> float:
+        return now
+
     def members(self, init_pid: int, init_started: int) -> list[Member]:
         inside = {p.pid for p in self.machine.processes if p.inside}
         return [member for member in self.everybody(init_pid, init_started) if member.pid not in inside]

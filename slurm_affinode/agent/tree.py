@@ -62,6 +62,10 @@ class Processes(Protocol):
         """This very process is there."""
         ...
 
+    def began(self, started: int, now: float) -> float:
+        """When (epoch) a process began that did so at that many ticks since boot; ``now``: epoch."""
+        ...
+
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
         """All processes of the namespace whose PID 1 this is, without PID 1. Raises ``TreeGoneError``."""
         ...
@@ -102,6 +106,10 @@ class LinuxProcesses:
         """This very process is there, and not a zombie."""
         member = self.read(pid)
         return member is not None and member.started == started and not member.gone
+
+    def began(self, started: int, now: float) -> float:
+        """See ``Processes``."""
+        return now - (time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK"))
 
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
         """All but PID 1 and those that have ended, by number."""

@@ -59,6 +59,7 @@ class Starters:
         self._parts = parts
         self._freezer = freezer
         self._share = free_pct / 100
+        self._began = parts.now()
         self._all: dict[int, Starter] = {}
 
     def __len__(self) -> int:
@@ -71,7 +72,11 @@ class Starters:
             return True
         starter = self._all.get(job.job_id)
         if starter is None or starter.let_in is not None:
-            self._all[job.job_id] = Starter(job.job_id, turn(), self._parts.now(), told=self._parts.now())
+            now = self._parts.now()
+            began = self._parts.processes.began(job.init_started, now)
+            # A shepherd that is older than this agent has asked the one before it, when it began.
+            asked = began if began < self._began else now
+            self._all[job.job_id] = Starter(job.job_id, turn(), asked, told=now)
         return False
 
     def ids(self) -> frozenset[int]:

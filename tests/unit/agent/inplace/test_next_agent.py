@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ from agent_world import FakeLink
 from inplace_site import GIB, OPEN, QUIET, Node, asleep, awake, entries
 
 from slurm_affinode.agent.inplace.sharing import Rules
+from slurm_affinode.agent.tree import LinuxProcesses, started_of
 from slurm_affinode.model.suspension import Phase
 
 
@@ -127,3 +130,34 @@ def test_one_whose_turn_had_come_keeps_it(world, node):
     after.cards.others = 0
     after.round()
     assert awake(world)
+
+
+def test_one_that_waits_to_start_keeps_its_place_too(world, node, monkeypatch):
+    """Its shepherd is older than the agent: it has asked the one before."""
+    node = Node(world, Rules(start_free_pct=60, deadline_s=60))
+    node.sleep()
+    node.cards.others = 70 * GIB
+    since = world.clock - 30
+    node.connection()
+    node.round()
+    after = Node(world, Rules(start_free_pct=60, deadline_s=60))
+    monkeypatch.setattr(after.agent.parts.processes, "began", lambda started, now: since)
+    after.cards.others = 70 * GIB
+    after.director.gpus_of = lambda job_id: [after.cards.uuid]
+    after.recover()
+    after.agent.parts.registry.put(after.job(job_id=8, root=0, link=FakeLink()))
+    assert not after.director.admit(after.job(job_id=8, root=0, link=FakeLink()))
+    after.round()
+    assert after.view_of(8)["asked"] == since
+    assert after.view()["waits"] == "job 8 asked before it"
+
+
+def test_when_a_process_began_is_known() -> None:
+    """To the tick."""
+    child = subprocess.Popen(("sleep", "10"))
+    try:
+        now = time.time()
+        assert now - 10 < LinuxProcesses().began(started_of(child.pid) or 0, now) <= now + 0.02
+    finally:
+        child.kill()
+        child.wait()
