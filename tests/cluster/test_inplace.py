@@ -164,8 +164,12 @@ def test_one_that_is_cancelled_while_it_sleeps_ends_in_order(cluster: Cluster) -
 
 def test_its_signal_and_its_time_limit_reach_it_while_it_sleeps(cluster: Cluster) -> None:
     """--signal wakes it and is taken; put to sleep again it runs into its limit."""
-    job = telling(cluster, "--time=1", "--signal=B:USR1@35")
-    cluster.wait_for_output(job, "got USR1", timeout_s=70)
+    began = time.monotonic()
+    job = telling(cluster, "--time=60", "--signal=B:USR1@35")
+    # Slurm may send it a minute early: only now, that it sleeps, its limit comes near.
+    minutes = int(time.monotonic() - began + 40) // 60 + 1
+    cluster.exec("login", "scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
+    cluster.wait_for_output(job, "got USR1", timeout_s=100)
     wait_awake(cluster, job)
     put_to_sleep(cluster, job)
     wait_until("it is over time", lambda: cluster.job(job)["JobState"], lambda state: state == "TIMEOUT", timeout_s=150)
