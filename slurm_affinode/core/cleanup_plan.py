@@ -103,8 +103,7 @@ def idle_since(settings: Settings, finding: Finding) -> datetime | None:
     spans = sorted((gpu.idle_s for gpu in finding.flagged_gpus if gpu.idle_s is not None), reverse=True)
     if finding.since is None or not spans:
         return finding.since
-    wanted = math.ceil(settings.gpu_fraction * _held(finding) - 1e-9)
-    return finding.since + timedelta(seconds=spans[0] - spans[min(max(wanted, 1), len(spans)) - 1])
+    return finding.since + timedelta(seconds=spans[0] - spans[min(_wanted(settings, finding), len(spans)) - 1])
 
 
 def stages_of(settings: Settings, finding: Finding) -> Stages:
@@ -113,6 +112,8 @@ def stages_of(settings: Settings, finding: Finding) -> Stages:
     first = finding.since
     if start is None or since is None or first is None:
         return settings.sliding
+    if finding.variant == "used-once" and _wanted(settings, finding) >= len(finding.flagged_gpus):
+        return settings.sliding  # one of those that count was used, however shortly
     # Each by itself: the GPUs of a job are not sampled at the same moment.
     fixed = max((first - start).total_seconds(), (since - first).total_seconds()) <= NEVER_USED_S
     return settings.fixed if fixed else settings.sliding
@@ -127,6 +128,11 @@ def enough_idle(settings: Settings, finding: Finding) -> bool:
     """Whether so many of the job's GPUs are idle that it may be cancelled; those that are unknown are not."""
     held = _held(finding)
     return held > 0 and len(finding.flagged_gpus) / held >= settings.gpu_fraction
+
+
+def _wanted(settings: Settings, finding: Finding) -> int:
+    """So many of the job's GPUs have to be idle."""
+    return max(1, math.ceil(settings.gpu_fraction * _held(finding) - 1e-9))
 
 
 def _held(finding: Finding) -> int:

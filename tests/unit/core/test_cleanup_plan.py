@@ -111,6 +111,8 @@ sliding = { first_warning = "2h", cancel = "5h" }
     assert verdict(finding, half, once)[0] == "cancel"
     sampled = replace(finding, since=began.start + timedelta(seconds=50), gpus=(never, gpu(1, idle_s=4 * 3600.0 - 50)))  # type: ignore[operator]
     assert verdict(sampled, more, once)[0] == "cancel"  # never used, and not sampled at the same moment
+    shortly = replace(sampled, kind="idle-allocation", variant="used-once")
+    assert verdict(shortly, more, warned(shortly, timedelta(minutes=65)))[:2] == ("none", "too-early")
     computing = replace(finding, gpus=(never, replace(used, flagged=False)))
     assert verdict(computing, more, once)[:2] == ("none", "fraction")
 
