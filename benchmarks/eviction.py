@@ -25,7 +25,7 @@ lend (the default of ``memory_size`` is 32 GB); 2 %, 11 to 18 GB, is less than o
 clairvoyant Belady with costs. See ``eviction_policies.py``. What is wanted for the first time ever is loaded under
 every policy and counts in all figures, the bounds included. ``planned`` is ours where Slurm's plan tells of every
 request ten minutes before (the default of ``suspend.tiers.prefetch``); the trace has no such plan, and no goal is
-judged by it.
+judged by it. ``--known`` shows what it would be worth to know how often each image will be wanted, though not when.
 
 ``HORIZON_TURNS`` of ``core/eviction.py`` was chosen on the first halves of both traces (``--tune``). The second halves
 had been looked at before, when the kind of policy was chosen.
