@@ -52,7 +52,7 @@ wait_for_jobs() { # SECONDS
     [ "$now" = "$said" ] || say "  $now"
     said=$now
     [ "$SECONDS" -lt "$deadline" ] || { say "the jobs have not ended in time: containers/cluster status"; return 3; }
-    sleep 1
+    sleep 2
   done
   # Accounting comes a little later.
   until [ -z "$(on_login sacct --allusers --allocations --noheader --parsable2 --jobs="$list" --format=State \

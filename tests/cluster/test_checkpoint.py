@@ -129,6 +129,7 @@ def test_a_tree_goes_on_where_it_was(drive: Callable[..., Drive], feature: str) 
     assert done["status"] == "0"
 
 
+@pytest.mark.slow
 def test_three_times_in_a_row_with_everything(drive: Callable[..., Drive]) -> None:
     """Ten processes: the output has each line once, PID 1 sees the end, images are counted."""
     on = drive()

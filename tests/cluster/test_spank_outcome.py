@@ -159,6 +159,7 @@ def test_same_end_and_output(cluster: Cluster, case: Case) -> None:
     assert with_option == without
 
 
+@pytest.mark.slow
 def test_time_limit(cluster: Cluster) -> None:
     """TERM at the limit, KILL after KillWait: TIMEOUT, and the trap has run."""
     body = "#!/usr/bin/python3\n" + OUTLIVES_TERM

@@ -1,0 +1,99 @@
+"""Jobs whose agents stand still where a phase of their suspension, restore or sleep in place begins."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.driver import Cluster, wait_until
+from cluster.phases import open_journals, stopping_at, wait_for_stop, wait_settled
+from cluster.servers import BY_HAND as SERVER_BY_HAND
+from cluster.servers import JOURNAL, NODE, Server, put_to_sleep, serve, wait_awake
+from cluster.sleepers import BY_HAND, SHARED, asleep, idle_job, journals, status, wake
+
+IDLE = 12
+"""Steps that a job makes."""
+BEFORE_IMAGE = ("locking", "locked", "parked", "dumping")
+WITH_IMAGE = ("dumped", "requeueing", "queued")
+IN_PLACE = ("locking", "locked", "parked", "frozen", "waking")
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """A job whose agent stands still where a phase begins."""
+
+    job: str
+    node: str
+
+
+def through(cluster: Cluster, job: str, phase: str) -> bool:
+    """Whether a job is restored, or suspended, its image shared; or has ended before it could be."""
+    if phase == "restoring":
+        return "restored on" in cluster.output(job)
+    seen = cluster.job(job)
+    return (seen["Restarts"] == "1" or seen["JobState"] == "COMPLETED") and not open_journals(cluster)
+
+
+def catch(cluster: Cluster, phase: str) -> Caught:
+    """A job that is being suspended, or restored; within ``stopping_at``."""
+    for _ in range(ATTEMPTS):
+        if phase == "restoring":
+            job = asleep(cluster, idle_job(idle=IDLE), BY_HAND)
+            wait_settled(cluster)
+            wake(cluster, job)
+        else:
+            job = cluster.submit(BY_HAND, script=idle_job(idle=IDLE))
+            cluster.wait_for_output(job, "step number=2")
+            # It has ended by now where the machine is very busy.
+            cluster.run("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
+        node = wait_for_stop(cluster, functools.partial(through, cluster, job, phase))
+        if node is not None:
+            return Caught(job, node)
+        cluster.exec("login", "scancel", job, user="alice")
+    raise AssertionError(f"none of {ATTEMPTS} agents was caught where {phase} begins")
+
+
+def beyond(cluster: Cluster, phase: str) -> bool:
+    """Whether the journal of the node is beyond a phase."""
+    seen = journals(cluster, NODE)
+    if phase == "waking":
+        return not seen
+    return any(IN_PLACE.index(one) > IN_PLACE.index(phase) for one in seen)
+
+
+@contextmanager
+def caught_in_place(cluster: Cluster, phase: str) -> Iterator[Server]:
+    """A server whose agent stands still where ``phase`` begins."""
+    server = serve(cluster, 8001, SERVER_BY_HAND)
+    for _ in range(ATTEMPTS):
+        if phase == "waking":
+            put_to_sleep(cluster, server.job)
+        with stopping_at(cluster, phase, NODE):
+            # An agent that stands still does not answer who asked.
+            verb = "wake" if phase == "waking" else "suspend --no-wait"
+            ask_for = f"setsid -f slurm-affinode {verb} {server.job} </dev/null >/dev/null 2>&1"
+            cluster.shell("login", ask_for, user="alice")
+            if wait_for_stop(cluster, lambda: beyond(cluster, phase)) is not None:
+                yield server
+                return
+        if phase != "waking":
+            wake(cluster, server.job)
+        wait_awake(cluster, server.job)
+    raise AssertionError(f"none of {ATTEMPTS} agents was caught where {phase} begins")
+
+
+def row_of(cluster: Cluster, job: str) -> dict[str, Any]:
+    """What status says of a job, as soon as an agent knows it."""
+    rows: list[dict[str, Any]] = wait_until("an agent knows it", lambda: status(cluster, job).get("jobs") or [])
+    return rows[0]
+
+
+def nothing_left(cluster: Cluster, job: str) -> None:
+    """No journal, no claim, no note."""
+    wait_until("its journal is closed", lambda: cluster.run(NODE, "ls", JOURNAL).stdout == "")
+    left = cluster.run("login", "sh", "-c", f"ls -d {SHARED}/claims/*.{job}.* {SHARED}/asleep/*.{job}.json").stdout
+    assert left == ""

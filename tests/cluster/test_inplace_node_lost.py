@@ -1,0 +1,54 @@
+"""A node that is lost where a phase of a sleep in place begins: the server starts anew, or is over."""
+
+from __future__ import annotations
+
+import pytest
+from cluster.caught import IN_PLACE, caught_in_place, nothing_left, row_of
+from cluster.driver import Cluster, wait_until
+from cluster.servers import BY_HAND, NODE, ask, ledger, put_to_sleep, serve
+from cluster.sleepers import wait_for_agents
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True)
+def agents(cluster: Cluster) -> None:
+    """They answer."""
+    wait_for_agents(cluster)
+
+
+@pytest.mark.parametrize("phase", IN_PLACE)
+def test_node_lost_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
+    """There is no image: Slurm starts it from its beginning; comment and status say why, nothing of before is left."""
+    with caught_in_place(cluster, phase) as server:
+        cluster.kill(NODE)
+        cluster.start(NODE)
+    wait_for_agents(cluster)
+    wait_until("it is requeued", lambda: cluster.job(server.job)["Restarts"], lambda n: n == "1", timeout_s=150)
+    wait_until(
+        "it serves again",
+        lambda: cluster.run("login", "curl", "--silent", "--fail", f"{server.url}/health").returncode == 0,
+        timeout_s=150,
+    )
+    answer, _ = ask(cluster, server.url)
+    assert answer["number"] == 1
+    nothing_left(cluster, server.job)
+    comment = cluster.exec("login", "squeue", "--noheader", f"--jobs={server.job}", "--format=%k")
+    assert comment.startswith(f"lost: its processes on {NODE} ended while it was suspended")
+    assert row_of(cluster, server.job)["said"] == comment.strip()
+    shown = cluster.exec("login", "slurm-affinode", "status", server.job, user="alice")
+    assert "lost: its processes" in shown
+    assert ledger(cluster, server.job)[-1]["ended_ms"] is not None
+    put_to_sleep(cluster, server.job)
+    assert ask(cluster, server.url)[0] == {"prediction": answer["prediction"], "number": 2}
+
+
+def test_node_lost_and_the_job_may_not_be_requeued(cluster: Cluster) -> None:
+    """It is over, as Slurm does it; nothing of it is left."""
+    server = serve(cluster, 8001, BY_HAND, "--no-requeue")
+    put_to_sleep(cluster, server.job)
+    cluster.kill(NODE)
+    cluster.start(NODE)
+    cluster.wait_for_state(server.job, "NODE_FAIL", timeout_s=150)
+    wait_for_agents(cluster)
+    nothing_left(cluster, server.job)
