@@ -20,6 +20,7 @@
 
 #define TOLD_AFTER_NS 50000000 /* by then the witness has said whether it got the signal too */
 #define MOST_PENDING 32
+#define HOLD_AGAIN_NS 10000000000LL /* the shepherd is the user's process: scontrol is not run more often, whatever it asks */
 
 struct pending {
     int number;
@@ -35,7 +36,10 @@ struct keeper {
     pid_t child;
     pid_t witness;
     pid_t scontrol;
-    int status; /* of the script, as the shepherd has told; -1: not yet */
+    int status;      /* of the script, as the shepherd has told; -1: not yet */
+    int64_t hold_ns; /* when scontrol was started last; 0: never */
+    bool complained; /* of scontrol */
+    bool executed;   /* what became of the script's execve() was logged: once for each job */
     struct pending pending[MOST_PENDING];
     int count;
 };
@@ -182,8 +186,9 @@ static void start_hold(struct keeper *keeper)
     char id[16];
     sigset_t none;
 
-    if (keeper->scontrol > 0)
+    if (keeper->scontrol > 0 || (keeper->hold_ns != 0 && now_ns() - keeper->hold_ns < HOLD_AGAIN_NS))
         return;
+    keeper->hold_ns = now_ns();
     keeper->scontrol = fork();
     if (keeper->scontrol != 0)
         return;
@@ -192,7 +197,7 @@ static void start_hold(struct keeper *keeper)
     sigprocmask(SIG_SETMASK, &none, NULL);
     for (size_t i = 0; i <= sizeof(places) / sizeof(*places); i++) {
         const char *path = i == 0 ? keeper->job->scontrol : places[i - 1];
-        char *arguments[] = {(char *)path, "requeuehold", id, NULL};
+        char *arguments[] = {(char *)path, "requeuehold", "incomplete", id, NULL}; /* not one that was cancelled */
 
         if (path != NULL)
             execve(path, arguments, environ);
@@ -205,8 +210,10 @@ static void held(struct keeper *keeper, int status)
     struct packet packet = {.kind = PACKET_HELD, .number = status != 0};
 
     keeper->scontrol = 0;
-    if (status != 0)
+    if (status != 0 && !keeper->complained) {
+        keeper->complained = true;
         keeper->job->log("slurm-affinode: the job has an image and this node no agent, and scontrol requeuehold failed");
+    }
     if (keeper->channel >= 0)
         channel_send(keeper->channel, &packet);
 }
@@ -218,9 +225,10 @@ static void take_packets(struct keeper *keeper)
     while (keeper->channel >= 0 && channel_receive(keeper->channel, &packet, 0) > 0) {
         if (packet.kind == PACKET_STATUS)
             keeper->status = packet.number & 0xffff;
-        else if (packet.kind == PACKET_EXEC)
+        else if (packet.kind == PACKET_EXEC && !keeper->executed) {
+            keeper->executed = true;
             log_exec(keeper, packet.number);
-        else if (packet.kind == PACKET_HOLD)
+        } else if (packet.kind == PACKET_HOLD)
             start_hold(keeper);
     }
 }

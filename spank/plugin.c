@@ -16,7 +16,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* Outside of the system's directories (SLURM_CFLAGS=-I...) Slurm's headers have to pass our warnings, and do not. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wstrict-prototypes"
 #include <slurm/slurm.h>
+#pragma GCC diagnostic pop
 
 /* Everything else is hidden (-fvisibility=hidden, plugin.map). */
 #pragma GCC visibility push(default)

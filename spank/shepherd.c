@@ -319,6 +319,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "slurm-affinode-shepherd is started by Slurm for jobs with --gpu-suspend-idle, not by hand\n");
         return 2;
     }
+    /* The job's processes are of the same user: none is to speak in its name to keeper and agent. A script begins with
+     * execve(), and can be traced as ever. */
+    prctl(PR_SET_DUMPABLE, 0);
     fcntl(shepherd.options.keeper_fd, F_SETFD, FD_CLOEXEC);
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &shepherd.mask);

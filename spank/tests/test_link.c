@@ -92,7 +92,7 @@ static void a_mad_agent_is_left(const char *packet, size_t length)
     link_init(&link, path);
     CHECK(link_try(&link, &hello, 0));
     agent = accept(listener, NULL, NULL);
-    CHECK(descriptors_with_hello(agent) == 3);
+    CHECK(agent >= 0 && descriptors_with_hello(agent) == 3);
     CHECK(send(agent, packet, length, 0) == (ssize_t)length);
     CHECK(link_read(&link, &message, 5) == LINK_LOST && link.fd == -1 && link.retry_ns > 5);
     close(agent);

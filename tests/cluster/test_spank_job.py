@@ -74,6 +74,20 @@ def test_arguments_of_the_script(cluster: Cluster) -> None:
     assert cluster.output(job) == "<a b><><--><-x><$HOME>"
 
 
+def test_shepherd_is_nobodys_to_trace(cluster: Cluster) -> None:
+    """It speaks for the job to keeper and agent; the job's own processes can be traced as ever."""
+    script = """#!/bin/bash
+cat /proc/1/environ >/dev/null 2>&1 && echo it can be read
+sleep 100 & python3 -c 'import ctypes, sys
+trace = ctypes.CDLL(None).ptrace
+print(*(trace(0x4206, int(pid), 0, 0) for pid in sys.argv[1:]))' 1 $!
+kill $!
+"""
+    job = cluster.submit(*PARTITION, OPTION, script=script)
+    assert outcome(cluster, job).state == "COMPLETED"
+    assert cluster.output(job) == "-1 0\n"
+
+
 def test_namespace_facts(cluster: Cluster) -> None:
     """As documented: the script is PID 2, its parent PID 1; it leads its session."""
     script = "#!/bin/bash\necho $$ $PPID $SLURM_TASK_PID $(ps -o sid= -p $$)\n"

@@ -215,6 +215,7 @@ daemon="python3 daemon-$SLURM_JOB_ID.py"
 bash -c "nohup $daemon nohup $$ </dev/null >/dev/null 2>&1 & disown"
 setsid -f $daemon setsid $$ </dev/null >/dev/null 2>&1
 $daemon twice $$ </dev/null >/dev/null 2>&1
+(setsid bash -c "($daemon nested $$ </dev/null >/dev/null 2>&1 &); exec sleep 1000" </dev/null >/dev/null 2>&1 &)
 (sleep 1000 &); wait; echo waited for nobody
 until [ -e slurm-daemon-$SLURM_JOB_ID.end ]; do
   [ ! -e slurm-daemon-$SLURM_JOB_ID.late ] || ($daemon late $$ </dev/null >/dev/null 2>&1 &)
@@ -227,7 +228,8 @@ exit 7
 
 def test_daemons_come_along(cluster: Cluster) -> None:
     """Processes that have left their parents go on counting on the other node, and after a second time, with one that
-    did so in between; none outlives the script, whose exit code is Slurm's."""
+    did so in between; none outlives the script, whose exit code is Slurm's. The one of a session that another process
+    leads becomes a child of that one."""
     job = cluster.submit(BY_HAND, script=DAEMONS)
     name = f"/home/alice/slurm-daemon-{job}"
 
@@ -244,7 +246,7 @@ def test_daemons_come_along(cluster: Cluster) -> None:
         return max(wait_until(f"{kinds} count", look, lambda seen: min(seen) > least))
 
     cluster.wait_for_output(job, "waited for nobody")
-    most = wait_for_count(("subshell", "nohup", "setsid", "twice"), 3)
+    most = wait_for_count(("subshell", "nohup", "setsid", "twice", "nested"), 3)
     first = cluster.job(job)["BatchHost"]
     suspend(cluster, job)
     wait_asleep(cluster, job)
@@ -254,7 +256,7 @@ def test_daemons_come_along(cluster: Cluster) -> None:
     cluster.wait_for_state(job, "RUNNING")
     assert cluster.job(job)["BatchHost"] != first
     touch("late")
-    kinds = ("subshell", "nohup", "setsid", "twice", "late")
+    kinds = ("subshell", "nohup", "setsid", "twice", "late", "nested")
     most = wait_for_count(kinds, most)
     cluster.exec("login", "scancel", blocking, user="bob")
     suspend(cluster, job)
@@ -266,7 +268,9 @@ def test_daemons_come_along(cluster: Cluster) -> None:
     assert runs[-1].exit_code == "7:0"
     for kind in kinds:
         rows = [line.split() for line in cluster.exec("login", "cat", f"{name}-{kind}.out").splitlines()]
-        assert rows == [[str(number), rows[0][1], "2"] for number in range(1, len(rows) + 1)], kind
+        assert [row[:2] for row in rows] == [[str(number), rows[0][1]] for number in range(1, len(rows) + 1)], kind
+        parents = list(dict.fromkeys(row[2] for row in rows))
+        assert parents == ["2"] if kind != "nested" else (parents[0], len(parents), "1" in parents) == ("2", 2, False)
     for node in ("c1", "c2"):
         assert cluster.run(node, "pgrep", "-f", f"daemon-{job}.py").returncode == 1
     cluster.exec("login", "rm", f"/home/alice/daemon-{job}.py", user="alice")
