@@ -15,9 +15,9 @@ from pathlib import Path
 
 from slurm_affinode.agent.notes import Note
 from slurm_affinode.agent.parts import Parts
+from slurm_affinode.checkpoint.demand import SharedDemand
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
 from slurm_affinode.checkpoint.tier import Copy
-from slurm_affinode.core.eviction import Demand
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.files import write_text
 from slurm_affinode.model.suspension import JobKey, LiveRun
@@ -128,8 +128,8 @@ class Prefetcher:
             write_text(self._state, json.dumps(self._parts.tiers.demand.state()) + "\n", mode=0o600)
 
 
-def load_demand(path: Path) -> Demand:
+def load_demand(path: Path) -> SharedDemand:
     """What was learned before; a new one where there is none that can be read."""
     with suppress(OSError, ValueError):
-        return Demand.restored(json.loads(path.read_text(encoding="utf-8")))
-    return Demand()
+        return SharedDemand.restored(json.loads(path.read_text(encoding="utf-8")))
+    return SharedDemand()

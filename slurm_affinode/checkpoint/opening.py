@@ -9,11 +9,11 @@ from pathlib import Path
 
 from slurm_affinode.checkpoint import packing
 from slurm_affinode.checkpoint.blockio import Limiter
+from slurm_affinode.checkpoint.demand import SharedDemand
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.tier import Tier
 from slurm_affinode.checkpoint.tiers import Tiers
-from slurm_affinode.core.eviction import Demand
 from slurm_affinode.nodeconfig import SuspendConfig
 from slurm_affinode.sizes import parse_size
 
@@ -39,7 +39,7 @@ def open_tiers(
     create: bool = True,
     now: Callable[[], float] = time.time,
     host_memory: Callable[[], int | None] = available,
-    demand: Demand | None = None,
+    demand: SharedDemand | None = None,
 ) -> Tiers:
     """The tiers of a node, fastest first. ``create``: make directories that are not there; else leave such tiers out.
 

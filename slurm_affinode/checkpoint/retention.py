@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from slurm_affinode.checkpoint import digest
+from slurm_affinode.checkpoint.demand import SharedDemand
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom
 from slurm_affinode.checkpoint.tier import Copy, Tier
-from slurm_affinode.core.eviction import Cut, Demand, Held, Turnover, make_room
+from slurm_affinode.core.eviction import Cut, Held, Turnover, make_room
 from slurm_affinode.model.suspension import JobKey, Manifest
 from slurm_affinode.sizes import size as gib
 
@@ -28,7 +29,7 @@ _KNOWN = 0.3
 class Retention:
     """Of the tiers of one node, fastest first. May be used by several threads."""
 
-    def __init__(self, tiers: Sequence[Tier], demand: Demand, now: Callable[[], float]) -> None:
+    def __init__(self, tiers: Sequence[Tier], demand: SharedDemand, now: Callable[[], float]) -> None:
         self.tiers = tuple(tiers)
         self.demand = demand
         self._now = now

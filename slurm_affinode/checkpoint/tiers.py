@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager, suppress
 
 from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.copying import How, Progress
+from slurm_affinode.checkpoint.demand import SharedDemand
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom
 from slurm_affinode.checkpoint.retention import Retention
 from slurm_affinode.checkpoint.tier import Copy, Tier
 from slurm_affinode.checkpoint.writer import ImageWriter
-from slurm_affinode.core.eviction import Demand
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 
 Fill = Callable[[ImageWriter], Image]
@@ -35,7 +35,7 @@ class Tiers:
         self,
         tiers: Sequence[Tier],
         *,
-        demand: Demand | None = None,
+        demand: SharedDemand | None = None,
         now: Callable[[], float] = time.time,
         report: Callable[[JobKey, str], None] = lambda key, text: LOG.warning("job %s: %s", key.job_id, text),
         missing: Sequence[str] = (),
@@ -46,7 +46,7 @@ class Tiers:
         ``ahead``: limits of copies to the shared tier, and of those to this node before a job starts.
         """
         self.missing = tuple(missing)
-        self.retention = Retention(tiers, demand or Demand(), now)
+        self.retention = Retention(tiers, demand or SharedDemand(), now)
         self._now, self.report = now, report
         self._to_shared, self._ahead = to_shared, ahead
         self.stopping = threading.Event()
@@ -67,7 +67,7 @@ class Tiers:
         return self.retention.tiers
 
     @property
-    def demand(self) -> Demand:
+    def demand(self) -> SharedDemand:
         """How often images are wanted."""
         return self.retention.demand
 

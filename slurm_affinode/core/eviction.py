@@ -17,11 +17,10 @@ with parts in the order of their density is the solution of the knapsack problem
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from operator import mul
-from typing import Any
+from typing import Any, Self
 
 HALF_LIVES_S = tuple(3.0 * 10 ** (k / 2) for k in range(13))
 """From 3 s to 35 days."""
@@ -69,10 +68,7 @@ class Plan:
 
 
 class Demand:
-    """How often each image is expected to be wanted. Times are seconds of any clock that does not go back.
-
-    May be used by several threads.
-    """
+    """How often each image is expected to be wanted. Times are seconds of any clock that does not go back."""
 
     def __init__(self, *, half_lives_s: tuple[float, ...] = HALF_LIVES_S) -> None:
         """``half_lives_s``: of the kernels."""
@@ -84,14 +80,9 @@ class Demand:
         self._now_s = 0.0
         self._marks: dict[str, list[float]] = {}
         """Name -> for each kernel, the sum over its requests of exp(decay x (time of the request - base))."""
-        self._lock = threading.RLock()
 
     def requested(self, name: str, now_s: float) -> None:
         """An image is wanted now."""
-        with self._lock:
-            self._requested(name, now_s)
-
-    def _requested(self, name: str, now_s: float) -> None:
         faded, grown = self._factors(now_s)
         marks = self._marks.get(name)
         if marks is None:
@@ -122,13 +113,12 @@ class Demand:
 
     def rates(self, names: Iterable[str], now_s: float, horizon_s: float = _SHORTEST_S) -> dict[str, float]:
         """Requests per second that are expected of each within the horizon; 0 for one that was never wanted."""
-        with self._lock:
-            faded, _ = self._factors(now_s)
-            # Of a kernel's mass, what falls within the horizon, per second.
-            share = (-math.expm1(-beta * horizon_s) / horizon_s for beta in self._decay)
-            row = [w * f * s for w, f, s in zip(self.weights(), faded, share, strict=True)]
-            nothing = [0.0] * len(row)
-            return {name: sum(map(mul, row, self._marks.get(name, nothing))) for name in names}
+        faded, _ = self._factors(now_s)
+        # Of a kernel's mass, what falls within the horizon, per second.
+        share = (-math.expm1(-beta * horizon_s) / horizon_s for beta in self._decay)
+        row = [w * f * s for w, f, s in zip(self.weights(), faded, share, strict=True)]
+        nothing = [0.0] * len(row)
+        return {name: sum(map(mul, row, self._marks.get(name, nothing))) for name in names}
 
     def rate(self, name: str, now_s: float, horizon_s: float = _SHORTEST_S) -> float:
         """Requests per second that are expected of one."""
@@ -136,13 +126,11 @@ class Demand:
 
     def forget(self, name: str) -> None:
         """It will not be wanted again."""
-        with self._lock:
-            self._marks.pop(name, None)
+        self._marks.pop(name, None)
 
     def keep(self, names: Collection[str]) -> None:
         """No others will be wanted again."""
-        with self._lock:
-            self._marks = {name: marks for name, marks in self._marks.items() if name in names}
+        self._marks = {name: marks for name, marks in self._marks.items() if name in names}
 
     def _factors(self, now_s: float) -> tuple[list[float], list[float]]:
         """exp(-decay x time since base) and its inverse; moves the base before they grow too large."""
@@ -162,15 +150,14 @@ class Demand:
 
     def state(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
-        with self._lock:
-            return {
-                "half_lives_s": [math.log(2) / beta for beta in self._decay], "caused": list(self._caused),
-                "open": list(self._open), "events": self._events, "base_s": self._base_s, "now_s": self._now_s,
-                "marks": {name: list(marks) for name, marks in self._marks.items()},
-            }  # fmt: skip
+        return {
+            "half_lives_s": [math.log(2) / beta for beta in self._decay], "caused": list(self._caused),
+            "open": list(self._open), "events": self._events, "base_s": self._base_s, "now_s": self._now_s,
+            "marks": {name: list(marks) for name, marks in self._marks.items()},
+        }  # fmt: skip
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Demand:
+    def restored(cls, state: Mapping[str, Any]) -> Self:
         """From ``state``. Raises ``ValueError`` for anything else."""
         try:
             made = cls(half_lives_s=tuple(_numbers(state["half_lives_s"])))

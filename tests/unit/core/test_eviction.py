@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 
 import pytest
 from hypothesis import given
@@ -182,30 +181,3 @@ def test_the_horizon_follows_the_turnover_of_the_tier() -> None:
         turnover.took(100, 100, float(second))
     assert turnover.horizon_s(100, 2000.0) == 3.0
     assert turnover.horizon_s(100, 1e12) == pytest.approx(30 * 86400.0)
-
-
-def test_several_threads_may_ask_and_tell() -> None:
-    """What is learned is saved while a job is suspended in another thread."""
-    demand, stop, failed = Demand(), threading.Event(), list[BaseException]()
-
-    def tell() -> None:
-        number = 0
-        try:
-            while not stop.is_set():
-                number += 1
-                demand.requested(str(number % 5000), 2000.0 * number)
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=tell)
-    thread.start()
-    try:
-        for number in range(300):
-            state = demand.state()
-            assert Demand.restored(state).state() == state
-            demand.rates(state["marks"], 0.0)
-            demand.keep([str(number)] if number % 50 == 0 else list(state["marks"]))
-    finally:
-        stop.set()
-        thread.join()
-    assert not failed

@@ -192,7 +192,8 @@ def test_what_findings_say_is_said_in_the_language_of_the_reader(tmp_path: Path)
         "core/signature.py",
         "analysis/squatters.py",
         "analysis/misfits.py",
-        "analysis/misfit_users.py", "analysis/leftover_memory.py",
+        "analysis/misfit_users.py",
+        "analysis/leftover_memory.py",
         "workflow/zombie_orphans.py",
     )
     german = mail_module.Texts("de", None)

@@ -1,0 +1,34 @@
+"""What is expected of images, told and asked by several threads."""
+
+from __future__ import annotations
+
+import threading
+
+from slurm_affinode.checkpoint.demand import SharedDemand
+
+
+def test_several_threads_may_ask_and_tell() -> None:
+    """What is learned is saved while a job is suspended in another thread."""
+    demand, stop, failed = SharedDemand(), threading.Event(), list[BaseException]()
+
+    def tell() -> None:
+        number = 0
+        try:
+            while not stop.is_set():
+                number += 1
+                demand.requested(str(number % 5000), 2000.0 * number)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    try:
+        for number in range(300):
+            state = demand.state()
+            assert SharedDemand.restored(state).state() == state
+            demand.rates(state["marks"], 0.0)
+            demand.keep([str(number)] if number % 50 == 0 else list(state["marks"]))
+    finally:
+        stop.set()
+        thread.join()
+    assert not failed
