@@ -163,7 +163,6 @@ class JobRestorer:
                 inherit,
                 root_pid_ns=manifest.root_pid,
                 timeout_s=parts.settings.restore_s,
-                stopped=manifest.stopped_pids,
             )
         self._cuda(arrival, manifest, pairs)
         return pid

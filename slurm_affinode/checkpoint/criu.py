@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from slurm_affinode import process
 from slurm_affinode.checkpoint import localfiles, namespace, rootdir, sessions
 from slurm_affinode.checkpoint.asuser import User, user_of
 from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
+from slurm_affinode.checkpoint.gate import Gate, work_directory
 from slurm_affinode.checkpoint.interface import (
     CheckpointError,
     DumpFailed,
@@ -146,12 +145,11 @@ class Criu:
         *,
         root_pid_ns: int,
         timeout_s: float,
-        stopped: Collection[int] = (),
     ) -> int:
         """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``: nothing is left.
 
-        ``directory_fd`` is only read. The tree runs when this returns, but for ``stopped``, which were stopped before
-        their dump (PIDs there); its CUDA processes wait in their calls until they are restored and unlocked.
+        ``directory_fd`` is only read. The tree runs when this returns; its CUDA processes wait in their calls until
+        they are restored and unlocked.
         """
         self.check()
         try:
@@ -161,7 +159,15 @@ class Criu:
         if namespace.members(init_pid):
             raise RestoreFailed("the job's PID namespace is not empty")
         deadline = time.monotonic() + timeout_s
-        with _work_directory() as (work, work_fd):
+
+        def look() -> None:
+            try:
+                _look(init_pid, inventory.pids, [one.fd for one in inherit])
+            except BaseException:
+                namespace.kill_all(init_pid)
+                raise
+
+        with work_directory() as (work, work_fd):
             try:
                 localfiles.put_back(init_pid, directory_fd)
                 self._raise_pids(init_pid, inventory.numbers)
@@ -170,16 +176,17 @@ class Criu:
                     self._program, "restore",
                     f"--images-dir=/proc/self/fd/{directory_fd}", f"--work-dir=/proc/self/fd/{work_fd}",
                     f"--libdir=/proc/self/fd/{work_fd}", "--log-file=restore.log", f"-v{self._verbosity}",
-                    "--restore-detached", "--leave-stopped", "--pidfile=pid", *_COMMON,
+                    "--restore-detached", "--pidfile=pid", Gate.OPTION, *_COMMON,
                     *(word for one in inherit for word in ("--inherit-fd", f"fd[{one.fd}]:{one.key}")),
                 ]  # fmt: skip
-                done = self._run(
-                    argv, timeout_s=timeout_s, env=_ENVIRONMENT, check=False, group=True,
-                    pass_fds=(directory_fd, work_fd, *(one.fd for one in inherit)),
-                )  # fmt: skip
+                with Gate(work, look) as gate:
+                    done = self._run(
+                        argv, timeout_s=timeout_s, env=_ENVIRONMENT, check=False, group=True,
+                        pass_fds=(directory_fd, work_fd, *(one.fd for one in inherit)),
+                    )  # fmt: skip
                 why = None if done.returncode == 0 else self._why(work_fd, "restore.log", done)
+                gate.check(passed=why is None)
                 self._arrived(init_pid, why, root_pid_ns, log_of(work / "pid"), deadline)
-                _let_go(init_pid, stopped, [one.fd for one in inherit])
             except UnreachableError as error:
                 namespace.kill_all(init_pid)
                 raise RestoreFailed(f"the restore was given up: {error}") from None
@@ -191,7 +198,7 @@ class Criu:
 
     @staticmethod
     def _arrived(init_pid: int, why: str | None, root_pid_ns: int, said: str, deadline: float) -> None:
-        """The root is there, below PID 1."""
+        """The root is there, below PID 1. Other processes, and it too, may end at once when they run again."""
         if why is not None:
             raise RestoreFailed(f"CRIU could not restore it: {why}")
         if said.strip() != str(root_pid_ns):
@@ -269,12 +276,13 @@ def _failed(directory_fd: int, why: str) -> DumpFailed:
     return DumpFailed(why)
 
 
-def _let_go(init_pid: int, stopped: Collection[int], given: Collection[int]) -> None:
-    """Let the tree run on, if it has no file open that its user could not open. Raises ``RestoreFailed``."""
-    members = namespace.members(init_pid)
+def _look(init_pid: int, pids: Collection[int], given: Collection[int]) -> None:
+    """Look at a restored tree before it runs on. Raises ``RestoreFailed`` where it has a file open that its user may
+    not open so. ``pids``: those of the tree, in its namespace."""
     looks: dict[User, OpenFiles] = {}
+    here = namespace.members(init_pid)
     try:
-        for pid in members.values():
+        for pid in (here[inner] for inner in pids if inner in here):
             facts = (namespace.PROC / str(pid)).stat()
             user = user_of(pid, facts.st_uid, facts.st_gid)
             found = looks.setdefault(user, OpenFiles(user, given)).strange(pid)
@@ -284,10 +292,6 @@ def _let_go(init_pid: int, stopped: Collection[int], given: Collection[int]) -> 
                 )
     except OSError as error:
         raise RestoreFailed(f"what the restored tree has open cannot be looked at: {error}") from None
-    for inner, pid in members.items():
-        if inner not in stopped:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
 
 
 def _adopt_affinity(init_pid: int) -> None:
@@ -299,13 +303,3 @@ def _adopt_affinity(init_pid: int) -> None:
                 for task in Path(f"/proc/{pid}/task").iterdir():
                     with suppress(OSError):
                         os.sched_setaffinity(int(task.name), cpus)
-
-
-@contextmanager
-def _work_directory() -> Iterator[tuple[Path, int]]:
-    with tempfile.TemporaryDirectory(prefix="slurm-affinode-restore-") as name:
-        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            yield Path(name), fd
-        finally:
-            os.close(fd)

@@ -8,7 +8,7 @@ PIDs are those of the agent's own PID namespace unless the name says ``_ns`` (th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -224,12 +224,8 @@ class Imager(Protocol):
         *,
         root_pid_ns: int,
         timeout_s: float,
-        stopped: Collection[int] = (),
     ) -> int:
-        """Put the tree below PID 1 of the namespace; its root's PID there. ``stopped``: those stay so (PIDs there).
-
-        Raises ``RestoreFailed``.
-        """
+        """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``."""
         ...
 
 

@@ -196,6 +196,9 @@ def _before_requeue(phase: Phase, world: World) -> Recovery:
     if world.tree:
         if phase is Phase.DUMPED and world.image and world.job is JobFact.THIS_RUN:
             return Recovery((Action.REQUEUE,), Phase.REQUEUEING, "the image is complete")
+        if phase is Phase.DUMPED and world.image and world.job is JobFact.UNKNOWN:
+            # An agent that died while it recovered may have asked Slurm already: the image may be what comes back.
+            return Recovery((Action.WAIT,), phase, "Slurm does not answer; the processes stay stopped")
         if world.job in (JobFact.THIS_RUN, JobFact.UNKNOWN):
             # A complete image that the tree runs on from is out of date at once: it must not be found later.
             return Recovery((Action.DROP_IMAGE, Action.RESUME, Action.CLOSE), None, f"taken back: it was {phase.value}")

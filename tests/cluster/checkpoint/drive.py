@@ -205,9 +205,7 @@ class Session:
         fd = self.store.open_criu(image)
         out = self.out.open("ab")
         inherit = [InheritFd(out.fileno(), str(self.out).lstrip("/"))] if self.out.exists() else []
-        root = self.criu.restore(
-            init, fd, inherit, root_pid_ns=self.root, timeout_s=60, stopped=image.manifest.stopped_pids
-        )
+        root = self.criu.restore(init, fd, inherit, root_pid_ns=self.root, timeout_s=60)
         restored = time.monotonic()
         os.close(fd)
         out.close()

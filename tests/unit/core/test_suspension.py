@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurm_affinode.core.suspension import (
@@ -154,6 +154,7 @@ def act(machine: Machine, action: Action) -> None:
     steps=st.lists(st.integers(0, 18), min_size=1, max_size=6),
     answers=st.lists(st.booleans(), min_size=6, max_size=6),
 )
+@example(steps=[9, 1, 1], answers=[True, False, False, False, False, False])
 def test_each_crash_ends_in_a_running_job_or_a_complete_image(steps: list[int], answers: list[bool]) -> None:
     """The agent dies after any number of effects, recovers, dies again while it does, whether Slurm answers or not."""
     machine, journal = Machine(Job(), steps[0]), [Phase.RUNNING]

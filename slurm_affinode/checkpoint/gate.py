@@ -1,0 +1,102 @@
+"""Holds a tree that CRIU restores until it was looked at, without the tree noticing.
+
+CRIU runs a script when everything is as it was and its processes are still held (``pre-resume``), and waits for it. The
+script asks here through one pipe and waits at another. To stop the tree by a signal instead would be seen: the SIGCONT
+that ends that is caught by what has a handler for it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from slurm_affinode.checkpoint.interface import RestoreFailed
+
+_SCRIPT = """#!/bin/sh
+[ "$CRTOOLS_SCRIPT_ACTION" = pre-resume ] || exit 0
+echo >ask
+read -r _ <go
+"""
+_PLACES = ("/var/tmp", "/var/lib")  # noqa: S108 - a directory of our own is made there
+
+
+class Gate:
+    """For one restore. Used as a context, which ends when CRIU has ended."""
+
+    OPTION = "--action-script=./gate"
+    """What CRIU is told. It runs scripts in its work directory, with no descriptor of ours."""
+
+    def __init__(self, directory: Path, look: Callable[[], None]) -> None:
+        """``directory``: CRIU's work directory, in which nobody else may write. ``look`` is called while the tree is
+        held, in a thread of its own. What it raises must leave nothing of the tree: the gate opens behind it."""
+        self._directory = directory
+        self._look = look
+        self._asked = False
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        """Make the script, and wait for it."""
+        script = self._directory / "gate"
+        script.write_text(_SCRIPT, encoding="ascii")
+        script.chmod(0o700)
+        self._ask, self._go = self._pipe("ask"), self._pipe("go")
+        self._over, self._end = os.pipe()
+        self._thread = threading.Thread(target=self._wait, name="gate")
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """No script can ask any more."""
+        os.close(self._end)
+        self._thread.join()
+        for fd in (self._ask, self._go, self._over):
+            os.close(fd)
+
+    def check(self, *, passed: bool) -> None:
+        """When CRIU has ended. ``passed``: it says that the tree runs. Raises ``RestoreFailed``, and what the look
+        raised."""
+        if self._error is not None:
+            raise self._error
+        if passed and not self._asked:
+            raise RestoreFailed("CRIU let the restored tree go without asking")
+
+    def _pipe(self, name: str) -> int:
+        path = self._directory / name
+        os.mkfifo(path, 0o600)
+        # For both, so that opening waits for nobody and nobody's end closes it.
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def _wait(self) -> None:
+        ready, _, _ = select.select([self._ask, self._over], [], [])
+        if self._ask not in ready:
+            return
+        self._asked = True
+        try:
+            self._look()
+        except BaseException as error:
+            self._error = error
+        os.write(self._go, b"\n")
+
+
+@contextmanager
+def work_directory() -> Iterator[tuple[Path, int]]:
+    """A directory for CRIU to work in, where programs can be run (``noexec``), and a descriptor of it."""
+    with tempfile.TemporaryDirectory(prefix="slurm-affinode-restore-", dir=_place()) as name:
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield Path(name), fd
+        finally:
+            os.close(fd)
+
+
+def _place() -> str:
+    usual = tempfile.gettempdir()
+    fit = (place for place in (usual, *_PLACES) if not os.statvfs(place).f_flag & os.ST_NOEXEC)
+    return next(fit, usual)
