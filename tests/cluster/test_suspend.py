@@ -52,14 +52,18 @@ def test_idle_job_gives_its_gpu_to_a_waiting_one_and_goes_on_at_another_node(clu
 
 def test_three_suspensions_in_a_row(cluster: Cluster) -> None:
     """By hand, each time; every step is made once, and the ledger has all three."""
-    job = cluster.submit(BY_HAND, script=idle_job(idle=9))
-    for number in (2, 4, 6):
-        cluster.wait_for_output(job, f"step number={number}")
+    job = cluster.submit(BY_HAND, script=idle_job(idle=16))
+    cluster.wait_for_output(job, "step number=2")
+    for times in (1, 2, 3):
         suspend(cluster, job)
         wait_asleep(cluster, job)
         wake(cluster, job)
-        cluster.wait_for_state(job, "RUNNING")
-    assert steps(finish(cluster, job)) == list(range(1, 10))
+        wait_until(
+            "it is restored again",
+            lambda: cluster.output(job).count("slurm-affinode: restored"),
+            lambda count, times=times: count == times,
+        )
+    assert steps(finish(cluster, job)) == list(range(1, 17))
     assert cluster.job(job)["Restarts"] == "3"
     lines = cluster.shell("login", f"cat {SHARED}/ledger/*.jsonl | grep '\"job_id\":{job},' | grep -c restored_ms")
     assert int(lines) == 3
@@ -96,7 +100,7 @@ def test_one_task_of_an_array_sleeps_alone(cluster: Cluster) -> None:
 
 WRITER = """#!/bin/bash
 #SBATCH --partition=gpu --gres=gpu:1
-for number in 1 2 3 4 5 6; do
+for number in 1 2 3 4 5 6 7 8 9 10 11 12; do
   echo "out $number"
   echo "err $number" >&2
   sleep 1
@@ -125,9 +129,9 @@ def test_output_is_the_same_byte_for_byte(cluster: Cluster, mode: str) -> None:
         text = cluster.exec("login", "cat", f"/home/alice/{name}")
         return [line for line in text.splitlines() if not line.startswith("slurm-affinode: ")]
 
-    assert lines(f"slurm-{one}.out") == [f"{kind} {n}" for n in range(1, 7) for kind in ("out", "err")]
-    assert lines(f"slurm-{two}.out") == [f"out {n}" for n in range(1, 7)]
-    assert lines(f"slurm-{two}.err.out") == [f"err {n}" for n in range(1, 7)]
+    assert lines(f"slurm-{one}.out") == [f"{kind} {n}" for n in range(1, 13) for kind in ("out", "err")]
+    assert lines(f"slurm-{two}.out") == [f"out {n}" for n in range(1, 13)]
+    assert lines(f"slurm-{two}.err.out") == [f"err {n}" for n in range(1, 13)]
 
 
 def test_slurm_ending_the_old_run_runs_nothing_of_it(cluster: Cluster) -> None:
