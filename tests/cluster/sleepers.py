@@ -45,8 +45,16 @@ def steps(output: str) -> list[int]:
 
 
 def suspend(cluster: Cluster, job: str, user: str = "alice") -> None:
-    """By hand, from the login node; returns when the job's tree is gone."""
-    cluster.exec("login", "slurm-affinode", "suspend", job, user=user)
+    """By hand, from the login node; returns when the job's tree is gone.
+
+    The agent does not ask slurmctld at once about each job that has just begun: until it has, it says so.
+    """
+    done = wait_until(
+        f"slurmctld has told the agent of job {job}",
+        lambda: cluster.run("login", "slurm-affinode", "suspend", job, user=user),
+        lambda done: "has not said anything" not in done.stderr,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def wake(cluster: Cluster, job: str, user: str = "alice") -> None:

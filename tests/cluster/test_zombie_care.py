@@ -107,7 +107,8 @@ def test_no_job_starts_on_a_node_whose_gpu_is_dirty(cluster: Cluster) -> None:
     """It is drained before the epilog returns; another administrator's reason stays."""
     cluster.shell("c1", f"cat > {POLICY_C1} <<'X'\n{DIRTY}X")
     try:
-        leaks = cluster.submit(*ON_C1, "--exclusive", wrap=f"sleep 3; exec {WORKLOADS}/leaking.py --memory-mib 5000")
+        leaks = cluster.submit(*ON_C1, "--exclusive", wrap=f"sleep 5; exec {WORKLOADS}/leaking.py --memory-mib 5000")
+        cluster.wait_for_state(leaks, "RUNNING")
         waits = cluster.submit(*ON_C1, wrap="exec sleep 300", user="bob")
         cluster.wait_for_state(leaks, "COMPLETED")
         wait_until("c1 is drained", lambda: cluster.nodes()["c1"], lambda state: state.startswith("drain"))
