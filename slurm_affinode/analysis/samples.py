@@ -19,6 +19,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from slurm_affinode import memory
 from slurm_affinode.analysis.block import COLUMNS, Block, Column, Pieces
 from slurm_affinode.analysis.segments import FAR, Ints
 from slurm_affinode.errors import UnreachableError
@@ -64,6 +65,7 @@ class Index:
 
 def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_steps: float) -> Index:
     """The index of the parts that touch the half-open interval. Raises ``UnreachableError`` for a damaged part."""
+    memory.keep_freed()
     parts = store.parts(since, until + _DAY)
     beside = iter(read_sidecars([path for part in parts for path in (part.files.devices, part.files.jobs)]))
     tables_of = {part.path: (next(beside), next(beside)) for part in parts}

@@ -23,9 +23,9 @@ LAYERS = (
     {"cli"},
 )
 # For all, know nobody.
-SUPPORT = {"errors", "files", "process", "resources", "sizes", "timespec", "tomllines", "users"}
+SUPPORT = {"errors", "files", "memory", "process", "resources", "sizes", "timespec", "tomllines", "users"}
 CONFIG = {"config", "nodeconfig", "tierconfig", "zombieconfig"}  # for all but model and core
-EFFECTS = {"files", "process", "resources"}  # of SUPPORT: not for model and core, which decide and do nothing
+EFFECTS = {"files", "memory", "process", "resources"}  # of SUPPORT: not for model and core, which decide and do nothing
 
 # (who, whom): one row, and yet. The columns of the tables are Slurm's; a report renders an analysis; the command line
 # asks the agents of the nodes.
