@@ -58,8 +58,13 @@ def suspend(cluster: Cluster, job: str, user: str = "alice") -> None:
 
 
 def wake(cluster: Cluster, job: str, user: str = "alice") -> None:
-    """By hand, from the login node."""
-    cluster.exec("login", "slurm-affinode", "wake", job, user=user)
+    """By hand, from the login node, as soon as its agent has done the last of its suspension."""
+    done = wait_until(
+        f"the suspension of job {job} is done",
+        lambda: cluster.run("login", "slurm-affinode", "wake", job, user=user),
+        lambda done: "is not suspended: it is queued" not in done.stderr,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def wait_asleep(cluster: Cluster, job: str, timeout_s: float = 60) -> dict[str, str]:
