@@ -158,11 +158,7 @@ class JobRestorer:
             user = user_of(arrival.init_pid, arrival.uid, arrival.gid)
             inherit = parts.streams.put_back(manifest.outputs, fds, top, self._notice(placing), user, again=again)
             pid = parts.imager.restore(
-                arrival.init_pid,
-                criu,
-                inherit,
-                root_pid_ns=manifest.root_pid,
-                timeout_s=parts.settings.restore_s,
+                arrival.init_pid, criu, inherit, root_pid_ns=manifest.root_pid, timeout_s=parts.settings.restore_s
             )
         self._cuda(arrival, manifest, pairs)
         return pid

@@ -235,14 +235,15 @@ class Service:
         job = self._find(job_id, caller)
         sleepers = self.orchestration.in_place
         if isinstance(job, WatchedJob):
-            state = "running" if job.phase is Phase.RUNNING else job.phase.value
             # One that is on its way to sleep wakes when it has got there.
             leaving = job.option.mode is Mode.INPLACE and job.phase is not Phase.RUNNING
             if sleepers is not None and (leaving or sleepers.holds(job_id) is not None):
                 log.info("job %d: %s (uid %d) asks that it wakes", job_id, one_line(caller.name, 64), caller.uid)
                 sleepers.wake(job_id, one_line(caller.name, 64))
                 return {"job_id": job_id, "node": self.node, "released": True, "in_place": True}
-            raise RequestError("not-suspended", f"job {job_id} is not suspended: it is {state}")
+            on_its_way = f" yet ({job.phase.value}): ask again in a moment"
+            state = ": it is running" if job.phase is Phase.RUNNING else on_its_way
+            raise RequestError("not-suspended", f"job {job_id} is not suspended{state}")
         log.info("job %d: %s (uid %d) asks that it wakes", job_id, one_line(caller.name, 64), caller.uid)
         self.orchestration.waker.wake(job.key, caller.name)
         with self._lock:

@@ -138,13 +138,7 @@ class Criu:
         return set(namespace.members(tree.init_pid)) - set(inventory.pids)
 
     def restore(
-        self,
-        init_pid: int,
-        directory_fd: int,
-        inherit: Sequence[InheritFd],
-        *,
-        root_pid_ns: int,
-        timeout_s: float,
+        self, init_pid: int, directory_fd: int, inherit: Sequence[InheritFd], *, root_pid_ns: int, timeout_s: float
     ) -> int:
         """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``: nothing is left.
 

@@ -217,13 +217,7 @@ class Imager(Protocol):
         ...
 
     def restore(
-        self,
-        init_pid: int,
-        directory_fd: int,
-        inherit: Sequence[InheritFd],
-        *,
-        root_pid_ns: int,
-        timeout_s: float,
+        self, init_pid: int, directory_fd: int, inherit: Sequence[InheritFd], *, root_pid_ns: int, timeout_s: float
     ) -> int:
         """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``."""
         ...

@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.driver import WORKLOADS, Cluster, wait_until
 
-STATE = "/root/zombies"
+STATE = "/var/lib/zombies"
 LIVE = ("--live", "--prometheus", "http://prometheus:9090", "--window", "4s")
 POLICY = """
 [[rule]]
@@ -28,11 +28,11 @@ grace = "0s"
 
 [mail]
 via = "command"
-command = ["/root/zombies/mail", "{to}"]
+command = ["/var/lib/zombies/mail", "{to}"]
 address = "{user}@example.org"
 admins = ["ops@example.org"]
 """
-MAIL = "#!/bin/sh\nexec cat > /root/zombies/mail-$1-$(date +%s%N)\n"
+MAIL = "#!/bin/sh\nexec cat > /var/lib/zombies/mail-$1-$(date +%s%N)\n"
 ON_C1 = ("--partition=gpu", "--nodelist=c1", "--gres=gpu:1")
 SQUATTER = f"exec {WORKLOADS}/squatter.py --memory-mib 60000"
 

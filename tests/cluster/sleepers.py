@@ -62,7 +62,7 @@ def wake(cluster: Cluster, job: str, user: str = "alice") -> None:
     done = wait_until(
         f"the suspension of job {job} is done",
         lambda: cluster.run("login", "slurm-affinode", "wake", job, user=user),
-        lambda done: "is not suspended: it is queued" not in done.stderr,
+        lambda done: "is not suspended yet" not in done.stderr,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -15,7 +15,7 @@ from cluster.driver import WORKLOADS, Cluster, docker, wait_until
 
 pytestmark = pytest.mark.cluster
 
-STATE = "/root/zombies"
+STATE = "/var/lib/zombies"
 CONFIG = f"{STATE}/config.toml"
 EPILOG = "/etc/slurm/epilog.d/90-record"
 FLAG = "/run/epilog-hangs"
