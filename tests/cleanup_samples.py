@@ -1,0 +1,50 @@
+"""A policy of a site and what has been sent, for the tests of what is decided."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from zombie_samples import NOW, squatter
+
+from slurm_affinode.core.cleanup_plan import decide
+from slurm_affinode.core.cleanup_policy import parse_policy
+from slurm_affinode.model.cleanup import Ledger, Policy, SentWarning
+from slurm_affinode.model.finding import Finding
+
+RULE = """
+[[rule]]
+name = "idle"
+kinds = ["squatter", "idle-allocation"]
+action = "cancel"
+fixed = { first_warning = "1h", second_warning = "1h45m", cancel = "2h" }
+sliding = { first_warning = "1h", second_warning = "90m", cancel = "2h" }
+[[rule]]
+name = "orphans"
+kinds = ["orphan-process"]
+action = "kill"
+"""
+TWICE = (timedelta(minutes=80), timedelta(minutes=40))
+
+
+def policy(more: str = "", rule: str = RULE) -> Policy:
+    """The rules above, and what a test adds."""
+    return parse_policy(rule + more, where="z.toml")
+
+
+def warned(finding: Finding, *ago: timedelta) -> Ledger:
+    """Warnings about it that were sent so long ago."""
+    sent = tuple(SentWarning(finding.key, n, NOW - one) for n, one in enumerate(ago, 1))
+    return Ledger({finding.key: sent})
+
+
+def verdict(finding: Finding, more: str = "", ledger: Ledger | None = None, **options: Any) -> tuple[str, str, int]:
+    """Verb, code and number of the warning that are decided."""
+    action = decide(finding, policy(more), ledger or Ledger(), NOW, **options)
+    return action.verb, action.code, action.number
+
+
+def due(more: str = "", **values: Any) -> tuple[str, str, int]:
+    """The verdict on a job that was warned twice."""
+    finding = squatter(**values)
+    return verdict(finding, more, warned(finding, *TWICE))

@@ -1,0 +1,135 @@
+"""What stands against an action: weak evidence, the site's rules, the owner's wish, the limits of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from cleanup_samples import TWICE, due, policy, verdict, warned
+from zombie_samples import NOW, evidence, gpu, job, squatter
+
+from slurm_affinode.core.cleanup_plan import plan
+from slurm_affinode.model.cleanup import Keep, Ledger
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [
+        ({"evidence": (evidence("compute"), evidence("time"))}, "weak-evidence"),
+        ({"evidence": (evidence("compute"), evidence("power"), evidence("use"))}, "weak-evidence"),
+        ({"evidence": (evidence("compute"), evidence("memory", met=False))}, "weak-evidence"),
+        ({"evidence": (evidence("compute"), evidence("memory", weight=0.0))}, "weak-evidence"),
+        ({"evidence": (evidence("compute"), evidence("memory", met=False, unknown=True))}, "weak-evidence"),
+        ({"gpus": (gpu(flagged=False),)}, "weak-evidence"),
+        ({"gpus": (gpu(measured=False),)}, "weak-evidence"),
+        ({"allocated_gpus": 2}, "fraction"),
+        ({"observed_at": NOW - timedelta(minutes=11)}, "stale"),
+        ({"since": None}, "unknown"),
+    ],
+)
+def test_not_on_one_metric_nor_on_what_is_old_or_unknown(values: dict[str, Any], code: str) -> None:
+    """Two kinds of measurement, all GPUs of the job, fresh."""
+    assert due(**values)[:2] == ("none", code)
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ('[[exempt]]\nusers = ["al*"]\nuntil = 2026-11-18\nreason = "thesis"', "exempt"),
+        ('[[exempt]]\njobs = ["7"]\nuntil = "never"\nreason = "thesis"', "exempt"),
+        ('[[rule]]\nusers = ["alice"]\ndo_not_cancel = true', "do-not-cancel"),
+        ('[[rule]]\nusers = ["alice"]\naction = "none"', "rule"),
+        ('[[rule]]\nusers = ["alice"]\naction = "warn"', "warned"),
+        ('[[rule]]\nusers = ["alice"]\nmin_run = "9h"', "min-run"),
+        ('[[rule]]\nusers = ["alice"]\nmin_gpus = 2', "few-gpus"),
+        ('[[rule]]\nusers = ["alice"]\nmin_score = 0.99', "score"),
+        ('[default]\ncancel_working_days_only = true\n[calendar]\nworking_days = ["mon"]', "working-days"),
+        (
+            '[default]\ncancel_working_days_only = true\n[calendar]\nhours = "14:00-18:00"\ntimezone = "UTC"',
+            "working-days",
+        ),
+        ("[limits]\ncancel = 0", ""),
+    ],
+)
+def test_what_the_site_says_against_it(more: str, code: str) -> None:
+    """Exemptions on their last day still hold; working days are the site's."""
+    finding = squatter()
+    [action] = plan([finding], policy(more), warned(finding, *TWICE), NOW)
+    assert (action.verb, action.code) == ("none", code or "limit")
+
+
+def test_two_signals_of_activity_are_two_measurements() -> None:
+    """Utilization and SM activity agree; utilization alone is one, however long it lasted."""
+    assert due(evidence=(evidence("compute", sources=2), evidence("time")))[0] == "cancel"
+    assert due(evidence=(evidence("compute", sources=2, met=False), evidence("time")))[1] == "weak-evidence"
+
+
+def test_an_exemption_ends() -> None:
+    """On the day after its last one."""
+    assert due('[[exempt]]\nusers = ["alice"]\nuntil = 2026-11-17\nreason = "thesis"')[0] == "cancel"
+
+
+def test_an_exemption_may_leave_the_warnings() -> None:
+    """And nothing more."""
+    more = '[[exempt]]\nusers = ["alice"]\nuntil = "never"\nreason = "x"\nwarnings = true'
+    assert due(more)[:2] == ("none", "exempt")
+    assert verdict(squatter(), more) == ("warn-user", "due", 1)
+
+
+def test_the_owners_wish_holds_until_its_time_and_for_its_run() -> None:
+    """A requeued job has another submit time."""
+    finding = squatter()
+    submit = finding.job.submit  # type: ignore[union-attr]
+    keep = Keep("alpha", 7, submit, "alice", "debugging", NOW, NOW + timedelta(hours=1))  # type: ignore[arg-type]
+    ledger = replace(warned(finding, *TWICE), keeps={("alpha", 7): keep})
+    assert verdict(finding, ledger=ledger)[:2] == ("none", "kept")
+    past = replace(ledger, keeps={("alpha", 7): replace(keep, until=NOW)})
+    assert verdict(finding, ledger=past)[0] == "cancel"
+    other = replace(ledger, keeps={("alpha", 7): replace(keep, submit=NOW - timedelta(days=1))})
+    assert verdict(finding, ledger=other)[0] == "cancel"
+
+
+def test_interactive_jobs_have_more() -> None:
+    """Short ones with few GPUs are left alone; others have more time."""
+    more = '[default]\ninteractive = { max_run = "8h", max_gpus = 1, extra = "4h" }'
+    short, long = job(batch=False, time_limit_s=8 * 3600.0), job(batch=False, time_limit_s=None)
+    assert due(more, subject=short)[:2] == ("none", "interactive")
+    assert due(more, subject=short, gpus=(gpu(), gpu(1)), allocated_gpus=2)[:2] == ("none", "too-early")
+    assert due(more, subject=long)[:2] == ("none", "too-early")
+    assert due(more, subject=job(batch=None))[0] == "cancel"
+
+
+def test_a_job_that_sleeps_in_place_is_neither_warned_nor_cancelled() -> None:
+    """Being idle is what it was asked for. Unless the rule prefers to cancel."""
+    finding = squatter()
+    assert verdict(finding, asleep={7})[:2] == ("none", "asleep")
+    ledger = warned(finding, *TWICE)
+    assert verdict(finding, ledger=ledger, asleep={7})[:2] == ("none", "asleep")
+    assert verdict(finding, "[default]\nprefer_suspend = false", ledger, asleep={7})[0] == "cancel"
+
+
+def test_the_limit_of_a_run_takes_the_worst() -> None:
+    """The rest waits for a person or the next run, and says so."""
+    findings = [squatter(subject=job(job_id=n, id=str(n)), held_gpu_hours=float(n)) for n in range(1, 9)]
+    ledger = Ledger({one.key: warned(one, *TWICE).warnings[one.key] for one in findings})
+    actions = plan(findings, policy("[limits]\ncancel = 3"), ledger, NOW)
+    assert [action.finding.held_gpu_hours for action in actions if action.verb == "cancel"] == [8.0, 7.0, 6.0]
+    assert {action.code for action in actions[3:]} == {"limit"}
+
+
+def test_a_job_found_twice_is_cancelled_once() -> None:
+    """Squatter and idle allocation."""
+    first, second = squatter(), squatter(kind="idle-allocation")
+    ledger = Ledger({one.key: warned(one, *TWICE).warnings[one.key] for one in (first, second)})
+    assert [one.verb for one in plan([first, second], policy(), ledger, NOW)].count("cancel") == 1
+
+
+def test_what_is_on_another_cluster_is_told_and_not_acted_on() -> None:
+    """Its number is another job's here; it takes nothing of the limit."""
+    there, here = squatter(cluster="beta", held_gpu_hours=9.0), squatter()
+    ledger = Ledger({one.key: warned(one, *TWICE).warnings[one.key] for one in (there, here)})
+    actions = plan([there, here], policy("[limits]\ncancel = 1"), ledger, NOW, elsewhere={"beta"})
+    assert [(one.verb, one.code) for one in actions] == [("none", "elsewhere"), ("cancel", "due")]
+    assert plan([there], policy(), Ledger(), NOW, elsewhere={"beta"})[0].verb == "warn-user"
