@@ -12,229 +12,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
-import pynvml
+from session import HERE, JOB, PYTHON, UID, Session, wait_for
 
 from slurm_affinode.checkpoint import namespace
-from slurm_affinode.checkpoint.criu import Criu
-from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.facts import collect, memory_facts, process_facts
-from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import Image, InheritFd, Tree
-from slurm_affinode.checkpoint.preflight import GpuUseFacts, JobFacts, refusals
-from slurm_affinode.core.suspension import pair_gpus
-from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, Manifest, Mode, SuspendOption, Versions
-
-HERE = Path(__file__).parent
-PYTHON = sys.executable
-UID = 2001
-KEY = bytes(range(40))
-DEADLINE_S = 40.0
-JOB = JobKey("test", 1, 100)
 
 
-def wait_for(what: str, look: Callable[[], Any]) -> Any:
-    """Look until there is something to see."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (seen := look()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(what)
-        time.sleep(0.01)
-    return seen
-
-
-def driver_version() -> str:
-    """As NVML tells it."""
-    pynvml.nvmlInit()
-    return str(pynvml.nvmlSystemGetDriverVersion())
-
-
-class Session:
-    """A job's directory, the namespaces of its runs, its image."""
-
-    def __init__(self, *, keep: bool = False) -> None:
-        self.work = Path("/home/alice/checkpoint-test")
-        self.out = self.work.with_suffix(".out")
-        images = Path("/shared/checkpoint-test-images" if keep else "/var/lib/slurm-affinode/test-images")
-        if not keep:
-            shutil.rmtree(self.work, ignore_errors=True)
-            self.work.mkdir()
-            os.chown(self.work, UID, UID)
-            self.out.unlink(missing_ok=True)
-            shutil.rmtree(images, ignore_errors=True)
-        self.store = DirectoryStore(images, KEY)
-        self.criu = Criu()
-        self.cuda = Cuda(driver_version=driver_version)
-        self.shepherds: list[subprocess.Popen[bytes]] = []
-        self.init = 0
-        self.runs = 0
-        self.stopped: set[int] = set()
-        self.root = 0
-
-    # --- what Slurm and the shepherd do
-
-    def shepherd(self, *command: str) -> int:
-        """A new run: namespaces with PID 1, and the command as alice in them."""
-        self.runs += 1
-        status = Path(f"/tmp/checkpoint-status-{os.getpid()}-{self.runs}")  # noqa: S108
-        with (self.out if command else Path(os.devnull)).open("ab") as out:
-            made = subprocess.Popen(
-                ["unshare", "--pid", "--mount", "--fork", "--kill-child", "--propagation=private", PYTHON,
-                 str(HERE / "shepherd.py"), str(status), str(UID), *command],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                env={**os.environ, "HOME": "/home/alice", "PYTHONUNBUFFERED": "1"},
-            )  # fmt: skip
-        self.shepherds.append(made)
-        wait_for("the shepherd", status.with_suffix(".ready").exists)
-        children = Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text().split()
-        self.init, self.status = int(children[0]), status
-        return self.init
-
-    def start(self, features: list[str]) -> dict[str, Any]:
-        """The workload, ready."""
-        self.shepherd(PYTHON, "-Wignore", str(HERE / "workload.py"), str(self.work), *features)
-        wait_for("the workload", (self.work / "ready").exists)
-        self.see_stopped()
-        self.root = min(namespace.members(self.init))
-        return {"pids": sorted(namespace.members(self.init))}
-
-    def see_stopped(self) -> None:
-        """Those that are stopped by the workload itself, and are to stay so."""
-        processes = [process_facts(pid) for pid in namespace.members(self.init).values()]
-        self.stopped = {one.pid for one in processes if one is not None and one.state == "T"}
-
-    def end(self) -> None:
-        """End the run."""
-        for one in self.shepherds:
-            one.kill()
-            one.wait()
-        self.shepherds.clear()
-
-    # --- what the agent does
-
-    def users(self) -> list[int]:
-        """CUDA processes of the tree."""
-        return sorted(self.cuda.users(namespace.members(self.init).values()))
-
-    def park(self) -> dict[str, Any]:
-        """All of the tree's GPU memory to host memory."""
-        users = self.users()
-        for pid in users:
-            self.cuda.lock(pid, timeout_ms=5000)
-        for pid in users:
-            self.cuda.checkpoint(pid)
-        return {"users": len(users), "states": [self.cuda.state(pid) for pid in users]}
-
-    def dump(self, follow: bool = True) -> dict[str, Any]:
-        """To an image, verified."""
-        members = namespace.members(self.init)
-        self.see_stopped()
-        users = self.users()
-        inner = {pid: ns for ns, pid in members.items()}
-        root_ns = min(members)
-        began = time.monotonic()
-        with self.store.begin(JOB, uid=UID, estimate=1 << 20) as writer:
-            if follow:
-                writer.follow()
-            started = time.monotonic()
-            done = self.criu.dump(Tree(self.init, members[root_ns], root_ns), writer.criu_fd, timeout_s=60)
-            dumped = time.monotonic()
-            image = writer.commit(
-                Manifest(
-                    key=JOB, seq=0, uid=UID, gid=UID, node=os.uname().nodename, restarts=0,
-                    started_epoch=0.0, dumped_epoch=time.time(), option=SuspendOption(),
-                    versions=Versions("0", os.uname().release, done.version), root_pid=root_ns,
-                    cuda_pids=tuple(inner[pid] for pid in users), gpus=self.gpus(), gpu_bytes=0,
-                    outputs=(), files=(), stopped_pids=tuple(inner[pid] for pid in self.stopped if pid in inner),
-                )
-            )  # fmt: skip
-        committed = time.monotonic()
-        self.store.verify(image)
-        return {
-            "size": done.size, "pids": len(done.pids_ns), "frozen_s": done.frozen_s, "seq": image.manifest.seq,
-            "begin_s": started - began, "dump_s": dumped - started, "commit_s": committed - dumped,
-            "verify_s": time.monotonic() - committed,
-        }  # fmt: skip
-
-    def share(self) -> None:
-        """Copy the image to the store that all nodes see; the tree here ends."""
-        path = Path("/shared/checkpoint-test-images")
-        shutil.rmtree(path, ignore_errors=True)
-        shared = DirectoryStore(path, KEY)
-        (image,) = self.store.images()
-        assert isinstance(image, Image)
-        shared.verify(self.store.copy(image, shared))
-        self.store.remove(image)
-        shared.close()
-        self.end()
-
-    def gpus(self) -> tuple[GpuFact, ...]:
-        """Of this node, in the driver's order."""
-        pynvml.nvmlInit()
-        facts = {}
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = pynvml.nvmlDeviceGetUUID(handle)
-            facts[uuid] = GpuFact(uuid, pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-        return tuple(facts[uuid] for uuid in self.cuda.devices())
-
-    def resume(self) -> None:
-        """Take it back: what was stopped goes on, what was moved comes back."""
-        for pid in set(namespace.members(self.init).values()) - self.stopped:
-            os.kill(pid, signal.SIGCONT)
-        for pid in self.users():
-            if self.cuda.state(pid) == "checkpointed":
-                self.cuda.restore(pid)
-            if self.cuda.state(pid) == "locked":
-                self.cuda.unlock(pid)
-
-    def restore(self, swap: bool = False) -> dict[str, Any]:
-        """In a new run."""
-        self.end()
-        init = self.shepherd()
-        image = self.store.find(LiveRun(replace(JOB, submit_epoch=200), UID, 1))
-        assert image is not None
-        self.store.verify(image)
-        began = time.monotonic()
-        self.root = image.manifest.root_pid
-        fd = self.store.open_criu(image)
-        out = self.out.open("ab")
-        inherit = [InheritFd(out.fileno(), str(self.out).lstrip("/"))] if self.out.exists() else []
-        root = self.criu.restore(init, fd, inherit, root_pid_ns=self.root, timeout_s=60)
-        restored = time.monotonic()
-        os.close(fd)
-        out.close()
-        new = self.gpus()
-        pairs = pair_gpus(image.manifest.gpus, new)
-        if swap:
-            first, second = (gpu.uuid for gpu in new)
-            pairs = {first: second, second: first}
-        assert pairs is None or isinstance(pairs, dict)
-        members = namespace.members(init)
-        for pid in image.manifest.cuda_pids:
-            self.cuda.restore(members[pid], pairs=pairs)
-            self.cuda.unlock(members[pid])
-        return {"root": root, "restore_s": restored - began, "cuda_s": time.monotonic() - restored}
-
-    def finish(self) -> dict[str, Any]:
-        """The workload looks at itself and ends; what it found, and how PID 1 saw it end."""
-        (self.work / "go").touch()
-        wait_for("the workload's end", (self.work / "done").exists)
-        found = json.loads((self.work / "done").read_text())
-        ended = wait_for("the root's end", self._ended)
-        return {"found": found, "status": ended, "output": self.out.read_text()}
-
-    def _ended(self) -> str | None:
-        """The root's wait status, as PID 1 saw it."""
-        text = self.status.read_text() if self.status.exists() else ""
-        return next((line.split()[1] for line in text.splitlines() if line.startswith(f"{self.root} ")), None)
-
-    # --- what goes wrong
+class Driven(Session):
+    """A session to which things happen that must not harm."""
 
     def tamper(self, what: str) -> None:
         """Change the image."""
@@ -278,30 +64,17 @@ class Session:
                 file.write(b"another job")
         return sorted({path.stat().st_uid for path in (memory, directory, directory / "deep") if path.exists()})
 
-    def members(self) -> list[int]:
-        """Processes of the namespace of the last run."""
-        return sorted(namespace.members(self.init))
-
-    def stored(self) -> list[str]:
-        """What there is of the job in the store."""
-        directory = self.store.path / JOB.name
-        return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
-
-    def busy(self) -> bool:
-        """Whether an image is being written."""
-        return self.store.busy(JOB)
-
     def discard(self) -> None:
-        """Of the first suspension."""
+        """What there is of the first suspension."""
         self.store.discard(JOB, 1)
 
-    def dump_and_die(self) -> dict[str, Any]:
-        """Another agent dumps, and is killed while CRIU works."""
+    def dump_and_die(self) -> bool:
+        """Another agent dumps, and is killed while CRIU works; whether the image is being written on."""
         members = namespace.members(self.init)
         root = min(members)
         # Slow enough to be seen: the tree's memory is written while CRIU is stopped for a moment.
         script = (
-            "import sys; sys.path.insert(0, sys.argv[1]); import drive as d; from pathlib import Path\n"
+            "import sys; sys.path.insert(0, sys.argv[1]); import session as d; from pathlib import Path\n"
             "store = d.DirectoryStore(Path(sys.argv[2]), d.KEY)\n"
             "writer = store.begin(d.JOB, uid=d.UID, estimate=0)\n"
             "print('begun', flush=True)\n"
@@ -316,8 +89,7 @@ class Session:
         wait_for("CRIU", (criu / "dump.log").exists)
         agent.kill()
         agent.wait()
-        busy = self.store.busy(JOB)
-        return {"busy": busy}
+        return self.busy()
 
     def provoke(self, what: str) -> list[dict[str, str]] | None:
         """Something that cannot be dumped, in the namespace, for a moment; what is said against a suspension then."""
@@ -351,41 +123,14 @@ class Session:
             os.killpg(made.pid, signal.SIGKILL)
             made.wait()
 
-    def refusals(self, adopt: bool = False) -> list[dict[str, str]]:
-        """What is said against suspending the job. ``adopt``: take strays of the namespace for members of the tree."""
-        root = min(namespace.members(self.init).items())[1]
-        tree = collect(self.init, root)
-        if adopt:
-            tree = replace(tree, processes=(*tree.processes, *tree.outside), outside=())
-        gpu = GpuUseFacts(self.cuda.capabilities(), frozenset(self.users()), 1 << 20)
-        found = refusals(
-            Mode.REQUEUE, JobFacts(batch=True, requeue=True), tree, gpu, memory_facts(self.init), uid=UID,
-            criu=self.criu.check(), kernel=os.uname().release,
-        )  # fmt: skip
-        return [asdict(one) for one in found]
-
-    def version(self) -> str:
-        """Of CRIU."""
-        return self.criu.check()
-
-    def gpu_processes(self) -> list[int]:
-        """How many processes each GPU has, as NVML tells."""
-        pynvml.nvmlInit()
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        return [len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) for handle in handles]
-
-    def capabilities(self) -> dict[str, Any]:
-        """Of the driver."""
-        return asdict(self.cuda.capabilities())
-
     def fault(self, *words: str) -> None:
-        """Inject one."""
+        """Let the emulated driver fail."""
         subprocess.run(["gpu-emulatorctl", "fault", *words], check=True)
 
 
 def main() -> None:
     """Do what the lines say."""
-    session = Session(keep="--keep" in sys.argv)
+    session = Driven(keep="--keep" in sys.argv)
     try:
         for line in sys.stdin:
             request = json.loads(line)
