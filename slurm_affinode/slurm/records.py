@@ -68,7 +68,7 @@ def assemble(records: pl.DataFrame, *, counting: frozenset[str]) -> tuple[pl.Dat
         pl.coalesce("submit", "eligible", "start", pl.lit(_EPOCH, dtype=TIME)).alias("submit")
     )
     met = jobs.height
-    jobs = _once(jobs, JOB_KEY)
+    jobs = _once(_apart(jobs), JOB_KEY)
     steps, problems = _place(_zero_gpus(records.select(_OF_STEP).filter(is_step), counting), jobs)
     if jobs.height < met:
         steps = _once(steps, STEP_KEY)
@@ -83,6 +83,32 @@ def _zero_gpus(frame: pl.DataFrame, counting: frozenset[str]) -> pl.DataFrame:
     if not counting.issuperset(frame["cluster"].unique().to_list()):
         none &= pl.col("cluster").is_in(sorted(counting))
     return frame.with_columns(pl.when(none).then(0).otherwise("gpus").alias("gpus"))
+
+
+def _apart(jobs: pl.DataFrame) -> pl.DataFrame:
+    """Runs of one key that follow one another are runs of a requeued job: each is submitted as the one before it ends.
+
+    Slurm itself gives a job a new submit time when it requeues it; what other programs write may not.
+    """
+    if jobs["job_id"].is_unique().all():
+        return jobs
+    several = jobs.with_row_index("at").filter(pl.struct(JOB_KEY).is_duplicated() & pl.col("start").is_not_null())
+    changed: dict[int, datetime] = {}
+    before: tuple[object, ...] = ()
+    submit = began = over = None
+    for at, *key, start, end in several.sort(*JOB_KEY, "start").select("at", *JOB_KEY, "start", "end").iter_rows():
+        if (*key,) != before:
+            before, submit, began, over = (*key,), key[-1], start, end
+        elif start == began:
+            over = end if over is None else over
+        elif over is not None and start >= over:
+            submit, began, over = over, start, end
+        if submit is not None and submit != key[-1]:
+            changed[at] = submit
+    if not changed:
+        return jobs
+    submits = jobs["submit"].scatter(list(changed), pl.Series(list(changed.values()), dtype=TIME))
+    return jobs.with_columns(submits)
 
 
 def _once(frame: pl.DataFrame, key: tuple[str, ...]) -> pl.DataFrame:

@@ -19,7 +19,8 @@ _TIME = (
 )
 _SPAN = r"(?:|(?:\d+-)?\d+(?::\d+){0,2}(?:\.\d+)?|UNLIMITED|Partition_Limit|INVALID|Unknown)"
 _NUMBER = r"(?:|-?\d+(?:\.\d+)?[KMGTPE]?[nc?]?|Unknown|UNLIMITED|Partition_Limit|NOT_SET)"
-_TRES = r"(?:|[\w/.:-]+=[\w.]+(?:,[\w/.:-]+=[\w.]+)*)"
+# No name twice: where a comma is the delimiter, two TRES columns side by side are told apart by that.
+_TRES = r"(?!(?:.*,)?([\w/.:-]+)=.*,\1=)(?:|[\w/.:-]+=[\w.]+(?:,[\w/.:-]+=[\w.]+)*)"
 _NODES = r"(?:|None assigned|None|[\w.-]+(?:\[[\d,-]+\][\w.-]*)*(?:,[\w.-]+(?:\[[\d,-]+\][\w.-]*)*)*)"
 _GRES = r"(?:|[\w/.:=()-]+(?:,[\w/.:=()-]+)*)"
 

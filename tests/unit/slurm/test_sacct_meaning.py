@@ -38,6 +38,23 @@ def test_each_run_of_a_requeued_job_keeps_its_steps() -> None:
     assert found.steps["submit"].to_list() == found.jobs["submit"].to_list()
 
 
+def test_runs_that_follow_one_another_are_several_whatever_their_submit_time() -> None:
+    """Slurm gives each run a submit time of its own; a file that repeats the first one loses no run by that."""
+    found = parse(
+        "JobID|State|Submit|Start|End|MaxRSS\n"
+        "5|COMPLETED|2026-01-01T10:00:00|2026-01-01T12:00:00|2026-01-01T13:00:00|\n"
+        "5|NODE_FAIL|2026-01-01T10:00:00|2026-01-01T10:01:00|2026-01-01T10:30:00|\n"
+        "5.batch|CANCELLED|2026-01-01T10:01:00|2026-01-01T10:01:00|2026-01-01T10:30:00|100K\n"
+        "5|PREEMPTED|2026-01-01T10:00:00|2026-01-01T10:33:00|2026-01-01T11:00:00|\n"
+        "5|PREEMPTED|2026-01-01T10:00:00|2026-01-01T10:33:00|Unknown|\n"
+    )
+    assert found.jobs.sort("start").select("submit", "start", "state", "max_rss_bytes").rows() == [
+        (utc("2026-01-01T10:00:00"), utc("2026-01-01T10:01:00"), "NODE_FAIL", 102400),
+        (utc("2026-01-01T10:30:00"), utc("2026-01-01T10:33:00"), "PREEMPTED", None),
+        (utc("2026-01-01T11:00:00"), utc("2026-01-01T12:00:00"), "COMPLETED", None),
+    ]
+
+
 def test_steps_out_of_order_are_placed_by_their_times() -> None:
     """A sorted file has both runs before both steps."""
     found = parse(

@@ -71,6 +71,20 @@ def test_files_put_one_after_the_other_may_have_their_ids_in_other_columns() -> 
     assert not found.problems
 
 
+def test_a_comma_between_two_lists_of_resources_is_told_from_those_within() -> None:
+    """No resource is named twice in one list, so there is one place where the second list can begin."""
+    found = parse(
+        "JobID,JobName,State,ReqTRES,AllocTRES,NodeList\n"
+        '1,"a,b",COMPLETED,cpu=1,mem=4G,node=1,billing=1,billing=1,cpu=1,gres/gpu=2,mem=4G,node=1,gpu[01-02],gpu07\n'
+    )
+    assert found.jobs.select("req_tres", "alloc_tres", "node_list", "job_name").row(0) == (
+        "cpu=1,mem=4G,node=1,billing=1",
+        "billing=1,cpu=1,gres/gpu=2,mem=4G,node=1",
+        "gpu[01-02],gpu07",
+        '"a,b"',
+    )
+
+
 def test_the_delimiter_can_be_given() -> None:
     """An override that fits is taken; one that does not is one clear line."""
     assert parse("JobID|State\n1|FAILED\n", delimiter="|").jobs.height == 1
