@@ -15,12 +15,14 @@ from dataclasses import dataclass
 import polars as pl
 
 from slurm_affinode.errors import InputError
-from slurm_affinode.history.aliases import folded
+from slurm_affinode.history.aliases import VALUES, folded
 from slurm_affinode.history.lines import Block
 from slurm_affinode.history.reading import Notes, ReadOptions
 from slurm_affinode.history.tabular import TableReader
 
 DELIMITERS = (",", "\t", ";", "|")
+_TELLING = (*VALUES, "value")
+"""Fields of which a header names at least one."""
 _SMI_COLUMN = re.compile(
     r"(?:utilization|memory|power|pci|temperature|clocks|pstate|fan|ecc|mig|gpu|clocks_event_reasons|enforced)"
     r"[._][\w.]+(?:\s*\[.+\])?|timestamp|name|uuid|index|count|serial|pstate|driver_version|vbios_version"
@@ -96,15 +98,33 @@ class Reader:
             return
         if not self._header:
             rows = self._with_header(rows)
-        good = []
-        repeated = [folded(name) for name in self._header]
+        good: list[tuple[int, list[str]]] = []
         for number, cells in rows:
-            if len(cells) == len(self._header):
-                if cells[0].strip() == self._header[0] and [folded(cell) for cell in cells] == repeated:
-                    continue
+            if self._is_header(cells):
+                names = [cell.strip() for cell in cells]
+                if [folded(name) for name in names] != [folded(name) for name in self._header]:
+                    # The logger was started again with other columns, or another table was appended.
+                    yield from self._taken(good)
+                    if self._table is not None:
+                        yield from self._table.rest()
+                    good, self._header, self._table = [], names, None
+            elif len(cells) == len(self._header):
                 good.append((number, cells))
             else:
                 self._misfit(number, cells, last=number == open_line)
+        yield from self._taken(good)
+
+    def _is_header(self, cells: list[str]) -> bool:
+        """Whether a row is a header, the same or another one: names, of which some are known and one is a metric's."""
+        if any(cell[:1].isdigit() for cell in cells):
+            return False
+        names = [cell.strip() for cell in cells]
+        if names[0] == self._header[0] and [folded(name) for name in names] == [folded(name) for name in self._header]:
+            return True
+        known = [alias for name in names if (alias := self._options.aliases.column(name)) is not None]
+        return len(known) > 1 and any(alias.field in _TELLING for alias in known)
+
+    def _taken(self, good: list[tuple[int, list[str]]]) -> Iterator[pl.DataFrame]:
         if not good:
             return
         if self._table is None:

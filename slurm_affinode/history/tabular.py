@@ -14,7 +14,7 @@ import polars as pl
 
 from slurm_affinode.errors import InputError
 from slurm_affinode.history import localtime
-from slurm_affinode.history.aliases import VALUES, Alias
+from slurm_affinode.history.aliases import VALUES, Alias, folded
 from slurm_affinode.history.longform import ENTRIES, FIELD_CODES, LongForm, with_total
 from slurm_affinode.history.reading import Identifier, Identity, Notes, ReadOptions, identity_frame, job_ids, measured
 from slurm_affinode.history.schema import IDENTITY, SAMPLES
@@ -50,13 +50,20 @@ class Layout:
 def layout(header: Sequence[str], notes: Notes, options: ReadOptions) -> Layout:
     """Find out what the columns are. Raises ``InputError`` where no column is a metric."""
     best: dict[str, tuple[int, Alias]] = {}
+    known: list[tuple[int, Alias]] = []
     for position, name in enumerate(header):
         alias = options.aliases.column(name)
-        if alias is None:
-            if name.strip():
-                notes.unknown[name.strip()] += 1
-        elif alias.field not in best or alias.rank < best[alias.field][1].rank:
+        if alias is not None:
+            known.append((position, alias))
+        elif name.strip():
+            notes.unknown[name.strip()] += 1
+    for position, alias in known:
+        if alias.field not in best or alias.rank < best[alias.field][1].rank:
             best[alias.field] = (position, alias)
+    # Beside a column of UUIDs, one such as ``gpu_id`` has the index.
+    for position, alias in known:
+        if alias.field == "uuid" and position != best["uuid"][0]:
+            best.setdefault("index", (position, alias))
     values = {field: found for field, found in best.items() if field in VALUES}
     parts = {field: best[field][0] for field in (*_PARTS, "job") if field in best}
     time, metric, value = (best[name][0] if name in best else None for name in ("time", "metric", "value"))
@@ -157,7 +164,12 @@ class TableReader:
         if position is None:
             return pl.Series("job", [None], dtype=pl.String).new_from_index(0, len(frame))
         texts = frame[f"c{position}"]
-        ids = {text: job_ids(text) for text in texts.drop_nulls().unique()}
+        # ``job`` is in Prometheus what scrapes, as ``dcgm-exporter``; Slurm's ids begin with a digit.
+        vague = folded(self._header[position]) == "job"
+        ids = {
+            text: job_ids(text) if not vague or text.strip()[:1].isdigit() else None
+            for text in texts.drop_nulls().unique()
+        }
         return texts.replace_strict(list(ids), list(ids.values()), return_dtype=pl.String, default=None).alias("job")
 
     def _number(self, frame: pl.DataFrame, position: int, field: str, alias: Alias) -> pl.DataFrame:
@@ -305,5 +317,6 @@ def _check_identity(found: Layout, notes: Notes, options: ReadOptions, fallback_
             where=notes.name,
             hint="give --node NAME, name the file after the node, or add a column",
         )
-    if "node" not in found.parts and options.node is None:
-        notes.decide(f"node name taken from the path: {fallback_node}")
+    taken = f"node name taken from the path: {fallback_node}"
+    if "node" not in found.parts and options.node is None and taken not in notes.decisions:
+        notes.decide(taken)

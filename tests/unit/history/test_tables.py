@@ -45,6 +45,45 @@ def test_nvidia_smi_without_a_header_needs_the_list_of_fields(read: Reader, reco
         read(path, node="gpu01", fields=fields[:4])
 
 
+def test_a_log_that_goes_on_with_other_columns(read: Reader, tmp_path: Path) -> None:
+    """The logger was started again with the fields in another order: the new header counts from there on."""
+    path = tmp_path / "gpu01.log"
+    path.write_text(
+        "timestamp, uuid, utilization.gpu [%], memory.used [MiB]\n"
+        f"2026/11/01 08:00:00.000, {UUID}, 12 %, 100 MiB\n"
+        "timestamp, uuid, memory.used [MiB], utilization.gpu [%]\n"
+        f"2026/11/01 08:00:30.000, {UUID}, 100 MiB, 12 %\n"
+        "timestamp, uuid, memory.used [MiB], power.draw [W], utilization.gpu [%]\n"
+        f"2026/11/01 08:01:00.000, {UUID}, 100 MiB, 60.50 W, 12 %\n"
+    )
+    result = read(path)
+    assert [(row["util_pct"], row["fb_used_mib"]) for row in result.rows] == [(12.0, 100.0)] * 3
+    assert [row["power_w"] for row in result.rows] == [None, None, 60.5]
+    assert result.notes.problem_count == 0
+    assert result.notes.decisions == {"node name taken from the path: gpu01": 1}
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "expected"),
+    [
+        ("job,hpc_job,uuid", "dcgm-exporter,4711,GPU-1", {"job": "4711", "uuid": "GPU-1"}),
+        ("job,uuid", "dcgm-exporter,GPU-1", {"job": None}),
+        ("job,uuid", "4711_3,GPU-1", {"job": "4711_3"}),
+        ("gpu_id,uuid", "3,GPU-1", {"uuid": "GPU-1", "index": 3}),
+        ("gpu_id,gpu_name", "GPU-1,NVIDIA L40S", {"uuid": "GPU-1", "model": "NVIDIA L40S"}),
+        ("gpu_id,gpu", "GPU-1,2", {"uuid": "GPU-1", "index": 2}),
+    ],
+)
+def test_columns_that_could_be_the_same_thing(
+    read: Reader, tmp_path: Path, header: str, cells: str, expected: dict[str, Any]
+) -> None:
+    """The plainer name is believed: Prometheus calls what scrapes ``job``; ``gpu_id`` may be a number."""
+    path = tmp_path / "export.csv"
+    path.write_text(f"time,node,{header},util\n1793520000,n1,{cells},5\n")
+    row = read(path).rows[0]
+    assert {name: row[name] for name in expected} == expected
+
+
 def test_a_log_may_end_in_the_middle_of_a_line(read: Reader, recorded: Path, tmp_path: Path) -> None:
     """It is being written: the unfinished line is reported, what stands before it counts."""
     text = (recorded / "gpu" / "nvidia-smi-gpu01.csv").read_text()
