@@ -157,7 +157,8 @@ class Reader:
             bad = pl.col("value").is_null() & pl.col("raw").is_in(odd)
             self._reject(known.filter(bad), block, "has a value that is no number")
             known = known.filter(~bad)
-        return known
+        # NaN is what Prometheus stores where a series ends: it says nothing of the GPU, nor of the job in its labels.
+        return known.filter(~pl.col("value").is_nan().fill_null(value=False))
 
     def _timed(self, known: pl.DataFrame, block: Block) -> pl.DataFrame:
         stamp = pl.col("stamp").cast(pl.Float64, strict=False)

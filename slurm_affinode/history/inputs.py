@@ -78,7 +78,7 @@ def read_file(
     lines = blocks(path, name, advance=advance if compression_of(path) is None else lambda count: None)
     if kind in ("prometheus", "openmetrics"):
         # Series name their node; the file name is no substitute, one file has many nodes.
-        reader = exposition.Reader(notes, options, options.node, openmetrics=format == "openmetrics")
+        reader = exposition.Reader(notes, options, options.node, openmetrics=kind == "openmetrics")
         return kind, reader.read(lines)
     if kind == "dmon":
         return kind, dmon.Reader(notes, options, node).read(lines)

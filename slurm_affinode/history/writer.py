@@ -221,7 +221,10 @@ class Prepared:
 
 
 def prepared(frame: pl.DataFrame) -> Prepared:
-    """Take the identity out of a frame of ``SAMPLES`` and leave out rows that say nothing.
+    """Take the identity out of a frame of ``SAMPLES`` and leave out devices of which nothing is said.
+
+    A row without any value stays where the device has values at other times: nothing was measured then, and the sample
+    before it does not count for its time.
 
     Raises ``ValueError`` for samples without a cluster or node: a reader has to see to that.
     """
@@ -229,8 +232,7 @@ def prepared(frame: pl.DataFrame) -> Prepared:
         (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
         for name, dtype in SAMPLES.items()
     )
-    says = pl.any_horizontal(pl.col(name).is_not_null() for name in (*METRICS, "job"))
-    full = full.filter(pl.col("time").is_not_null() & says)
+    full = full.filter(pl.col("time").is_not_null())
     if full["node"].has_nulls() or full["cluster"].has_nulls():
         raise ValueError("samples need a cluster and a node")
     described = full.select(*IDENTITY)
@@ -241,7 +243,12 @@ def prepared(frame: pl.DataFrame) -> Prepared:
     device = hashed.join(
         first.select("hash", known["device"]), on="hash", how="left", maintain_order="left"
     )["device"]  # fmt: skip
-    return Prepared(full.select(device, *(name for name in SAMPLE_COLUMNS if name != "device")), known)
+    rows = full.select(device, *(name for name in SAMPLE_COLUMNS if name != "device"))
+    says = rows.select(pl.any_horizontal(pl.col(name).is_not_null() for name in (*METRICS, "job"))).to_series()
+    if not says.all():
+        telling = rows["device"].filter(says).unique().implode()
+        rows, known = (one.filter(pl.col("device").is_in(telling)) for one in (rows, known))
+    return Prepared(rows, known)
 
 
 @contextlib.contextmanager

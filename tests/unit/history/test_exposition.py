@@ -146,6 +146,20 @@ def test_openmetrics_without_its_end_is_refused(read: Reader, tmp_path: Path) ->
     path.write_text("# TYPE x gauge\n" + LINE)
     with pytest.raises(InputError, match="EOF"):
         read(path, format="openmetrics")
+    path.write_text("# UNIT x ratio\n" + LINE)
+    with pytest.raises(InputError, match="EOF"):
+        read(path)
+    assert len(read(path, format="prometheus").rows) == 1
+
+
+def test_the_end_of_a_series_is_no_sample(read: Reader, tmp_path: Path) -> None:
+    """``promtool tsdb dump`` writes it as NaN, at the time of the first sample of the next job."""
+    path = tmp_path / "dump.txt"
+    line = LINE.replace('gpu="0"', 'gpu="0",hpc_job="8"', 1)
+    path.write_text(line + line.replace("} 5 ", "} NaN ").replace('"8"', '"7"'))
+    assert [(row["util_pct"], row["job"]) for row in read(path).rows] == [(5.0, "8")]
+    path.write_text(line + line.replace("} 5 ", "} NaN ").replace("000000\n", "030000\n"))
+    assert len(read(path).rows) == 1
 
 
 def test_scrapes_without_timestamps_need_a_start(read: Reader, tmp_path: Path) -> None:

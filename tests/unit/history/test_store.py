@@ -56,10 +56,12 @@ def test_of_one_sample_said_twice_the_last_value_that_is_there_wins(store: Sampl
     assert (row["util_pct"], row["power_w"], row["job"]) == (2.0, 100.0, "7,8,9")
 
 
-def test_a_row_that_says_nothing_is_no_sample(store: SampleStore, samples: Samples) -> None:
-    """All metrics missing and no job: nothing was measured."""
-    totals = store.ingest(samples([None, 1.0]), source="a")
-    assert (totals.samples, values(store)) == (1, [1.0])
+def test_a_row_without_any_value_is_time_in_which_nothing_was_measured(store: SampleStore, samples: Samples) -> None:
+    """The sample before it does not count for that time. A device of which nothing is ever said is none."""
+    rows = pl.concat([samples([1.0, None, 0.0]), samples([None, None], uuid="GPU-silent", index=7)])
+    totals = store.ingest(rows, source="a")
+    assert (totals.samples, values(store)) == (3, [1.0, None, 0.0])
+    assert len(store.devices()) == 1
 
 
 def test_days_are_utc_days(store: SampleStore, samples: Samples) -> None:
