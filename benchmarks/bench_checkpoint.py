@@ -2,6 +2,7 @@
 
     python benchmarks/bench_checkpoint.py                    on a node, as root, with criu 4.1 or newer
     python benchmarks/bench_checkpoint.py --cluster NAME     the same in a compute container of that cluster
+    python benchmarks/bench_checkpoint.py --image 10         one image of 10 GiB: restored from the disk, beside `dd`
 
 Peers, in the same run, on the same tree and the same file system: `criu dump` and `criu restore` with the same options,
 and writing and reading as many bytes in order, durable at the end, through the page cache as CRIU does, and past it.
@@ -9,6 +10,10 @@ They take turns; times are medians of `--rounds`, and ratios and differences are
 ran within the same minute, before their median is. Targets: less than 300 ms added to the dump and to the restore of a
 small tree (64 MiB), and 80 % of the disk's speed for a large one (4 GiB). Verification is measured with the image in
 the page cache, as after a dump on the same node, and on the disk alone, as on another node, beside merely reading it.
+
+`--image`: a restore from the disk, none of it in the page cache, from looking for the image until the tree runs again,
+every digest verified. Target: 1.3 times `dd` reading as much in blocks of 8 MiB. Bare `criu restore` takes turns with
+them.
 """
 
 from __future__ import annotations
@@ -38,6 +43,7 @@ from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOp
 
 ADDED_MS = 300.0
 DISK_SHARE = 0.8
+WITHIN = 1.3
 MIB = 1 << 20
 
 INIT = """
@@ -69,6 +75,11 @@ while True:
 """
 
 
+FACTS = Manifest(
+    key=JobKey("bench", 1, 1), seq=0, uid=0, gid=0, node="", restarts=0, started_epoch=0.0, dumped_epoch=0.0,
+    option=SuspendOption(), versions=Versions("", "", ""), root_pid=0, cuda_pids=(), gpus=(), gpu_bytes=0,
+    outputs=(), files=(),
+)  # fmt: skip
 NAMES = {
     "bare_dump": "criu dump, made durable",
     "our_dump": "our dump: digested, signed, durable",
@@ -153,8 +164,8 @@ def bare_restore(work: Path, directory: Path) -> float:
         subprocess.run([*inside, "sh", "-c", "echo 5000 >/proc/sys/kernel/ns_last_pid"], check=True)
         began = time.monotonic()
         subprocess.run(
-            [*inside, "criu", "restore", f"--images-dir={directory}", "--log-file=restore.log", "--restore-detached",
-             "--manage-cgroups=ignore", "--shell-job", "--tcp-close", "--ext-unix-sk"],
+            [*inside, "criu", "restore", f"--images-dir={directory}", f"--work-dir={work}", "--log-file=restore.log",
+             "--restore-detached", "--manage-cgroups=ignore", "--shell-job", "--tcp-close", "--ext-unix-sk"],
             check=True, capture_output=True,
         )  # fmt: skip
         return time.monotonic() - began
@@ -239,10 +250,6 @@ def measure(work: Path, mib: int, rounds: int) -> Figures:
     """One size of tree."""
     store, criu, key = DirectoryStore(work / "images", bytes(32)), Criu(), JobKey("bench", 1, 1)
     criu.check()
-    facts = Manifest(
-        key=key, seq=0, uid=0, gid=0, node="", restarts=0, started_epoch=0.0, dumped_epoch=0.0, option=SuspendOption(),
-        versions=Versions("", "", ""), root_pid=0, cuda_pids=(), gpus=(), gpu_bytes=0, outputs=(), files=(),
-    )  # fmt: skip
     found: dict[str, list[float]] = {name: [] for name in NAMES}
     size = 0
 
@@ -254,7 +261,7 @@ def measure(work: Path, mib: int, rounds: int) -> Figures:
         with store.begin(key, uid=0, estimate=mib * MIB) as writer:
             writer.follow()
             criu.dump(Tree(init, root, root_ns), writer.criu_fd, timeout_s=600)
-            images.append(writer.commit(replace(facts, root_pid=root_ns)))
+            images.append(writer.commit(replace(FACTS, root_pid=root_ns)))
         found["our_dump"].append(time.monotonic() - began)
         for pid in ns.members(init).values():
             os.kill(pid, signal.SIGCONT)
@@ -299,6 +306,61 @@ def measure(work: Path, mib: int, rounds: int) -> Figures:
     return Figures(size, found)
 
 
+def from_disk(work: Path, mib: int, rounds: int) -> int:
+    """Restores of one large image that is on the disk alone; 1 where they take too long."""
+    store, criu, key = DirectoryStore(work / "images", bytes(32)), Criu(), JobKey("bench", 1, 1)
+    criu.check()
+    with namespace(work, mib) as init, store.begin(key, uid=0, estimate=mib * MIB) as writer:
+        ((root_ns, root),) = ns.members(init).items()
+        writer.follow()
+        criu.dump(Tree(init, root, root_ns), writer.criu_fd, timeout_s=600)
+        size = writer.commit(replace(FACTS, root_pid=root_ns)).manifest.size
+    (criu_files,) = (path.parent for path in (work / "images").rglob("pages-1.img"))
+    pages = str(criu_files / "pages-1.img")
+
+    def ours() -> float:
+        with namespace(work) as init:
+            began = time.monotonic()
+            image = store.find(LiveRun(replace(key, submit_epoch=2), 0, 1))
+            assert image is not None
+            store.verify(image)
+            fd = store.open_criu(image)
+            criu.restore(init, fd, [], root_pid_ns=image.manifest.root_pid, timeout_s=600)
+            took = time.monotonic() - began
+            os.close(fd)
+            return took
+
+    def dd(*words: str) -> float:
+        return seconds(lambda: subprocess.run(["dd", f"if={pages}", "of=/dev/null", *words], check=True))
+
+    found: dict[str, list[float]] = {}
+    turns: tuple[tuple[str, Callable[[], float]], ...] = (
+        ("our restore, verified", ours),
+        ("dd", partial(dd, "bs=8M", "status=none")),
+        ("criu restore", partial(bare_restore, work, criu_files)),
+        ("dd by direct I/O", partial(dd, "bs=8M", "status=none", "iflag=direct")),
+    )
+    for number in range(rounds):
+        for name, call in (turns[position] for position in ORDERS[number % len(ORDERS)]):
+            os.sync()
+            forget(work / "images")
+            found.setdefault(name, []).append(call())
+        print(f"  round {number + 1}: " + ", ".join(f"{name} {found[name][-1]:.1f} s" for name, _ in turns), flush=True)
+    store.close()
+    print(f"image of {size / MIB:.0f} MiB on the disk alone, medians of {rounds} rounds")
+    figures = Figures(size, found)
+    for name, _ in turns:
+        print(f"  {name:24} {figures.median(name):6.1f} s  {size / MIB / figures.median(name):6.0f} MiB/s")
+    ratios = {
+        name: figures.paired(truediv, "our restore, verified", name)
+        for name, _ in turns
+        if name != "our restore, verified"
+    }
+    for name, ratio in ratios.items():
+        print(f"our restore, times {name:20} {ratio:6.2f}" + (f"   target: {WITHIN}" if name == "dd" else ""))
+    return int(ratios["dd"] > WITHIN)
+
+
 def show(mib: int, figures: Figures) -> None:
     """What was found."""
     print(f"\ntree of {mib} MiB, image of {figures.size / MIB:.0f} MiB")
@@ -328,6 +390,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=4096, help="size of the large tree")
     parser.add_argument("--small-mib", type=int, default=64)
+    parser.add_argument(
+        "--image", type=float, metavar="GIB", help="only restores of an image of this size from the disk"
+    )
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument(
         "--directory", type=Path, default=Path("/var/lib/slurm-affinode"), help="on the disk to measure"
@@ -336,11 +401,14 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.cluster:
         passed = [f"--mib={arguments.mib}", f"--small-mib={arguments.small_mib}", f"--rounds={arguments.rounds}"]
+        passed += [] if arguments.image is None else [f"--image={arguments.image}"]
         return in_container(arguments.cluster, passed)
     if os.geteuid() != 0 or shutil.which("criu") is None:
         print("not measured: it needs root and criu 4.1 or newer (or --cluster NAME)")
         return 0
     with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="bench-") as name:
+        if arguments.image is not None:
+            return from_disk(Path(name), int(arguments.image * 1024), arguments.rounds)
         small = measure(Path(name), arguments.small_mib, arguments.rounds)
         show(arguments.small_mib, small)
         large = measure(Path(name), arguments.mib, arguments.rounds)
