@@ -21,6 +21,9 @@ HEADER = re.compile(rf"^\s*{_STAMP}#\s*Entity\s+(\S.*)$")
 _UNITS = re.compile(rf"^\s*{_STAMP}(?:ID|Id)(?:\s|$)")
 _ROW = re.compile(rf"^\s*{_STAMP}([A-Za-z][A-Za-z-]*)\s+(\d+)\s+(\S.*)$")
 _VALUE = re.compile(r"N/A|\S+")
+_APART = re.compile(r"\s{2,}")
+_NOTHING = re.compile(rf"^\s*{_STAMP}(?:dmon was stopped due to receiving a signal\.)?\s*$")
+"""Lines between samples; ``ts`` puts a time in front of these too."""
 _ENTITIES = {"GPU": "index", "GPU-I": "mig"}
 _OTHERS = ("GPU-CI", "VGPU", "vGPU", "CPU", "Switch", "Link", "NvSwitch", "NVSwitch", "ConnectX", "Core", "CPU-Core")
 
@@ -48,7 +51,7 @@ class Reader:
                     yield from self._flush(rows)
                     rows = []
                     self._start_table(_VALUE.findall(header.group(2)))
-                elif line.strip() and not _UNITS.match(line):
+                elif not _NOTHING.match(line + " ") and not _UNITS.match(line):
                     row = self._row(line, number, last=number == block.open_line)
                     rows += [row] if row is not None else []
             yield from self._flush(rows)
@@ -71,6 +74,9 @@ class Reader:
             self._reject(number, f"is of an unknown entity: {entity}", last=last)
             return None
         values = _VALUE.findall(rest)
+        if len(values) > len(self._names):
+            # A text, such as the name of a GPU, has spaces in it; columns are mostly more than one apart.
+            values = _APART.split(rest.strip())
         if len(values) != len(self._names):
             self._reject(number, f"has {len(values)} values, the header has {len(self._names)}", last=last)
             return None

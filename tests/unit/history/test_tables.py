@@ -243,6 +243,24 @@ def test_a_table_that_names_no_node_asks_for_one(read: Reader, tmp_path: Path) -
     assert read(path, node="gpu07").rows[0]["node"] == "gpu07"
 
 
+def test_dmon_with_texts_and_its_last_words(read: Reader, tmp_path: Path) -> None:
+    """A name of a GPU has spaces; ``ts`` stamps empty lines too; being stopped is no bad line."""
+    path = tmp_path / "dmon.txt"
+    lines = (
+        "#Entity   DVNAM                    UUID#                                     GPUTL",
+        "ID",
+        f"GPU 0     NVIDIA A100-SXM4-80GB    {UUID}  97",
+        f"GPU 0     NVIDIA A100-SXM4-80GB    {UUID}  N/A",
+        "",
+        "dmon was stopped due to receiving a signal.",
+    )
+    path.write_text("".join(f"2026-11-01T08:00:0{second}+0000 {line}\n" for second, line in enumerate(lines)))
+    result = read(path, node="gpu01", strict=True)
+    assert [row["util_pct"] for row in result.rows] == [97.0, None]
+    assert {(row["uuid"], row["model"], row["index"]) for row in result.rows} == {(UUID, "NVIDIA A100-SXM4-80GB", 0)}
+    assert not result.notes.unknown
+
+
 def test_dmon(read: Reader, recorded: Path) -> None:
     """Ticks from start and interval, N/A missing, repeated headers, MIG instances as devices."""
     result = read(recorded / "gpu" / "dmon.txt", node="gpu01", start=EIGHT, interval_s=30)
