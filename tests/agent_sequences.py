@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from agent_site import STEPS
 from agent_world import Agent
 
 from slurm_affinode.agent.shepherds import Restored
 from slurm_affinode.model.ledger import decode
-
-STEPS = 4711
 
 
 def recovered(world, node="c1"):

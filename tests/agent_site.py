@@ -12,6 +12,8 @@ from slurm_affinode.model.cluster import GpuCount, Job, NodeGpus
 from slurm_affinode.slurm.faults import ControllerDownError, InvalidStateError, UnknownJobError
 
 SUBMIT = datetime(2026, 11, 20, 10, tzinfo=UTC)
+STEPS = 4711
+"""What the job has computed when a story begins."""
 
 
 class Crash(BaseException):

@@ -1,4 +1,4 @@
-"""The suspension as a state machine: which step may follow which, and what to do after a crash in each state. Pure.
+"""The suspension as a state machine: what to do after a crash in each state, and whose an image is. Pure.
 
 ``running -> locking -> locked -> parked -> dumping -> dumped -> requeueing -> queued -> restoring -> running``
 
@@ -8,8 +8,8 @@ the processes are the job, and stay where they are.
 Each phase is written to the journal *before* its effects begin, so a journal that says ``dumping`` means: the dump may
 not have begun, may be half done, or may be complete. Whatever is done on recovery is therefore idempotent.
 
-Until the requeue is asked for, everything can be taken back (``Event.UNDONE``): the tree goes on as if nothing had
-been. From then on the image is the job; it can be taken back only where Slurm certainly knows nothing of the requeue.
+Until the requeue is asked for, everything can be taken back: the tree goes on as if nothing had been. From then on the
+image is the job; it can be taken back only where Slurm certainly knows nothing of the requeue.
 """
 
 from __future__ import annotations
@@ -20,75 +20,8 @@ from enum import StrEnum
 
 from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, Refusal
 
-
-class Event(StrEnum):
-    """What moves a suspension on."""
-
-    BEGIN = "begin"
-    LOCKED = "locked"
-    PARKED = "parked"
-    DUMP = "dump"
-    DUMPED = "dumped"
-    REQUEUE = "requeue"
-    REQUEUED = "requeued"
-    """Slurm has the job in its queue, and the tree is gone."""
-    RESTORE = "restore"
-    """Slurm has started the job again."""
-    RESTORED = "restored"
-    UNRESTORED = "unrestored"
-    """The image could not be restored; it is kept and the job is held."""
-    AFRESH = "afresh"
-    """The image could not be restored, and the site wants the script to start from its beginning."""
-    FREEZE = "freeze"
-    """In place: the processes are stopped; again where a job that woke could not get its GPU memory back."""
-    WAKE = "wake"
-    """In place: somebody wants the job."""
-    UNDONE = "undone"
-    """It was taken back: the job runs as before."""
-
-
-_TABLE: dict[tuple[Phase, Event], Phase] = {
-    (Phase.RUNNING, Event.BEGIN): Phase.LOCKING,
-    (Phase.LOCKING, Event.LOCKED): Phase.LOCKED,
-    (Phase.LOCKED, Event.PARKED): Phase.PARKED,
-    (Phase.PARKED, Event.DUMP): Phase.DUMPING,
-    (Phase.PARKED, Event.FREEZE): Phase.FROZEN,
-    (Phase.FROZEN, Event.WAKE): Phase.WAKING,
-    (Phase.WAKING, Event.FREEZE): Phase.FROZEN,
-    (Phase.WAKING, Event.RESTORED): Phase.RUNNING,
-    # A step that failed, or a request that came meanwhile. What has moved out goes back as it does for a sleeper: when
-    # there is room.
-    (Phase.LOCKED, Event.WAKE): Phase.WAKING,
-    (Phase.PARKED, Event.WAKE): Phase.WAKING,
-    (Phase.DUMPING, Event.DUMPED): Phase.DUMPED,
-    (Phase.DUMPED, Event.REQUEUE): Phase.REQUEUEING,
-    (Phase.REQUEUEING, Event.REQUEUED): Phase.QUEUED,
-    (Phase.QUEUED, Event.RESTORE): Phase.RESTORING,
-    (Phase.RESTORING, Event.RESTORED): Phase.RUNNING,
-    (Phase.RESTORING, Event.UNRESTORED): Phase.QUEUED,
-    (Phase.RESTORING, Event.AFRESH): Phase.RUNNING,
-    **{
-        (phase, Event.UNDONE): Phase.RUNNING
-        for phase in (Phase.LOCKING, Phase.LOCKED, Phase.PARKED, Phase.DUMPING, Phase.DUMPED, Phase.REQUEUEING)
-    },
-}
-
-HOLDS_TREE = frozenset({Phase.LOCKING, Phase.LOCKED, Phase.PARKED, Phase.DUMPING, Phase.DUMPED, Phase.REQUEUEING})
-"""Phases in which the job's own processes exist and are in our hands."""
 IN_PLACE = frozenset({Phase.FROZEN, Phase.WAKING})
 """Phases of a job that sleeps in place, or wakes from that."""
-
-
-class IllegalTransition(ValueError):  # noqa: N818 - named for what it says
-    """A step that does not follow: a fault of the caller."""
-
-
-def advance(phase: Phase, event: Event) -> Phase:
-    """The phase after ``event``. Raises ``IllegalTransition``."""
-    try:
-        return _TABLE[phase, event]
-    except KeyError:
-        raise IllegalTransition(f"{event.value} cannot follow {phase.value}") from None
 
 
 class JobFact(StrEnum):

@@ -7,11 +7,43 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_sequences import STEPS
-from agent_site import Crash, World
+from agent_site import STEPS, Crash, World
 from agent_stand_ins import Node1, agent, config_of
 
+from slurm_affinode.agent.journal import Entry, Record
 from slurm_affinode.checkpoint.writer import ImageWriter
+from slurm_affinode.model.suspension import Phase
+
+FOLLOWS = {
+    Phase.RUNNING: {Phase.LOCKING, Phase.RESTORING},
+    Phase.LOCKING: {Phase.LOCKED},
+    Phase.LOCKED: {Phase.PARKED, Phase.WAKING},
+    Phase.PARKED: {Phase.DUMPING, Phase.FROZEN, Phase.WAKING},
+    Phase.FROZEN: {Phase.WAKING},
+    Phase.WAKING: {Phase.FROZEN},
+    Phase.DUMPING: {Phase.DUMPED},
+    Phase.DUMPED: {Phase.REQUEUEING, Phase.QUEUED},
+    Phase.REQUEUEING: {Phase.QUEUED},
+    Phase.QUEUED: set(),
+    Phase.RESTORING: {Phase.QUEUED},
+}
+"""What a journal may announce after a phase; the same again, too, with what became known. Its file is removed where the
+job runs, and a job that comes back begins another."""
+
+
+@pytest.fixture(autouse=True)
+def in_order(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever the story: nothing is skipped."""
+    write, wrong = Record.write, []
+
+    def checked(self: Record, phase: Phase, **facts: Any) -> Entry:
+        if phase is not self.phase and phase not in FOLLOWS[self.phase]:
+            wrong.append(f"{self.phase.value} -> {phase.value}")
+        return write(self, phase, **facts)
+
+    monkeypatch.setattr(Record, "write", checked)
+    yield
+    assert wrong == []
 
 
 @pytest.fixture

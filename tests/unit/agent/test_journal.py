@@ -67,7 +67,7 @@ def test_damage_in_the_middle_is_told_and_what_stands_before_counts(journal):
 def test_open_records_are_found_and_closed_ones_are_not(journal, tmp_path):
     other = JobKey("alpha", 3, 5)
     journal.record(KEY).write(Phase.LOCKING)
-    journal.record(other).write(Phase.QUEUED)
+    journal.record(other).write(Phase.RESTORING)
     (tmp_path / "journal" / "README").write_text("not a journal")
     assert [record.key for record in journal.open_records()] == [other, KEY]
     journal.record(other).close()
@@ -76,7 +76,7 @@ def test_open_records_are_found_and_closed_ones_are_not(journal, tmp_path):
 
 
 def test_the_same_id_submitted_again_has_a_journal_of_its_own(journal):
-    journal.record(KEY).write(Phase.PARKED)
+    journal.record(KEY).write(Phase.LOCKING)
     assert journal.record(JobKey("alpha", 12, 1_700_000_001)).phase is Phase.RUNNING
 
 

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from agent_site import World
+from agent_site import STEPS, World
 from agent_world import Agent
 
 from slurm_affinode.agent.shepherds import Hold, Restored, Start
 from slurm_affinode.model.suspension import Phase
 
-STEPS = 23
-
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    """A job that ran on c1 and sleeps."""
-    made = World(tmp_path)
-    made.start_run("c1")
-    made.start_script("c1", STEPS)
-    asleep(Agent(made, "c1"))
-    return made
+def world(world: World) -> World:
+    """The job ran on c1 and sleeps."""
+    asleep(Agent(world, "c1"))
+    return world
 
 
 def asleep(agent: Agent) -> None:

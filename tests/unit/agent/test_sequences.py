@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from agent_sequences import STEPS, check, go_on_at_c2, ledger, recovered
-from agent_site import Crash
+from agent_sequences import check, go_on_at_c2, ledger, recovered
+from agent_site import STEPS, Crash
 from agent_world import Agent
 
 from slurm_affinode.agent.shepherds import Restored, Start

@@ -7,11 +7,10 @@ import logging
 import os
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_site import World, make_job
+from agent_site import STEPS, World, make_job
 from agent_world import KEY, Agent
 
 from slurm_affinode.agent.notes import Plan
@@ -25,18 +24,6 @@ from slurm_affinode.checkpoint.tier import Copy, Tier
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.checkpoint.writer import ImageWriter
 from slurm_affinode.model.suspension import LiveRun, Manifest, Phase
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    """A job runs on c1."""
-    made = World(tmp_path)
-    made.start_run("c1")
-    made.start_script("c1", STEPS)
-    return made
-
-
-STEPS = 23
 
 
 class Tiered(Agent):

@@ -1,81 +1,22 @@
-"""The suspension's states: what follows what, and that no crash loses or doubles a job."""
+"""What is done after a crash: none loses or doubles a job."""
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurm_affinode.core.suspension import (
-    HOLDS_TREE,
     IN_PLACE,
     Action,
-    Event,
-    IllegalTransition,
     JobFact,
     World,
-    advance,
     pair_gpus,
     recover,
 )
 from slurm_affinode.model.suspension import GpuFact, Phase, Refusal
-
-PATH = (
-    (Event.BEGIN, Phase.LOCKING),
-    (Event.LOCKED, Phase.LOCKED),
-    (Event.PARKED, Phase.PARKED),
-    (Event.DUMP, Phase.DUMPING),
-    (Event.DUMPED, Phase.DUMPED),
-    (Event.REQUEUE, Phase.REQUEUEING),
-    (Event.REQUEUED, Phase.QUEUED),
-    (Event.RESTORE, Phase.RESTORING),
-    (Event.RESTORED, Phase.RUNNING),
-)
-
-
-def test_the_way_out_and_back() -> None:
-    """Each state after the other, and round again."""
-    phase = Phase.RUNNING
-    for event, following in PATH:
-        phase = advance(phase, event)
-        assert phase is following
-
-
-def test_the_way_in_place() -> None:
-    """Out of the GPU, stopped, back; also again and again while its memory cannot be had."""
-    phase = Phase.PARKED
-    for event, following in (
-        (Event.FREEZE, Phase.FROZEN),
-        (Event.WAKE, Phase.WAKING),
-        (Event.FREEZE, Phase.FROZEN),
-        (Event.WAKE, Phase.WAKING),
-        (Event.RESTORED, Phase.RUNNING),
-    ):
-        phase = advance(phase, event)
-        assert phase is following
-
-
-def test_nothing_is_skipped() -> None:
-    """A step that does not follow is a fault."""
-    for phase in Phase:
-        allowed = {event for event in Event if _allowed(phase, event)}
-        assert (Event.UNDONE in allowed) == (phase in HOLDS_TREE)
-        for event in set(Event) - allowed:
-            with pytest.raises(IllegalTransition, match=phase.value):
-                advance(phase, event)
-    assert not _allowed(Phase.PARKED, Event.REQUEUE)
-    assert not _allowed(Phase.QUEUED, Event.UNDONE)
-
-
-def _allowed(phase: Phase, event: Event) -> bool:
-    try:
-        advance(phase, event)
-    except IllegalTransition:
-        return False
-    return True
 
 
 @dataclass(frozen=True)

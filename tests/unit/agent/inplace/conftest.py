@@ -1,21 +1,10 @@
-"""A job that runs on c1, and the agent there."""
+"""The agent on the node where the job runs."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from agent_site import World
-from inplace_site import STEPS, Node
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    """The job runs."""
-    made = World(tmp_path)
-    made.start_run("c1")
-    made.start_script("c1", STEPS)
-    return made
+from inplace_site import Node
 
 
 @pytest.fixture
