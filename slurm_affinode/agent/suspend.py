@@ -276,9 +276,9 @@ class JobSuspender:
         writer.follow()
         tree = Tree(job.init_pid, attempt.root.pid, attempt.root.pid_ns)
         try:
-            result = parts.imager.dump(tree, writer.criu_fd, timeout_s=parts.settings.dump_s)
+            parts.imager.dump(tree, writer.criu_fd, timeout_s=parts.settings.dump_s)
             outputs = parts.streams.save(job.init_pid, writer.save, user_of(job.init_pid, job.uid, job.gid))
-            return writer.commit(self._manifest(attempt, result.pids_ns, outputs, writer))
+            return writer.commit(self._manifest(attempt, outputs, writer))
         except StreamsError as error:
             raise TakenBack(str(error)) from None
         except NoRoom as error:
@@ -305,9 +305,7 @@ class JobSuspender:
             newest = max(newest, 0 if image is None else image.manifest.seq)
         return newest + 1
 
-    def _manifest(
-        self, attempt: _Attempt, pids_ns: Sequence[int], outputs: tuple[SavedOutput, ...], writer: Writer
-    ) -> Manifest:
+    def _manifest(self, attempt: _Attempt, outputs: tuple[SavedOutput, ...], writer: Writer) -> Manifest:
         parts, job = self._parts, attempt.job
         numbers = {member.pid: member.pid_ns for member in attempt.tree}
         return Manifest(
@@ -327,7 +325,6 @@ class JobSuspender:
             gpu_bytes=attempt.gpu_bytes,
             outputs=outputs,
             files=(),
-            stopped_pids=tuple(numbers[m.pid] for m in attempt.tree if m.state == "T" and m.pid_ns in pids_ns),
         )
 
     def _members(self, attempt: _Attempt) -> Sequence[Member]:

@@ -14,7 +14,7 @@ from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.core.idle import GpuActivity, IdleRule, Sample
 from slurm_affinode.gpu.interface import DriverMissing, GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
-from slurm_affinode.model.gpu import Device, Reading
+from slurm_affinode.model.gpu import Device, ProcessUtilization, Reading
 from slurm_affinode.model.suspension import Mode
 
 MIB = 1 << 20
@@ -32,6 +32,11 @@ class _Memory:
     xids: dict[str, int] = field(default_factory=dict)
     host: tuple[float, int, int, int] | None = None
     """Time, CPU ticks, bytes of storage, bytes of reads and writes."""
+
+    def seen(self, device: Device, used: Sequence[ProcessUtilization]) -> None:
+        """What comes next is newer than these; a time that is still to come would hide what is done until then."""
+        if used:
+            self.process_us[_key(device)] = min(max(one.time_us for one in used), int(time.time() * 1e6))
 
 
 class Watch:
@@ -130,8 +135,7 @@ class Watch:
             reading = self._driver.read(device)
         except GpuError:
             return None
-        if used:
-            memory.process_us[_key(device)] = max(one.time_us for one in used)
+        memory.seen(device, used)
         mine = [one for one in used if one.pid in own]
         busy, moved = (max((getattr(one, of) for one in mine), default=0.0) for of in ("sm_pct", "memory_pct"))
         signals: dict[str, float | None] = {"utilization": busy, "memory": moved, "processes": max(busy, moved)}
@@ -145,8 +149,7 @@ class Watch:
             used = self._driver.process_utilization(device, since)
         except GpuError:
             return None
-        if used:
-            memory.process_us[_key(device)] = max(one.time_us for one in used)
+        memory.seen(device, used)
         return max((max(one.sm_pct, one.memory_pct) for one in used), default=0.0)
 
     @staticmethod

@@ -52,11 +52,16 @@ def _users(driver: Driver, pids: list[int]) -> list[int]:
         try:
             driver.call("cuCheckpointProcessGetRestoreThreadId", pid)
         except DriverSaysError as error:
-            if str(error) in ("CUDA_ERROR_NOT_INITIALIZED", "CUDA_ERROR_INVALID_VALUE"):
+            if str(error) in ("CUDA_ERROR_NOT_INITIALIZED", "CUDA_ERROR_INVALID_VALUE") or not _there(pid):
                 continue
             raise
         found.append(pid)
     return found
+
+
+def _there(pid: int) -> bool:
+    """Drivers differ in what they say of a process that has ended (580, 595: CUDA_ERROR_OPERATING_SYSTEM)."""
+    return os.path.exists(f"/proc/{pid}")  # noqa: PTH110 - of the helper's few imports
 
 
 def _state(driver: Driver, pid: int) -> str:

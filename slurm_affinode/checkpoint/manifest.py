@@ -27,6 +27,8 @@ KEY_PATH = Path("/etc/slurm-affinode/image.key")
 _LABEL = b"slurm-affinode image manifest\0"
 _KEY_BYTES = 32
 _KEY_LIMIT = 4096
+_FORMER = ("stopped_pids",)
+"""Keys of older manifests of this schema, which nobody reads: what was stopped is so in CRIU's image."""
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -47,7 +49,7 @@ def decode(data: bytes, signature: bytes, key: bytes) -> Manifest:
         value = json.loads(data)
         if value.get("schema") != SCHEMA:
             raise ImageDamaged(f"the manifest has schema {value.get('schema')}, this release reads {SCHEMA}")
-        manifest: Manifest = _built(Manifest, value)
+        manifest: Manifest = _built(Manifest, {key: one for key, one in value.items() if key not in _FORMER})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ImageDamaged(f"the manifest cannot be read: {error}") from None
     return manifest

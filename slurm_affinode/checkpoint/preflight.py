@@ -161,8 +161,14 @@ def of_gpu(gpu: GpuUseFacts, tree: TreeFacts) -> list[Refusal]:
         found.append(Refusal("mig", "it runs on MIG instances, which cannot be checkpointed"))
     elif not gpu.capabilities.checkpoint:
         found.append(Refusal("driver", gpu.capabilities.why_not or "the driver cannot checkpoint"))
-    if any(one.mps for one in (*tree.processes, *tree.outside)):
+    everybody = (*tree.processes, *tree.outside)
+    if any(one.mps for one in everybody):
         found.append(Refusal("mps", "it uses MPS, which cannot be checkpointed"))
+    still = [one for one in everybody if one.pid in gpu.users and one.state in "Tt"]
+    if still:
+        # The driver has it lock itself: it would wait for that past every time-out.
+        names = ", ".join(f"{one.name} ({one.pid})" for one in still[:3])
+        found.append(Refusal("stopped", f"{names} is stopped (SIGSTOP), and holds GPU memory that only it can move"))
     return found
 
 

@@ -23,6 +23,8 @@ MIB = 2**20
 RESCAN_S = 60.0
 """While a GPU is lost the driver is opened anew this often, for what came back is only counted then."""
 
+_MOST_PCT = 100
+
 
 @dataclass(slots=True)
 class _Open:
@@ -118,11 +120,13 @@ class NvmlDriver:
             try:
                 samples = self._nvml.nvmlDeviceGetProcessUtilization(one.handle, since_us)
             except self._nvml.NVMLError as error:
-                if error.value != self._nvml.NVML_ERROR_NOT_FOUND:  # which is: no process worked since then
+                # No process worked since then; the binding raises "success" where there is room for none and none is.
+                if error.value not in (self._nvml.NVML_ERROR_NOT_FOUND, self._nvml.NVML_SUCCESS):
                     raise
                 samples = []
             for s in sorted(samples, key=lambda sample: sample.timeStamp):
-                if s.pid:
+                # Drivers also return what was never written: shares above 100, times before the one that was given.
+                if s.pid and max(s.smUtil, s.memUtil) <= _MOST_PCT and s.timeStamp > since_us:
                     latest[s.pid] = ProcessUtilization(s.pid, s.timeStamp, float(s.smUtil), float(s.memUtil))
         return sorted(latest.values(), key=lambda one: one.pid)
 

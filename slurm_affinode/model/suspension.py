@@ -136,7 +136,7 @@ class LiveRun:
 
 
 class Phase(StrEnum):
-    """Where a job stands on its way out and back. ``core.suspension`` has the transitions."""
+    """Where a job stands on its way out and back. ``core.suspension`` has the order and what is done after a crash."""
 
     RUNNING = "running"
     """On its GPUs. Nothing of ours is in its way."""
@@ -283,8 +283,6 @@ class Manifest:
     outputs: tuple[SavedOutput, ...]
     files: tuple[FileFact, ...]
     digest: str = "sha256"
-    stopped_pids: tuple[int, ...] = ()
-    """Processes that were stopped before we came (namespace numbers); they stay stopped."""
     schema: int = 1
 
     @property

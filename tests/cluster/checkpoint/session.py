@@ -141,7 +141,7 @@ class Session:
                     started_epoch=0.0, dumped_epoch=time.time(), option=SuspendOption(),
                     versions=Versions("0", os.uname().release, done.version), root_pid=root_ns,
                     cuda_pids=tuple(inner[pid] for pid in users), gpus=self.gpus(), gpu_bytes=0,
-                    outputs=(), files=(), stopped_pids=tuple(inner[pid] for pid in self.stopped if pid in inner),
+                    outputs=(), files=(),
                 )
             )  # fmt: skip
         self.store.verify(image)

@@ -71,6 +71,8 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("mig", {"gpu": replace(GPU, mig=True)}),
     ("driver", {"gpu": replace(GPU, capabilities=Capabilities("565", why_not="driver 565 cannot checkpoint"))}),
     ("mps", {"tree": with_process(mps=True)}),
+    ("stopped", {"tree": replace(TREE, processes=(ROOT, replace(USER, state="T")))}),
+    ("stopped", {"mode": Mode.INPLACE, "tree": replace(TREE, processes=(ROOT, replace(USER, state="t")))}),
     ("host-memory", {"memory": MemoryFacts(100 * GIB, 40 * GIB)}),
     ("host-memory", {"memory": MemoryFacts(39 * GIB)}),
     ("no-room", {"room": "/images: 3 GiB free, 41 GiB needed"}),
@@ -100,6 +102,11 @@ def test_inplace_asks_less() -> None:
     tree = replace(TREE, outside=(ROOT,))
     assert told(mode=Mode.INPLACE, job=replace(JOB, steps=("0",)), tree=tree, criu=None) == []
     assert [one.code for one in told(mode=Mode.INPLACE, memory=MemoryFacts(GIB))] == ["host-memory"]
+
+
+def test_what_is_stopped_and_has_no_gpu_is_no_hindrance() -> None:
+    """A shell's job in the background: it stays stopped."""
+    assert told(tree=with_process(state="T")) == []
 
 
 def test_an_old_criu_does_on_older_kernels() -> None:

@@ -189,6 +189,26 @@ def test_processes_that_only_root_may_see():
         driver.processes(driver.devices()[0])
 
 
+def sample(pid, time_us, sm, memory=0):
+    return SimpleNamespace(pid=pid, timeStamp=time_us, smUtil=sm, memUtil=memory)
+
+
+def test_what_a_driver_never_wrote_is_no_utilization():
+    """Shares above 100 %, entries of no process, and samples that are older than what was asked for."""
+    found = [sample(7, 150, 30), sample(7, 160, 4_000_000_000), sample(8, 90, 50), sample(0, 150, 90)]
+    driver = NvmlDriver(Binding(nvmlDeviceGetProcessUtilization=lambda handle, since: found))
+    assert [(one.pid, one.time_us, one.sm_pct) for one in driver.process_utilization(driver.devices()[0], 100)] == [
+        (7, 150, 30.0)
+    ]
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS])
+def test_no_process_worked(code):
+    """Which the binding tells as an error, even where it is none."""
+    driver = NvmlDriver(Binding(nvmlDeviceGetProcessUtilization=refusal(code)))
+    assert list(driver.process_utilization(driver.devices()[0])) == []
+
+
 def test_a_device_of_another_time_is_lost():
     """As when a GPU was taken out, or MIG instances were made anew."""
     driver = NvmlDriver(Binding(gpus=2))

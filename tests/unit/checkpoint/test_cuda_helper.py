@@ -1,0 +1,52 @@
+"""What the helper for the CUDA driver answers, on bindings made of values."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from slurm_affinode.checkpoint.cuda_driver import Driver
+from slurm_affinode.checkpoint.cuda_helper import answer
+
+GONE = 2**22 + 1
+"""No process has this number."""
+
+
+class Code(Enum):
+    """``CUresult``."""
+
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
+    CUDA_ERROR_NOT_INITIALIZED = 3
+    CUDA_ERROR_OPERATING_SYSTEM = 304
+
+
+class Bindings:
+    """``cuda.bindings.driver``, as far as a test gives it."""
+
+    CUresult = Code
+
+    def __init__(self, **functions: Callable[..., Any]) -> None:
+        self.__dict__.update(functions)
+
+
+def ask(bindings: Bindings, call: str, **arguments: Any) -> Any:
+    """What the helper says."""
+    return json.loads(answer(Driver(bindings), json.dumps({"call": call, **arguments})))
+
+
+def test_who_uses_cuda_and_who_has_ended_meanwhile() -> None:
+    """Drivers 580 and 595 call the missing process an error of the operating system; one that is there is an error."""
+    says = {1: Code.CUDA_SUCCESS, 2: Code.CUDA_ERROR_NOT_INITIALIZED, GONE: Code.CUDA_ERROR_OPERATING_SYSTEM}
+    bindings = Bindings(cuCheckpointProcessGetRestoreThreadId=lambda pid: (says[pid], 5))
+    assert ask(bindings, "users", pids=[1, 2, GONE]) == {"ok": [1]}
+    says[os.getpid()] = Code.CUDA_ERROR_OPERATING_SYSTEM
+    assert ask(bindings, "users", pids=[os.getpid()]) == {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}
+
+
+def test_a_call_that_is_not_known_is_answered() -> None:
+    """The other side would wait."""
+    assert "KeyError" in ask(Bindings(), "sing")["unavailable"]
