@@ -30,6 +30,10 @@ class ConfigError(AffinodeError):
     """The configuration says something that cannot be."""
 
 
+class NoStoreError(AffinodeError):
+    """There is no store where a command that only reads was told to look."""
+
+
 class UnreachableError(AffinodeError):
     """A service, program or directory that is needed does not answer."""
 

@@ -180,7 +180,7 @@ def history(
     """Show what was looked at, told and done: who, when, on what evidence, with what result. Oldest first."""
     if prune is not None:
         return _prune(config, prune, yes=yes, as_json=as_json)
-    with Repository.open(config.db_url) as store:
+    with Repository.open(config.db_url, create=False) as store:
         rows = ZombieLog(store.engine).history(
             since=since, until=until, job=job, user=user, verb=verb, result=result, limit=limit + 1
         )

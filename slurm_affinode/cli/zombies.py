@@ -29,7 +29,7 @@ from slurm_affinode.cli.prometheus_options import prometheus_options
 from slurm_affinode.config import Config
 from slurm_affinode.core import signature_file
 from slurm_affinode.core.explanation import Explanation
-from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.errors import AffinodeError, NoStoreError, UnreachableError
 from slurm_affinode.files import write_text
 from slurm_affinode.model.finding import KINDS, VARIANTS
 from slurm_affinode.resources import asset_dir
@@ -263,7 +263,7 @@ def explain(
                 config, job, cluster=cluster, since=since, until=until, window_s=window_s, slurm=slurm,
                 history=borrowed(lambda _: None) if asked else None,
             )  # fmt: skip
-        except (zombie_explain.UnknownJobError, UnreachableError) as stored:
+        except (zombie_explain.UnknownJobError, NoStoreError, UnreachableError) as stored:
             try:
                 page = page_now()
             except AffinodeError:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
-from slurm_affinode.errors import AffinodeError, ConfigError, UnreachableError
+from slurm_affinode.errors import AffinodeError, ConfigError, NoStoreError, UnreachableError
 from slurm_affinode.store.faults import clean, is_transient, translate
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ def shown(url: URL) -> str:
 def connect(url: URL, *, create: bool = True) -> Engine:
     """An engine for ``url``. No server is contacted yet.
 
-    The directory of a SQLite file is made; with ``create`` off, a file that is not there is an ``UnreachableError``.
+    The directory of a SQLite file is made; with ``create`` off, a file that is not there is a ``NoStoreError``.
     """
     if url.get_backend_name() == "sqlite":
         return _sqlite(url, create=create)
@@ -110,8 +110,9 @@ def connect(url: URL, *, create: bool = True) -> Engine:
 def _sqlite(url: URL, *, create: bool) -> Engine:
     path = Path(str(url.database))
     if not create and not path.exists():
-        raise UnreachableError(
-            f"{path}: there is no store yet", hint="the first ingest makes it, or: slurm-affinode db upgrade"
+        raise NoStoreError(
+            f"{path}: there is no store",
+            hint="is that the right --state or --db? The first ingest makes it: slurm-affinode ingest sacct --since 7d",
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ class Repository:
         """Open the store at ``url`` (see ``engine.parse_url``) and apply pending migrations.
 
         With ``upgrade`` off nothing is written and the schema may be an old one; with ``create`` off a SQLite file that
-        does not exist is an ``UnreachableError`` in place of a new, empty store. Raises ``ConfigError`` for a URL that
+        does not exist is a ``NoStoreError`` in place of a new, empty store. Raises ``ConfigError`` for a URL that
         cannot be, ``UnreachableError`` where there is no answer, ``AffinodeError`` for a store of a newer release.
         """
         engine = connect(parse_url(url), create=create)

@@ -106,7 +106,8 @@ def analyse_stored(
 ) -> WasteResult:
     """Analyse what is stored for ``query``; ``top_runs`` most wasteful runs get a timeline.
 
-    Raises ``NoAccountingError`` where no run overlaps the interval or has the names that are asked for.
+    Raises ``NoAccountingError`` where no run overlaps the interval or has the names that are asked for,
+    ``NoStoreError`` where there is no store.
     """
     say = step or (lambda _: None)
     moment = now or datetime.now(UTC)
@@ -116,7 +117,7 @@ def analyse_stored(
             hint="choose --since before --until",
         )
     table = prices.load(config.price.table, currency=config.price.currency)
-    with Repository.open(config.db_url) as store:
+    with Repository.open(config.db_url, create=False) as store:
         say("reading accounting")
         # All runs, also those that the filters leave out: they tell which GPUs were whose.
         jobs = store.jobs(query.since, query.until, columns=_COLUMNS)

@@ -158,7 +158,7 @@ def find(
     with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as samples:
         query, notes = interval(config, request, samples, moment)
         say("reading accounting")
-        with Repository.open(config.db_url) as store:
+        with Repository.open(config.db_url, create=False) as store:
             jobs = store.jobs(query.since, query.until, columns=COLUMNS)
             gpus = store.allocation_gpus(query.since, query.until)
             pending = store.pending(query.until, columns=COLUMNS, since=query.since)

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_affinode.cli.db import db
-from slurm_affinode.errors import UnreachableError
+from slurm_affinode.errors import NoStoreError
 
 
 def invoke(*arguments):
@@ -27,7 +27,7 @@ def test_upgrade_makes_the_store_once(tmp_path):
 
 
 def test_status_of_a_store_that_is_not_there_makes_none(tmp_path):
-    with pytest.raises(UnreachableError, match="there is no store yet"):
+    with pytest.raises(NoStoreError, match="there is no store"):
         invoke("status", "--state", tmp_path / "state")
     assert not (tmp_path / "state").exists()
 

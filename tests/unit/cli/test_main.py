@@ -15,7 +15,7 @@ from slurm_affinode import __version__
 from slurm_affinode.cli import main as entry
 from slurm_affinode.cli.main import cli
 from slurm_affinode.cli.options import print_json, printable
-from slurm_affinode.errors import InputError, UnreachableError
+from slurm_affinode.errors import InputError, NoStoreError, UnreachableError
 
 
 def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -118,3 +118,27 @@ def test_json_cannot_drive_a_terminal(capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(text) == names
     assert all(one.isprintable() or one == "\n" for one in text)
     assert "J\u00fcrgen" in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "report --out out", "db status", "export openmetrics", "zombies list --since 7d", "zombies explain 1",
+        "zombies users", "zombies queue", "zombies history", "zombies warn", "zombies clean", "zombies policy check",
+        "doctor",
+    ],
+)  # fmt: skip
+def test_a_command_that_only_reads_makes_no_state(words, tmp_path, monkeypatch):
+    """A mistyped --state must not look like a site where nothing is wrong."""
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(cli, [*words.split(), "--state", "typo"])
+    assert not Path("typo").exists()
+    assert not Path("out").exists()
+
+
+def test_a_report_from_a_state_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(NoStoreError, match=r"typo/affinode\.sqlite: there is no store") as caught:
+        CliRunner().invoke(
+            cli, ["report", "--state", str(tmp_path / "typo"), "--out", str(tmp_path / "out")], catch_exceptions=False
+        )
+    assert caught.value.exit_code == 2

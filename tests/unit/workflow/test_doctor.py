@@ -112,7 +112,7 @@ def test_nothing_is_made_on_a_fresh_machine(site):
     config, _ = site
     checks, code = look(config, no_slurm)
     assert code == 3
-    assert (checks["store"].status, checks["sacct"].status) == ("unreachable", "unreachable")
+    assert (checks["store"].status, checks["sacct"].status) == ("problem", "unreachable")
     assert checks["GPU accounting"].status == "skipped"
     assert checks["GPU history"].status == "problem"
     assert "it can be made" in checks["state directory"].detail

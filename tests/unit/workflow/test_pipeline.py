@@ -12,7 +12,7 @@ import pytest
 
 from slurm_affinode.analysis.result import Thresholds, WasteQuery
 from slurm_affinode.config import Config, IdleConfig, PriceConfig, StoreConfig
-from slurm_affinode.errors import AffinodeError
+from slurm_affinode.errors import AffinodeError, NoStoreError
 from slurm_affinode.history.schema import SAMPLES
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.slurm.schema import JOBS, conform
@@ -98,11 +98,13 @@ def test_a_question_without_an_answer_says_what_there_is(
 
 def test_an_empty_store_says_how_to_fill_it(tmp_path: Path) -> None:
     """Nothing is written where nothing can be said."""
-    out = tmp_path / "out"
-    with pytest.raises(pipeline.NoAccountingError, match="there is no accounting") as caught:
-        pipeline.build_report(config_of(tmp_path / "state"), QUERY, out)
-    assert "ingest sacct" in (caught.value.hint or "")
-    assert not out.exists()
+    out, config = tmp_path / "out", config_of(tmp_path / "state")
+    for refusal, words in ((NoStoreError, "there is no store"), (pipeline.NoAccountingError, "there is no accounting")):
+        with pytest.raises(refusal, match=words) as caught:
+            pipeline.build_report(config, QUERY, out)
+        assert "ingest sacct" in (caught.value.hint or "")
+        assert not out.exists()
+        Repository.open(config.db_url).close()
 
 
 def test_accounting_without_starts_says_what_is_missing(tmp_path: Path) -> None:
