@@ -73,9 +73,10 @@ class Reader:
         if rest:
             rows, _ = self._records(rest, number)
             yield from self._samples(rows, None)
-        if self._table is None:
+        if self._table is not None:
+            yield from self._table.rest()
+        elif not self._notes.problem_count:
             raise InputError("has a header and nothing else" if self._header else "is empty", where=self._notes.name)
-        yield from self._table.rest()
 
     def _records(self, text: str, first: int) -> tuple[list[tuple[int, list[str]]], int]:
         """Records with the number of their first line, and the number of the line that follows."""

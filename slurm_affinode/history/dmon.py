@@ -76,7 +76,8 @@ class Reader:
         values = _VALUE.findall(rest)
         if len(values) > len(self._names):
             # A text, such as the name of a GPU, has spaces in it; columns are mostly more than one apart.
-            values = _APART.split(rest.strip())
+            apart = _APART.split(rest.strip())
+            values = apart if all(one[0].isalpha() for one in apart if " " in one) else values
         if len(values) != len(self._names):
             self._reject(number, f"has {len(values)} values, the header has {len(self._names)}", last=last)
             return None
