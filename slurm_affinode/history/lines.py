@@ -56,7 +56,8 @@ def reading(name: str) -> Iterator[None]:
     except PermissionError:
         raise InputError("cannot be read: permission denied", where=name) from None
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}", where=name) from error
+        why = error.strerror or " ".join(str(error).split())
+        raise InputError(f"cannot be read: {why}", where=name) from error
 
 
 def compression_of(path: Path) -> str | None:

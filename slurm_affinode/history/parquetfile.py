@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -28,15 +29,34 @@ def read(path: Path, notes: Notes, options: ReadOptions, fallback_node: str | No
             quiet = Notes(notes.name, notes.problems, notes.problem_count, decisions=notes.decisions)
             table = TableReader([header[at] for at in wanted], quiet, options, fallback_node)
             first = 1
+            _check_names([header[at] for at in wanted], header, notes)
             for batch in file.iter_batches(ROWS_AT_ONCE, columns=[header[at] for at in wanted]):
-                rows = pl.DataFrame(pl.from_arrow(batch))
+                rows = pl.DataFrame(pl.from_arrow(_in_utc(batch)))
                 yield from table.rows(_as_text(rows, first))
                 first += len(rows)
             yield from table.rest()
             notes.problem_count = quiet.problem_count
             notes.unknown.update(quiet.unknown)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, pl.exceptions.PolarsError) as error:
         raise InputError(f"is damaged or no Parquet file: {_one_line(error)}", where=notes.name) from error
+
+
+def _check_names(wanted: Sequence[str], header: Sequence[str], notes: Notes) -> None:
+    """Raise ``InputError`` where several columns have a name by which one is to be read."""
+    count = Counter(header)
+    if twice := [name for name in wanted if count[name] > 1]:
+        raise InputError(f"has {count[twice[0]]} columns called {twice[0]}", where=notes.name)
+
+
+def _in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Times with a zone in UTC: Polars does not know zones such as ``+01:00``, which pandas writes."""
+    columns = [
+        column.cast(pa.timestamp(column.type.unit, "UTC"))
+        if pa.types.is_timestamp(column.type) and column.type.tz is not None
+        else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _one_line(error: Exception) -> str:

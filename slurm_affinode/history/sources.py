@@ -48,11 +48,6 @@ def remember(root: Path, entries: Iterable[tuple[str, str | None]]) -> None:
         _trim(root)
 
 
-def forget(root: Path) -> None:
-    """Let every file be read again; the caller holds the write lock."""
-    (root / FILE).unlink(missing_ok=True)
-
-
 def _trim(root: Path) -> None:
     known = list(_read(root).items())[-KEPT:]
     write_text(root / FILE, "".join(_line(name, digest) for digest, name in known))

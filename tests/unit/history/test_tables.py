@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from slurm_affinode.errors import ConfigError, InputError
@@ -376,6 +378,24 @@ def test_parquet_with_the_names_of_dcgm_and_other_types(read: Reader, tmp_path: 
     (row,) = read(path, zone="Europe/Oslo").rows
     assert (row["time"], row["node"], row["index"], row["util_pct"]) == (EIGHT, "n1", 3, 7.0)
     assert (row["fb_used_mib"], row["job"]) == (1024.0, "7,8")
+
+
+@pytest.mark.parametrize("zone", ["+05:30", "-07:00", "Europe/Oslo", "UTC"])
+def test_parquet_with_times_in_any_zone(read: Reader, tmp_path: Path, zone: str) -> None:
+    """pandas writes the zone of ``2026-11-01T09:00:00+01:00`` as ``+01:00``."""
+    path = tmp_path / "s.parquet"
+    time = pa.array([int(EIGHT.timestamp() * 1e6)], pa.timestamp("us", zone))
+    pq.write_table(pa.table({"time": time, "node": ["n"], "uuid": ["GPU-1"], "util": [5]}), path)
+    assert [(row["time"], row["util_pct"]) for row in read(path).rows] == [(EIGHT, 5.0)]
+
+
+def test_parquet_with_two_columns_of_one_name(read: Reader, tmp_path: Path) -> None:
+    """Which of them is meant cannot be known."""
+    path = tmp_path / "s.parquet"
+    columns = [pa.array([1793520000]), pa.array(["n"]), pa.array(["GPU-1"]), pa.array([5]), pa.array([6])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["time", "node", "uuid", "util", "util"]), path)
+    with pytest.raises(InputError, match=r"s\.parquet: has 2 columns called util"):
+        read(path)
 
 
 def test_a_damaged_parquet_file_is_one_line(read: Reader, tmp_path: Path) -> None:
