@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from agent_site import World
+from agent_site import STEPS, World
 from agent_world import Agent
 
 from slurm_affinode.agent.inplace.asking import Look
@@ -28,7 +28,6 @@ from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.ledger import LedgerEntry, decode
 from slurm_affinode.model.suspension import Mode, Phase, SuspendOption, Suspension
 
-STEPS = 4711
 OUT = ["lock", "checkpoint", "freeze"]
 BACK = ["thaw", "restore", "unlock"]
 OPTION = SuspendOption(mode=Mode.INPLACE)
@@ -45,6 +44,9 @@ class FakeFreezer:
         self.world, self.processes = agent.world, agent.parts.processes
         self.machine = agent.world.nodes[agent.node]
         self.fails: str | None = None
+        self.by_slurm = False
+        self.waiting: dict[int, int] = {}
+        """Process -> a signal that it has not taken."""
         self.during: Callable[[], None] = lambda: None
 
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
@@ -67,6 +69,16 @@ class FakeFreezer:
         self.world.effect("thaw")
         for process in self.machine.processes:
             process.stopped = process.pid in stay
+
+    def ended(self, pids: Iterable[int]) -> int | None:
+        there = {p.pid for p in self.machine.processes}
+        return next((pid for pid in pids if pid not in there), None)
+
+    def called(self, pids: Iterable[int], *, stay: Collection[int] = ()) -> tuple[int, int] | None:
+        return next(((pid, self.waiting[pid]) for pid in pids if pid in self.waiting and pid not in stay), None)
+
+    def held(self, init_pid: int) -> bool:
+        return self.by_slurm
 
     def moving(self, pids: Iterable[int], how: str, *, stay: Collection[int] = ()) -> int | None:
         wanted = set(pids)

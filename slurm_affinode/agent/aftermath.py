@@ -81,7 +81,7 @@ def mail_owner(
             once, job_name=facts.get("name"), partition=facts.get("partition"), why=why,
             gpus=facts.get("gpus"), gpu_model=facts.get("gpu_model"), gpu_bytes=facts.get("gpu_bytes"),
             slept_s=slept_s, wake=SuspendOption.parse(facts["option"]).wake, in_place=bool(facts.get("in_place")),
-            on_request=bool(facts.get("sockets")), ended=ended,
+            on_request=bool(facts.get("on_request", facts.get("sockets"))), ended=ended,
         )
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ from slurm_affinode.checkpoint.interface import CheckpointError, Image
 from slurm_affinode.core.suspension import IN_PLACE, Action, JobFact, World, recover
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.ledger import LedgerEntry
-from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, Phase
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, Mode, Phase
 
 _RETRY_S = 2.0
 _SWEEP_S = 60.0
@@ -37,8 +37,8 @@ class Sleepers(Protocol):
         """Look after a sleeper of the last agent; ``ask``: it is to wake, for this reason."""
         ...
 
-    def holds(self, job_id: int) -> Phase | None:
-        """The phase of a job that sleeps or wakes in place."""
+    def back(self, job_id: int) -> None:
+        """The shepherd of a job that runs, or sleeps in place, has come back."""
         ...
 
 
@@ -253,9 +253,8 @@ class JobKeeper:
 
     def registered(self, job: WatchedJob) -> None:
         """A job that runs: a restore that was cut short after its tree was back is over. Or it sleeps in place."""
-        phase = None if self._in_place is None else self._in_place.holds(job.job_id)
-        if phase is not None:
-            self._parts.registry.set_phase(job.job_id, phase)
+        if self._in_place is not None and job.option.mode is Mode.INPLACE:
+            self._in_place.back(job.job_id)
         for record in self._parts.journal.open_records():
             if record.key.job_id == job.job_id and record.phase is Phase.RESTORING:
                 self._parts.notes.remove(record.key.cluster, job.job_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 SUSPENDED = "suspended: "
 RUNS_ON = "runs on: "
 HELD = "not restored: "
@@ -64,6 +66,11 @@ def sleeps(comment: str | None) -> bool:
     return text.startswith((SUSPENDED, HELD)) and not text.endswith(AFRESH)
 
 
+def sleeps_in_place(comment: str | None) -> bool:
+    """Whether a comment of ours says that the job sleeps, or waits."""
+    return (comment or "").startswith((ASLEEP, WAITS_TO_WAKE, WAITS_TO_START, NOT_WOKEN))
+
+
 def comment(own: str, before: str | None) -> str:
     """Our comment, with what the owner had put there behind it."""
     kept = theirs(before)
@@ -105,6 +112,14 @@ def waits(verb: str, why: str) -> str:
 def not_woken(why: str) -> str:
     """Why a job could not be woken."""
     return f"{NOT_WOKEN}{one(why)}; it sleeps on, and is tried again"
+
+
+def signal_name(number: int) -> str:
+    """``SIGTERM``; ``signal 40`` where it has no name of its own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def one(text: str, limit: int = 300) -> str:

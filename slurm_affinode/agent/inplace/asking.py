@@ -52,6 +52,11 @@ def meanwhile(before: Look, after: Look) -> str | None:
     return None
 
 
+def can_be(look: Look) -> bool:
+    """Whether somebody outside of the job can ask something of it by one of these sockets."""
+    return any(True for _ in _from_others(look))
+
+
 def _from_others(look: Look) -> Iterator[Sock]:
     """Without the connections that have both ends in the job: what its own processes say to each other asks nothing."""
     ends = {(sock.here, sock.there) for sock in look.values() if sock.there}

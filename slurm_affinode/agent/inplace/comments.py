@@ -12,10 +12,12 @@ from typing import Any, Protocol
 
 from slurm_affinode.agent import words
 from slurm_affinode.agent.parts import Parts
-from slurm_affinode.errors import AffinodeError
+from slurm_affinode.errors import AffinodeError, UnreachableError
 
 _SETTLED_S = 1.0
 """A comment is set when it has been right for so long."""
+_AGAIN_S = 15.0
+"""Slurm, which did not answer, is told again after so long."""
 
 
 class Workers(Protocol):
@@ -36,6 +38,8 @@ class _Wish:
     since: float
     said: str | None = None
     """What Slurm was told last; ``None``: nothing, or that there is nothing to say."""
+    pause_s: float = _SETTLED_S
+    """Until it is told."""
 
 
 class Comments:
@@ -71,9 +75,9 @@ class Comments:
             wish = self._wishes.get(job_id)
             if wish is None:
                 # What an earlier agent has told Slurm is not known: also "nothing" has to be told once.
-                self._wishes[job_id] = _Wish(text, self._parts.now(), said="" if text is None else None)
+                self._wishes[job_id] = _Wish(text, self._parts.now(), said=_untold(text))
             elif wish.text != text:
-                wish.text, wish.since = text, self._parts.now()
+                wish.text, wish.since, wish.pause_s = text, self._parts.now(), _SETTLED_S
 
     def tick(self, now: float) -> None:
         """Tell Slurm what has settled."""
@@ -81,12 +85,10 @@ class Comments:
             ready = [
                 (job_id, one.text)
                 for job_id, one in self._wishes.items()
-                if one.text != one.said and not 0 <= now - one.since < _SETTLED_S
+                if one.text != one.said and not 0 <= now - one.since < one.pause_s
             ]
             for job_id, text in ready:
                 self._wishes[job_id].said = text
-                if text is None:
-                    del self._wishes[job_id]
         for job_id, text in ready:
             self._worker.submit(self._tell, job_id, text)
 
@@ -94,11 +96,42 @@ class Comments:
         slurm = self._parts.slurm
         try:
             job = slurm.job(job_id)
-            if job.ended:  # Slurm changes it no more
-                return
             before = job.comment
             after = words.theirs(before) if text is None else words.comment(text, before)
-            if after != (before or ""):
+            if after != (before or "") and not job.ended:  # else Slurm changes it no more
                 slurm.set_comment(job_id, after)
+        except UnreachableError as error:
+            self._parts.log.info("job %s: its comment is not set yet: %s", job_id, error)
+            self._later(job_id, text)
+            return
         except AffinodeError as error:
             self._parts.log.info("job %s: its comment is not set: %s", job_id, error)
+        self._told(job_id, text)
+
+    def check(self, job_id: int) -> None:
+        """The job runs: an agent that ended too early may have left a comment that it does not."""
+        self._worker.submit(self._check, job_id)
+
+    def _check(self, job_id: int) -> None:
+        try:
+            if words.sleeps_in_place(self._parts.slurm.job(job_id).comment):
+                self.clear(job_id)
+        except AffinodeError as error:
+            self._parts.log.info("job %s: its comment is not known: %s", job_id, error)
+
+    def _later(self, job_id: int, text: str | None) -> None:
+        with self._lock:
+            wish = self._wishes.get(job_id)
+            if wish is not None and wish.text == text == wish.said:
+                wish.said, wish.since, wish.pause_s = _untold(text), self._parts.now(), _AGAIN_S
+
+    def _told(self, job_id: int, text: str | None) -> None:
+        with self._lock:
+            wish = self._wishes.get(job_id)
+            if text is None and wish is not None and wish.text is None and wish.said is None:
+                del self._wishes[job_id]
+
+
+def _untold(text: str | None) -> str | None:
+    """What is not what Slurm is to be told."""
+    return "" if text is None else None

@@ -16,7 +16,7 @@ from typing import Any
 from slurm_affinode.agent import words
 from slurm_affinode.agent.aftermath import mail_owner
 from slurm_affinode.agent.inplace.comments import Comments, Workers
-from slurm_affinode.agent.inplace.freezer import FreezeError, Freezer
+from slurm_affinode.agent.inplace.freezer import Freezer
 from slurm_affinode.agent.inplace.line import InLine, Line
 from slurm_affinode.agent.inplace.looks import Looks
 from slurm_affinode.agent.inplace.sharing import Holder, Rules, Sharing
@@ -24,7 +24,7 @@ from slurm_affinode.agent.inplace.sleeper import Cards, Sleeper
 from slurm_affinode.agent.inplace.starting import Starter, Starters
 from slurm_affinode.agent.inplace.waking import NoRoom, Waking
 from slurm_affinode.agent.inplace.watching import Sockets
-from slurm_affinode.agent.inplace.wishes import Wishes
+from slurm_affinode.agent.inplace.wishes import Wishes, from_slurm
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.journal import JournalError, Record
 from slurm_affinode.agent.parts import Parts
@@ -123,8 +123,10 @@ class Director:
                 self._starters.tend(now, self.idle_s)
         for sleeper, why in self._looks.requests(self._asleep(), now):
             self._ask(sleeper, why)
-        for sleeper in self._looks.moving(self._asleep(), every=slowly):
-            self._let_go(sleeper, "its processes were let go by a signal")
+        with self._lock:
+            frozen = [one for one in self._sleepers.values() if one.frozen]
+        for sleeper, why in self._looks.stirring(frozen, every=slowly):
+            self._let_go(sleeper, why)
         self._serve(now)
         self._comments.tick(now)
 
@@ -154,16 +156,9 @@ class Director:
     def take_up(self, record: Record, *, ask: str = "") -> None:
         """A sleeper of the last agent. Unless it is to wake it is frozen again: that may have been cut short."""
         sleeper = Sleeper.of(record)
-        facts = record.facts
-        if not ask:
-            try:
-                self._freezer.freeze(
-                    sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._rules.freeze_s
-                )
-            except FreezeError as error:
-                ask = f"it could not be frozen again: {error}"
+        ask = ask or self._waking.freeze_again(sleeper)
         self._parts.registry.set_phase(sleeper.job_id, record.phase)
-        self.adopt(sleeper, ask=ask or str(facts.get("asked_why") or ""))
+        self.adopt(sleeper, ask=ask or str(record.facts.get("asked_why") or ""))
 
     def _refresh(self, sleeper: Sleeper) -> None:
         try:
@@ -179,6 +174,14 @@ class Director:
             admitted = self._starters.admit(job, self._line.turn)
         self._poke.set()
         return admitted
+
+    def back(self, job_id: int) -> None:
+        """The shepherd of a job that has started before has come to this agent."""
+        with self._lock:
+            if (sleeper := self._sleepers.get(job_id)) is not None:
+                self._parts.registry.set_phase(job_id, sleeper.record.phase)
+                return
+        self._comments.check(job_id)
 
     def holds(self, job_id: int) -> Phase | None:
         """The phase of a job that is asleep or waking; ``None``: it is neither."""
@@ -199,12 +202,13 @@ class Director:
 
     def signalled(self, job_id: int, number: int) -> None:
         """Slurm sent a signal to a job: its processes are let go at once, whether there is room on the GPU or not."""
+        wish = from_slurm(number)
         with self._lock:
             sleeper = self._sleepers.get(job_id)
-            if sleeper is None:
-                self._wishes.signalled(job_id, number)
-        if sleeper is not None:
-            self._aside.submit(self._let_go, sleeper, f"signal {number} from Slurm")
+            if sleeper is None and wish is not None:
+                self._wishes.keep(job_id, wish)
+        if sleeper is not None and wish is not None:
+            self._aside.submit(self._let_go, sleeper, wish.why)
 
     def wake_on(self, indices: Sequence[int], why: str, timeout_s: float) -> list[int]:
         """Wake every sleeper with memory on GPUs of these numbers, and wait; those that sleep on."""
@@ -241,13 +245,10 @@ class Director:
         with self._lock:
             if sleeper.noted or sleeper.waking or sleeper.job_id not in self._sleepers:
                 return
-            sleeper.noted = True
             try:
-                sleeper.record.write(sleeper.record.phase, **sleeper.asking)
+                sleeper.note()
             except JournalError as error:
-                self._parts.log.warning(
-                    "job %s: its place in the line is not in the journal: %s", sleeper.job_id, error
-                )
+                self._parts.log.warning("job %s: its place in the line is not kept: %s", sleeper.job_id, error)
 
     def _let_go(self, sleeper: Sleeper, why: str) -> None:
         """Also one that is waking: its turn among those that do so at once may not have come."""
@@ -308,9 +309,7 @@ class Director:
         with self._lock:
             sleepers = list(self._sleepers.values())
             asleep = frozenset(self._sleepers) | self._starters.ids()
-            waiting: list[InLine] = [
-                one for one in sleepers if one.asked_epoch is not None and not one.waking and one.retry_epoch <= now
-            ]
+            waiting: list[InLine] = [*self._looks.in_line(sleepers, now)]
             try:
                 waiting += self._starters.waiting(self.cards, self.gpus_of)
             except GpuError as error:
@@ -377,6 +376,7 @@ class Director:
         else:
             with self._changed:
                 self._sleepers.pop(sleeper.job_id, None)
+                self._parts.registry.set_phase(sleeper.job_id, Phase.RUNNING)  # it may have been seen to sleep since
                 self._changed.notify_all()
             self._comments.clear(sleeper.job_id)
             slept = words.span(self._parts.now() - sleeper.since_epoch)

@@ -21,6 +21,9 @@ from slurm_affinode.errors import AffinodeError
 SIGNALS = "signals"
 _LOOK_AGAIN_S = 0.005
 _STILL = "TtZXx"
+_ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which somebody wants something of a process. Others wait for one that is stopped in any case: SIGCHLD of
+children that were stopped, those of timers."""
 
 
 class FreezeError(AffinodeError):
@@ -48,6 +51,18 @@ class Freezer(Protocol):
 
     def moving(self, pids: Iterable[int], how: str, *, stay: Collection[int] = ()) -> int | None:
         """One of ``pids`` that is not stopped, or is to end and cannot."""
+        ...
+
+    def ended(self, pids: Iterable[int]) -> int | None:
+        """One of ``pids`` that is not there any more."""
+        ...
+
+    def called(self, pids: Iterable[int], *, stay: Collection[int] = ()) -> tuple[int, int] | None:
+        """One of ``pids`` that a signal waits for which it takes as soon as it goes on, and the signal's number."""
+        ...
+
+    def held(self, init_pid: int) -> bool:
+        """Whether somebody else has stopped the whole job, with its PID 1: Slurm, by ``scontrol suspend``."""
         ...
 
 
@@ -133,6 +148,26 @@ class LinuxFreezer:
             return next((pid for pid in pids if old and self._pending(pid, signal.SIGKILL)), None)
         return next((pid for pid in pids if pid not in stay and self._main_moves(pid)), None)
 
+    def ended(self, pids: Iterable[int]) -> int | None:
+        """See ``Freezer``."""
+        read = LinuxProcesses(self.proc).read
+        return next((pid for pid in pids if (member := read(pid)) is None or member.gone), None)
+
+    def called(self, pids: Iterable[int], *, stay: Collection[int] = ()) -> tuple[int, int] | None:
+        """See ``Freezer``."""
+        for pid in pids:
+            waiting = self._mask(pid, b"SigPnd:", b"ShdPnd:") & ~self._mask(pid, b"SigBlk:")
+            number = next((one for one in _ASKING if waiting >> (one - 1) & 1), None)
+            if number is not None and pid not in stay:
+                return pid, number
+        return None
+
+    def held(self, init_pid: int) -> bool:
+        """See ``Freezer``. By SIGSTOP, or by the freezer of the cgroup in which it is."""
+        if self._state(self.proc / str(init_pid)) == "T":
+            return True
+        return any(self._is(directory, frozen=True) for directory, _ in self._cgroups_of((init_pid,)))
+
     def _moves(self, pid: int) -> bool:
         """Whether a thread of it does anything but stand still.
 
@@ -154,12 +189,18 @@ class LinuxFreezer:
 
     def _pending(self, pid: int, number: int) -> bool:
         """A signal of this number was sent, and not taken yet."""
+        return bool(self._mask(pid, b"SigPnd:", b"ShdPnd:") >> (number - 1) & 1)
+
+    def _mask(self, pid: int, *names: bytes) -> int:
+        """Signals that one of these lines of a process's status has, the first one in the lowest bit."""
+        mask = 0
         try:
-            lines = (self.proc / str(pid) / "status").read_bytes().splitlines()
+            for line in (self.proc / str(pid) / "status").read_bytes().splitlines():
+                if line.startswith(names):
+                    mask |= int(line.split()[1], 16)
         except OSError:
-            return False
-        masks = [int(line.split()[1], 16) for line in lines if line.startswith((b"SigPnd:", b"ShdPnd:"))]
-        return any(mask >> (number - 1) & 1 for mask in masks)
+            return 0
+        return mask
 
     @staticmethod
     def _state(directory: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
+from slurm_affinode.agent import words
 from slurm_affinode.agent.inplace import asking
 from slurm_affinode.agent.inplace.freezer import Freezer
 from slurm_affinode.agent.inplace.sleeper import Sleeper
@@ -39,15 +40,42 @@ class Looks:
             if why is not None:
                 yield by_id[job_id], why
 
-    def moving(self, asleep: Sequence[Sleeper], *, every: bool) -> Iterator[Sleeper]:
-        """Those whose processes do not stand still; of each one process is looked at, or ``every`` one.
-
-        A SIGCONT that nobody told of: what runs on would wait for its GPU, and not be seen.
-        """
+    def stirring(self, asleep: Sequence[Sleeper], *, every: bool) -> Iterator[tuple[Sleeper, str]]:
+        """Those whose processes have to be let go, and why; of each one process is looked at, or ``every`` one."""
         for one in asleep:
-            pids = one.pids if every else one.pids[:1]
-            if self._freezer.moving(pids, one.how, stay=one.stay) is not None:
-                yield one
+            why = self._stirs(one, one.pids if every else one.pids[:1])
+            if why is not None:
+                yield one, why
+
+    def _stirs(self, one: Sleeper, pids: Sequence[int]) -> str | None:
+        # First: what has ended leaves its number to others. Its parent is stopped, and would not hear of it.
+        ended = self._freezer.ended(pids)
+        if ended is not None:
+            return f"its process {ended} has ended"
+        # A SIGCONT that nobody told of: what runs on would wait for its GPU, and not be seen.
+        if self._freezer.moving(pids, one.how, stay=one.stay) is not None:
+            return "its processes were let go by a signal"
+        # One that was not sent by Slurm, or while there was no agent that could be told.
+        called = self._freezer.called(pids, stay=one.stay)
+        return None if called is None else f"{words.signal_name(called[1])} waits for its process {called[0]}"
+
+    def in_line(self, sleepers: Sequence[Sleeper], now: float) -> list[Sleeper]:
+        """Those that are wanted and may run.
+
+        One that Slurm has suspended (``scontrol suspend``) must not run, whoever asks: it keeps nobody waiting, and
+        takes its place in the line when Slurm lets it go on.
+        """
+        found = []
+        for one in sleepers:
+            if one.asked_epoch is None or one.waking or one.retry_epoch > now:
+                continue
+            if self._freezer.held(one.init_pid):
+                one.waits = one.held_back = f"Slurm has suspended it; it goes on with: scontrol resume {one.job_id}"
+                continue
+            if one.held_back:
+                one.held_back, one.asked_epoch = "", now
+            found.append(one)
+        return found
 
     def due(self, one: Sleeper, now: float, fits: Callable[[Sleeper], bool]) -> str | None:
         """Why it wakes although nobody asks: its time has come, or nobody ever could and there is room (``fits``)."""
@@ -60,6 +88,6 @@ class Looks:
                 return f"wake={wake}" if wake_time(wake, since).timestamp() <= now else None
             except ValueError:
                 return None
-        if one.own or now - one.since_epoch < self._wake_backoff_s or not fits(one):
+        if one.can_be_asked or now - one.since_epoch < self._wake_backoff_s or not fits(one):
             return None
-        return "there is room for it, and it has no socket on which it could be asked"
+        return "there is room for it, and it has no socket on which anybody could ask it"

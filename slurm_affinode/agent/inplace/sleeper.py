@@ -56,6 +56,8 @@ class Sleeper:
     since_epoch: float = 0.0
     pids: tuple[int, ...] = ()
     own: Own = field(default_factory=Own)
+    on_request: bool = True
+    """Not all of its sockets are for its own processes to talk to each other."""
     before: Look = field(default_factory=dict)
     """How its sockets stood before the locks; what came since then is for it."""
     turning: threading.Lock = field(default_factory=threading.Lock)
@@ -74,6 +76,8 @@ class Sleeper:
     waking: bool = False
     waits: str = ""
     """Why it has not been woken yet."""
+    held_back: str = ""
+    """Why it must not be woken whoever asks, and is not in line."""
     failure: str = ""
     """Why it could not be woken."""
     failures: int = 0
@@ -88,6 +92,16 @@ class Sleeper:
         return "wake"
 
     @property
+    def frozen(self) -> bool:
+        """Its processes stand still, as far as is known, and nobody is about to let them go."""
+        return self.record.phase is Phase.FROZEN and not self.thawed and not self.waking
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Somebody outside of it could send a request."""
+        return bool(self.own) and self.on_request
+
+    @property
     def gpu_bytes(self) -> int:
         """Bytes that were moved out."""
         return sum(self.held.values())
@@ -96,6 +110,11 @@ class Sleeper:
     def asking(self) -> dict[str, object]:
         """For the journal: since when it is wanted, and why."""
         return {} if self.asked_epoch is None else {"asked": self.asked_epoch, "asked_why": self.asked_why}
+
+    def note(self) -> None:
+        """Write that into the journal, for the next agent. Raises ``JournalError``: not tried again."""
+        self.noted = True
+        self.record.write(self.record.phase, **self.asking)
 
     def failed(self, why: str, now: float) -> float:
         """It could not be woken; seconds until it is tried again, more each time."""
@@ -113,7 +132,7 @@ class Sleeper:
             "why": self.why,
             "gpu_bytes": self.gpu_bytes,
             "frozen_by": self.how,
-            "wakes_on_request": bool(self.own),
+            "wakes_on_request": self.can_be_asked,
             "asked": self.asked_epoch,
             "asked_why": self.asked_why or None,
             "waking": self.waking,
@@ -139,6 +158,7 @@ class Sleeper:
             how=str(facts.get("how") or SIGNALS),
             stay=frozenset(int(pid) for pid in facts.get("stopped", ())),
             since_epoch=record.phases.get(Phase.PARKED.value, float(facts["began"])),
+            on_request=bool(facts.get("on_request", True)),
             before=from_note(facts.get("sockets", {})),
             told=Phase.FROZEN.value in record.phases,
         )

@@ -140,6 +140,8 @@ class InPlaceSuspender:
             yield Refusal("not-started", "its script has not started yet, or has ended")
         if any(member.name == "srun" for member in members):
             yield Refusal("srun-steps", "it runs srun: the step's processes are another slurmstepd's, and would run on")
+        if self._freezer.held(job.init_pid):
+            yield Refusal("state", "Slurm has suspended it (scontrol suspend)")
 
     def _of_gpu(self, held: Mapping[str, int], used: int) -> Iterator[Refusal]:
         if not used:
@@ -251,7 +253,8 @@ class InPlaceSuspender:
             init_pid=job.init_pid, init_started=job.init_started, cuda=list(cuda), stopped=list(stopped(members)),
             option=str(job.option), gpus=len(held), gpu_bytes=sum(held.values()), held=dict(held),
             gpu_model=next((models[uuid] for uuid in held if uuid in models), None), in_place=True,
-            sockets=noted(before), user=slurm.user, account=slurm.account, name=slurm.name,
+            sockets=noted(before), on_request=asking.can_be(before),
+            user=slurm.user, account=slurm.account, name=slurm.name,
             partition=slurm.partitions[0] if slurm.partitions else None,
         )  # fmt: skip
         return attempt

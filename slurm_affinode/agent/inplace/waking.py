@@ -45,6 +45,14 @@ class Waking:
         self._open: list[Record] = []
         """Journals of jobs that run, which could not be closed."""
 
+    def freeze_again(self, sleeper: Sleeper) -> str:
+        """One of the last agent's, whose freeze may have been cut short; why it is to wake, empty: it sleeps on."""
+        try:
+            self._freezer.freeze(sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._freeze_s)
+        except FreezeError as error:
+            return f"it could not be frozen again: {error}"
+        return ""
+
     def thaw(self, sleeper: Sleeper) -> None:
         """Let the processes go. Raises ``NotWoken``, ``TreeGoneError``."""
         with sleeper.turning:
@@ -131,9 +139,9 @@ class Waking:
             except CheckpointError as error:
                 parts.log.warning("job %s: process %s keeps its GPU memory: %s", sleeper.job_id, pid, error)
         parts.ledger.write(replace(entry_of(sleeper.record, parts.node), restore_failure=words.one(why)))
-        if sleeper.signalled:  # its handlers run
-            return
         with sleeper.turning:
+            if sleeper.signalled:  # its handlers run
+                return
             self._mark(sleeper, Phase.FROZEN)
             try:
                 self._freezer.freeze(sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._freeze_s)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from slurm_affinode.agent import words
 from slurm_affinode.agent.inplace.sleeper import Sleeper
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.registry import WatchedJob
@@ -14,6 +16,10 @@ from slurm_affinode.model.suspension import Mode, Phase
 
 _KEPT = 4096
 _FALLING = frozenset({Phase.LOCKING, Phase.LOCKED, Phase.PARKED, Phase.FROZEN})
+
+_STOPS = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
+_HANDLED_S = 5.0
+"""A signal that came so long before a suspension began may be being handled still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,16 @@ class Wish:
     """Nothing that the next agent could see asks for it."""
 
 
+def from_slurm(number: int) -> Wish | None:
+    """What a signal of Slurm asks for.
+
+    Nothing where it is to stop the job, as ``scontrol suspend`` does: one that sleeps stands still already.
+    """
+    if number in _STOPS:
+        return None
+    return Wish(f"{words.signal_name(number)} from Slurm", let_go=True)
+
+
 class Wishes:
     """Signals of Slurm, and people who ask, by job; prologs, by GPU."""
 
@@ -36,18 +52,15 @@ class Wishes:
         self._of_jobs: dict[int, tuple[float, Wish]] = {}
         self._prologs: list[tuple[Set[str], str]] = []
 
-    def signalled(self, job_id: int, number: int) -> None:
-        """Slurm sent a signal to a job; to one that runs as well, which may be stopped before it could take it."""
-        self._keep(job_id, Wish(f"signal {number} from Slurm", let_go=True))
-
     def wake(self, job_id: int, who: str) -> bool:
         """Somebody asks that a job wakes; ``False``: it is not on its way to sleep."""
         falls = self._falls(self._parts.registry.get(job_id))
         if falls:
-            self._keep(job_id, Wish(f"asked by {who}", lasting=True))
+            self.keep(job_id, Wish(f"asked by {who}", lasting=True))
         return falls
 
-    def _keep(self, job_id: int, wish: Wish) -> None:
+    def keep(self, job_id: int, wish: Wish) -> None:
+        """Of one that runs as well: it may be stopped before it could take a signal."""
         with self._lock:
             if len(self._of_jobs) >= _KEPT:
                 self._of_jobs.clear()
@@ -81,6 +94,7 @@ class Wishes:
         """What was asked of a job since its suspension began. Asked once."""
         with self._lock:
             at, wish = self._of_jobs.pop(sleeper.job_id, (0.0, None))
-            if wish is not None and at >= float(sleeper.record.facts["began"]):
+            began = float(sleeper.record.facts["began"])
+            if wish is not None and at >= began - (_HANDLED_S if wish.let_go else 0):
                 return wish
             return next((Wish(why) for uuids, why in self._prologs if uuids & sleeper.held.keys()), None)

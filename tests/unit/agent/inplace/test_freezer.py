@@ -110,6 +110,41 @@ def test_a_signal_of_slurm_that_lets_a_job_go_on_is_noticed(job: Job) -> None:
 
 
 @needs_root
+def test_a_signal_that_a_stopped_process_cannot_take_is_seen(job: Job) -> None:
+    """Also by whom; SIGCHLD, which waits for every parent of one that was stopped, asks for nothing."""
+    freezer = LinuxFreezer()
+    freezer.freeze(job.init, job.started, SIGNALS, timeout_s=20)
+    pids = [one.pid for one in freezer.members(job.init, job.started)]
+    sleeping = next(one.pid for one in freezer.members(job.init, job.started) if one.name == "sleep")
+    os.kill(pids[0], signal.SIGCHLD)
+    assert freezer.called(pids) is None
+    os.kill(sleeping, signal.SIGTERM)
+    assert freezer.called(pids) == (sleeping, signal.SIGTERM)
+    assert freezer.called(pids, stay=[sleeping]) is None
+    assert freezer.ended(pids) is None
+    os.kill(sleeping, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while freezer.ended(pids) is None:
+        assert time.monotonic() < deadline
+    assert freezer.ended(pids) == sleeping
+
+
+@needs_root
+def test_a_job_that_slurm_has_suspended_is_known_by_its_shepherd(job: Job) -> None:
+    """Slurm stops all of it, the PID 1 of its namespace too, which is left alone by a freeze of ours."""
+    freezer = LinuxFreezer()
+    freezer.freeze(job.init, job.started, SIGNALS, timeout_s=20)
+    assert not freezer.held(job.init)
+    os.kill(job.init, signal.SIGSTOP)
+    deadline = time.monotonic() + 10
+    while not freezer.held(job.init):
+        assert time.monotonic() < deadline
+    os.kill(job.init, signal.SIGCONT)
+    while freezer.held(job.init):
+        assert time.monotonic() < deadline
+
+
+@needs_root
 def test_a_namespace_inside_belongs_to_the_job(tmp_path: Path) -> None:
     """A container of the job's own is frozen with it."""
     nested = 'unshare --pid --fork --kill-child sh -c "while :; do echo x >>$0; sleep 0.01; done"'
@@ -298,6 +333,16 @@ def test_a_cgroup_with_others_in_it_is_left_alone(tmp_path: Path) -> None:
     freezer = fake(tmp_path, {7: "S"}, "0::/job\n")
     make_cgroup(tmp_path / "cgroup" / "job", [1, 7], **{"cgroup.freeze": "0"})
     assert freezer.how(freezer.members(1, 7), 1) == SIGNALS
+
+
+def test_slurm_suspends_by_a_freezer_too(tmp_path: Path) -> None:
+    """proctrack/cgroup: the shepherd's own cgroup is frozen, or one above it."""
+    freezer = fake(tmp_path, {1: "S", 7: "S"}, "0::/slurm/step\n")
+    group = make_cgroup(tmp_path / "cgroup" / "slurm" / "step", [1, 7], **{"cgroup.freeze": "0"})
+    (group / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    assert not freezer.held(1)
+    (group / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+    assert freezer.held(1)
 
 
 def test_a_cgroup_that_does_not_freeze_is_an_error(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 from agent_site import Crash
 from agent_world import FakeLink
-from inplace_site import GIB, OPEN, QUIET, Node, asleep, awake, entries
+from inplace_site import GIB, OPEN, QUIET, Inline, Node, asleep, awake, entries
 
 from slurm_affinode.agent.inplace.sharing import Rules
 from slurm_affinode.agent.tree import LinuxProcesses, started_of
+from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import Phase
 
 
@@ -26,6 +27,38 @@ def test_the_next_agent_shows_it_as_asleep_when_its_shepherd_is_back(world, node
     after.keeper.registered(after.job())
     assert (after.phase(), asleep(world)) == (Phase.FROZEN, True)
     assert after.view()["why"] == "idle 15m"
+
+
+def test_a_shepherd_that_comes_back_in_the_last_moment_of_a_wake(world, node, monkeypatch):
+    """The job runs, and is not taken for one that wakes for ever."""
+    node.sleep()
+    node.connection()
+    write = node.agent.parts.ledger.write
+
+    def late(entry: LedgerEntry) -> None:
+        node.keeper.registered(node.job())
+        write(entry)
+
+    monkeypatch.setattr(node.agent.parts.ledger, "write", late)
+    node.round()
+    assert awake(world)
+    assert node.phase() is Phase.RUNNING
+
+
+def test_a_comment_that_the_last_agent_could_not_take_away(world, node):
+    """It ended when the job had just woken: the comment does not say for ever that it sleeps. One of the past stays."""
+    for comment, after in (
+        ("asleep in place: idle 15m, 48 GiB in host memory // mine", "mine"),
+        ("waits to wake: job 8 asked before it", ""),
+        ("runs on: it is not idle any more // mine", "runs on: it is not idle any more // mine"),
+        ("mine", "mine"),
+    ):
+        world.comment = comment
+        next_one = Node(world)
+        next_one.director._comments._worker = Inline()
+        next_one.keeper.registered(next_one.job())
+        next_one.round()
+        assert world.comment == after
 
 
 def test_a_request_that_came_while_there_was_no_agent(world, node):

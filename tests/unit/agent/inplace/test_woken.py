@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from dataclasses import replace
 
 import pytest
 from inplace_site import GIB, OPTION, OUT, QUIET, Inline, Later, Node, asleep, awake, entries, failing
 
 from slurm_affinode.agent.inplace.sharing import Rules
+from slurm_affinode.agent.inplace.sockdiag import Sock
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.journal import JournalError, Record
 from slurm_affinode.agent.mailing import Mailer
@@ -332,3 +335,138 @@ def test_one_whose_sockets_cannot_be_looked_at_is_woken(world, node):
     for _ in range(3):
         node.round()
     assert awake(world)
+
+
+def test_a_process_that_has_ended_while_it_sleeps_wakes_it(world, node):
+    """Killed by the kernel for want of memory, say: its parent is stopped, and would never hear of it."""
+    told: list[str] = []
+    node.director.woken = lambda job_id, how: told.append(how)
+    node.sleep()
+    world.clock += 58
+    dead = world.nodes["c1"].processes.pop()
+    node.round()
+    assert [p.stopped for p in world.nodes["c1"].processes] == [False]
+    assert node.director.view(7) is None
+    assert told == [f"awake after 60s in place: its process {dead.pid} has ended"]
+
+
+def test_a_signal_that_nobody_told_of_wakes_it(world, node):
+    """Sent by somebody else than Slurm, or while there was no agent; what was stopped before is let be."""
+    script = world.nodes["c1"].processes[0]
+    script.stopped = True
+    node.sleep()
+    node.freezer.waiting = {script.pid: 15}
+    node.round()
+    assert asleep(world)
+    node.freezer.waiting = {world.nodes["c1"].processes[1].pid: 15}
+    node.cards.others = 79 * GIB
+    node.round()
+    assert [p.stopped for p in world.nodes["c1"].processes] == [True, False]
+    assert node.view()["asked_why"] == f"SIGTERM waits for its process {world.nodes['c1'].processes[1].pid}"
+    node.cards.others, node.freezer.waiting = 0, {}
+    node.round()
+    assert node.director.view(7) is None
+
+
+def test_a_signal_wakes_one_that_is_in_line_already(world, node):
+    """There is no room for it, and somebody has asked for it before."""
+    node.sleep()
+    node.cards.others = 79 * GIB
+    node.connection()
+    node.round()
+    assert asleep(world)
+    node.freezer.waiting = {world.nodes["c1"].processes[1].pid: 10}
+    node.round()
+    assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+
+
+def test_one_that_slurm_suspends_sleeps_on_whoever_asks(world, node):
+    """Its signals do not wake it, a request waits, and keeps its place from when Slurm lets it go on."""
+    node.sleep()
+    node.director.signalled(7, signal.SIGTSTP)
+    node.freezer.by_slurm = True
+    node.connection()
+    node.round()
+    world.clock += 700
+    node.round()
+    assert (asleep(world), node.view()["overdue"]) == (True, False)
+    assert node.view()["waits"] == "Slurm has suspended it; it goes on with: scontrol resume 7"
+    node.freezer.by_slurm = False
+    node.cards.others = 79 * GIB
+    node.round()
+    assert (node.view()["waits"], node.view()["overdue"]) == (
+        "it needs 48 GiB on GPU 0, and 960 MiB is left there: others hold the rest",
+        False,
+    )
+    node.cards.others = 0
+    node.round()
+    assert awake(world)
+
+
+def test_one_that_slurm_has_suspended_is_not_put_to_sleep(world, node):
+    """It could not be locked; nobody is told that it makes room."""
+    node.freezer.by_slurm = True
+    with pytest.raises(Refused, match="Slurm has suspended it"):
+        node.sleep()
+
+
+def test_a_signal_just_before_it_falls_asleep_counts(world, node):
+    """Its handlers may run still; somebody who asked as early was answered by then."""
+    node.director.signalled(7, 15)
+    world.clock += 3
+    node.sleep()
+    node.round()
+    assert awake(world)
+
+
+def test_a_signal_while_a_restore_fails_is_not_lost(world, node):
+    """It comes when it is about to be frozen again."""
+    node.sleep()
+    node.connection()
+    sleeper = node.director._sleepers[7]
+    turns: list[str] = []
+
+    class Turn(contextlib.nullcontext[None]):
+        def __enter__(self) -> None:
+            turns.append("")
+            sleeper.signalled = len(turns) > 1
+
+    sleeper.turning = Turn()
+    with failing(node):
+        node.round()
+    assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+
+
+def test_sockets_between_its_own_processes_are_none_to_be_asked_by(world, node):
+    """As those of an event loop: nobody could ever wake it by a request, so it wakes when there is room."""
+    ends = Sock(21, "unix", 1, 0, here=b"21", there=b"22"), Sock(22, "unix", 1, 0, here=b"22", there=b"21")
+    node.sockets.now = {one.inode: one for one in ends}
+    node.sleep()
+    assert node.view()["wakes_on_request"] is False
+    world.clock += 600
+    node.round()
+    assert awake(world)
+
+
+def test_a_comment_waits_for_slurm(world, node):
+    """It is told again when Slurm answers, also that there is nothing to say any more."""
+    comments = node.director._comments
+    comments._worker = Inline()
+    node.sleep()
+    world.answers = False
+    for _ in range(3):
+        node.round()
+    assert (world.comment, comments.due) == ("", True)
+    world.answers = True
+    for _ in range(10):
+        node.round()
+    assert world.comment.startswith("asleep in place")
+    assert not comments.due
+    node.connection()
+    node.round()
+    world.answers = False
+    node.round()
+    world.answers = True
+    for _ in range(10):
+        node.round()
+    assert (world.comment, comments.due, comments._wishes) == ("", False, {})
