@@ -398,6 +398,15 @@ def test_parquet_with_two_columns_of_one_name(read: Reader, tmp_path: Path) -> N
         read(path)
 
 
+def test_parquet_with_text_that_is_none(read: Reader, tmp_path: Path) -> None:
+    """Bytes that a damaged file passes off as text are found before something that trusts them falls over them."""
+    path = tmp_path / "s.parquet"
+    node = pa.StringArray.from_buffers(1, pa.array([b"\xff\xfe\xfd"]).buffers()[1], pa.py_buffer(b"\xff\xfe\xfd"))
+    pq.write_table(pa.table({"time": [1793520000], "node": node, "uuid": ["GPU-1"], "util": [5]}), path)
+    with pytest.raises(InputError, match="damaged or no Parquet"):
+        read(path)
+
+
 def test_a_damaged_parquet_file_is_one_line(read: Reader, tmp_path: Path) -> None:
     """As is one without a metric."""
     path = tmp_path / "s.parquet"
