@@ -160,7 +160,7 @@ class FakeImager:
         os.close(fd)
         for process in self.world.nodes[self.node].processes:
             process.stopped = True
-        return DumpResult(2, (2, 3), 0.1, 0.1, "4.1.1")
+        return DumpResult(2, (2, 3), 0.1, "4.1.1")
 
     def restore(self, init_pid, directory_fd, inherit, *, root_pid_ns, timeout_s) -> int:  # type: ignore[no-untyped-def]
         self.world.effect("criu restore")

@@ -39,7 +39,6 @@ from slurm_affinode.slurm.faults import ControllerDownError
 T = TypeVar("T")
 
 _PAUSE_S = 1.0
-_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from slurm_affinode.errors import AffinodeError
 
 _SEIZE = 0x4206
 _NS_GET_PARENT = 0xB702
-_ESRCH = 3
 _POLL_S = 0.01
 
 
@@ -48,11 +47,6 @@ class Member:
     def gone(self) -> bool:
         """It has ended and waits to be reaped."""
         return self.state in "ZX"
-
-    @property
-    def ours(self) -> bool:
-        """CRIU or what carries it into the namespace, as root: not of the job."""
-        return self.uid == 0 and self.name in ("criu", "nsenter")
 
 
 class Processes(Protocol):
@@ -322,15 +316,3 @@ def started_of(pid: int) -> int | None:
     """When a process started, in ticks since boot; ``None`` where there is none."""
     member = LinuxProcesses().read(pid)
     return None if member is None else member.started
-
-
-def below(members: Sequence[Member], root: int) -> tuple[list[Member], list[Member]]:
-    """The tree of ``root`` (itself first), and the rest: those that have left it."""
-    children: dict[int, list[Member]] = {}
-    for member in members:
-        children.setdefault(member.parent, []).append(member)
-    tree = [member for member in members if member.pid == root]
-    for member in tree:  # grows while it is read
-        tree.extend(children.get(member.pid, ()))
-    inside = {member.pid for member in tree}
-    return tree, [member for member in members if member.pid not in inside]

@@ -226,19 +226,18 @@ def facts_of(held: Held, limit_pct: float, i: int) -> tuple[GpuFacts, int]:
 
 
 def _seen(followed: Trailing, i: int, device: dict[str, Any], facts: GpuFacts, since: int, *, shared: bool) -> Seen:
-    gpu = replace(gpu_evidence(followed, i, device, facts, since), shared=shared)
+    gpu = replace(gpu_evidence(followed, i, device, facts), shared=shared)
     computes = facts.peak_pct is not None and since == NEVER
     return Seen(
         gpu, None, computes, trailing.moment(since), facts.idle_s or 0.0, trailing.moment(int(followed.last[i]))
     )
 
 
-def gpu_evidence(  # noqa: PLR0917
+def gpu_evidence(
     followed: Trailing,
     i: int,
     device: dict[str, Any],
     facts: GpuFacts,
-    since: int,
     flagged: Collection[tuple[str | None, str]] = (),
 ) -> GpuEvidence:
     """The GPU of pair ``i``. ``flagged``: node and name of those that count as idle."""

@@ -102,7 +102,6 @@ class Criu:
         ``timeout_s`` is for stopping the tree *and* for all of it: past it CRIU is killed, which may harm the tree.
         """
         version = self.check()
-        began = time.monotonic()
         argv = [
             *self._inside(tree.init_pid),
             self._program, "dump", f"--tree={tree.root_pid_ns}",
@@ -129,8 +128,7 @@ class Criu:
         if missing:
             raise DumpFailed(f"processes are missing in the image: {', '.join(map(str, sorted(missing)))}")
         kept = localfiles.save(namespace.members(tree.init_pid).values(), directory_fd)
-        wall_s = time.monotonic() - began
-        return DumpResult(inventory.size + kept, inventory.pids, wall_s, inventory.frozen_s, version)
+        return DumpResult(inventory.size + kept, inventory.pids, inventory.frozen_s, version)
 
     @staticmethod
     def _stragglers(tree: Tree, inventory: Inventory) -> set[int]:

@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -175,12 +175,6 @@ def of_files(
                 future.cancel()
             wait(reading.blocks)  # they read from a descriptor that is about to be closed
             stack.close()
-
-
-def of_file(kind: Kind, fd: int, size: int, executor: ThreadPoolExecutor) -> str:
-    """Digest of an open file. Raises ``EOFError`` where it is shorter than ``size``."""
-    (made,) = of_files(kind, [nullcontext(begin(kind, fd, size, executor))])
-    return made
 
 
 class Follower:

@@ -196,7 +196,6 @@ class DumpResult:
     size: int
     pids_ns: tuple[int, ...]
     """All processes in the image, root first."""
-    wall_s: float
     frozen_s: float | None
     """As CRIU counted it."""
     version: str

@@ -7,7 +7,7 @@ import itertools
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime
+from datetime import datetime
 from typing import Any
 
 from slurm_affinode.core import policy_values as values
@@ -111,9 +111,7 @@ _SPANS = frozenset({"min_run", "grace", "repeat", "max_run", "extra", "first_war
 _TOP = ("limits", "evidence", "calendar", "default", "rule", "exempt", "keep", "mail", "epilog")
 
 
-def read_policy(
-    text: str, *, where: str, expand: Expand | None = None, today: date | None = None
-) -> tuple[Policy, tuple[PolicyFault, ...]]:
+def read_policy(text: str, *, where: str, expand: Expand | None = None) -> tuple[Policy, tuple[PolicyFault, ...]]:
     """A policy and what is wrong with it, by line. What is wrong has its default in the policy, so do not use it.
 
     ``expand``: takes host lists apart in lists of nodes, else they are patterns.

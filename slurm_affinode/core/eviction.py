@@ -120,10 +120,6 @@ class Demand:
         nothing = [0.0] * len(row)
         return {name: sum(map(mul, row, self._marks.get(name, nothing))) for name in names}
 
-    def rate(self, name: str, now_s: float, horizon_s: float = _SHORTEST_S) -> float:
-        """Requests per second that are expected of one."""
-        return self.rates((name,), now_s, horizon_s)[name]
-
     def forget(self, name: str) -> None:
         """It will not be wanted again."""
         self._marks.pop(name, None)

@@ -37,15 +37,6 @@ KINDS: Mapping[str, str] = {
 }
 """Kind of finding -> what it means, for people."""
 
-JOB_KINDS = frozenset(
-    {
-        "squatter", "idle-allocation", "completing", "cpu-cores-per-gpu", "memory-per-gpu", "gpu-too-powerful",
-        "fragmentation", "time-limit", "cpu-only-in-gpu-partition", "cpu-idle", "host-memory", "serial-job",
-        "cpu-fragmentation", "cpu-time-limit",
-    }
-)  # fmt: skip
-"""Kinds that are about one job."""
-
 CPU_KINDS = frozenset(
     {"cpu-idle", "host-memory", "serial-job", "cpu-fragmentation", "cpu-time-limit", "low-cpu-efficiency-user"}
 )

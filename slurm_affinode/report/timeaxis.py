@@ -49,7 +49,7 @@ def _steps(since: datetime, until: datetime, step_s: int) -> Iterator[datetime]:
 def _months(since: datetime, until: datetime) -> Iterator[datetime]:
     total = (until.year - since.year) * 12 + until.month - since.month + 1
     every = next((n for n in (1, 2, 3, 6) if total / n <= _MAX_TICKS), 12)
-    for i in range(0, total + 1):
+    for i in range(total + 1):
         index = since.month - 1 + i
         at = datetime(since.year + index // 12, index % 12 + 1, 1, tzinfo=UTC)
         if since <= at < until and (at.month - 1) % every == 0:

@@ -1,4 +1,4 @@
-"""Slurm's hostlists: ``gpu[01-04,07],login`` <-> the names of the nodes.
+"""Slurm's hostlists: ``gpu[01-04,07],login`` -> the names of the nodes.
 
 Grammar as in ``scontrol show hostnames``: entries separated by commas, each a name with any number of bracketed
 lists of numbers and ranges; leading zeros fix the width.
@@ -14,7 +14,6 @@ MAX_HOSTS = 262_144
 
 _NONE_WORDS = frozenset({"", "none assigned", "none", "(null)", "unknown", "n/a", "no_val"})
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?$")
-_TRAILING_NUMBER = re.compile(r"^(.*?)(\d+)(\D*)$", re.DOTALL)
 
 
 def is_none(text: str) -> bool:
@@ -52,24 +51,6 @@ def count(text: str, *, limit: int = MAX_HOSTS) -> int:
     if total > limit:
         raise ValueError(f"{_shorten(text)!r} names more than {limit:,} nodes")
     return total
-
-
-def compress(names: Iterable[str]) -> str:
-    """A hostlist that expands to exactly the set ``names``; the last number of each name is folded into ranges."""
-    groups: dict[tuple[str, str], set[str]] = {}
-    plain: list[str] = []
-    for name in dict.fromkeys(names):
-        match = _TRAILING_NUMBER.match(name)
-        if match is None:
-            plain.append(name)
-        else:
-            groups.setdefault((match[1], match[3]), set()).add(match[2])
-    out = list(plain)
-    for (prefix, suffix), numbers in groups.items():
-        ranges = list(_ranges(numbers))
-        single = len(ranges) == 1 and "-" not in ranges[0]
-        out.append(f"{prefix}{ranges[0]}{suffix}" if single else f"{prefix}[{','.join(ranges)}]{suffix}")
-    return ",".join(out)
 
 
 def _entries(text: str) -> Iterator[str]:
@@ -121,7 +102,7 @@ def _product(parts: list[list[str]]) -> Iterator[str]:
 
 
 def compress_numbers(numbers: Iterable[str]) -> str:
-    """``1,2,3,7`` as ``1-3,7``."""
+    """``1,2,3,7`` as ``1-3,7``; leading zeros stay."""
     return ",".join(_ranges(numbers))
 
 

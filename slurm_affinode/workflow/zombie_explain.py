@@ -93,10 +93,10 @@ def explain(
         for i in at:
             verdicts, gpu = [], None
             for one in file.signatures:
-                seen, when = squatters.facts_of(held, one.compute.at_most_pct, i)
+                seen, _ = squatters.facts_of(held, one.compute.at_most_pct, i)
                 verdicts.append(judge_gpu(one, seen, facts))
                 gpu = gpu or squatters.gpu_evidence(
-                    held.followed[one.compute.at_most_pct], i, table[rows[i]], seen, when, flagged
+                    held.followed[one.compute.at_most_pct], i, table[rows[i]], seen, flagged
                 )
             assert gpu is not None  # noqa: S101 - a file has signatures
             slots = _timeline(samples, table[rows[i]]["device"], begin, finish, int(held.steps_ms[i]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -27,7 +27,6 @@ SIGNALS = {
     "dram_active": 100.0,
 }  # fmt: skip
 """Field of a reading -> what makes it percent."""
-DRAM_FLOOR_PCT = 0.5
 MIN_SIGNALS = 2
 KILL_FAILED = "kill task failed"
 
@@ -56,7 +55,6 @@ class Recheck:
     """Above this a GPU computes."""
     sleep: Callable[[float], None] = time.sleep
     looks: int = LOOKS
-    _nodes: dict[str, Node] = field(default_factory=dict)
 
     def job(self, finding: Finding, ref: JobRef) -> Look:
         """The same run of the same user, still running, and its GPUs still idle."""

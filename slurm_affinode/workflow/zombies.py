@@ -50,7 +50,6 @@ HELD_S = 3600.0
 """GPU memory that no job has is told of when it is held for so long."""
 _UNREAD = frozenset({"comment", "admin_comment", "work_dir"})
 COLUMNS = tuple(name for name in JOBS if name not in _UNREAD)
-_FEW_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)

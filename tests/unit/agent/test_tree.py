@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from slurm_affinode.agent.tree import LinuxProcesses, Member, TreeGoneError, below, started_of
+from slurm_affinode.agent.tree import LinuxProcesses, TreeGoneError, started_of
 
 
 def wait_for(what, timeout_s=10.0):
@@ -96,14 +96,3 @@ def test_everything_ends_but_pid_1(namespace):
     with processes.hold(m.pid for m in members):
         processes.end(init, started, timeout_s=0.5)
     wait_for(lambda: not before & {m.pid for m in processes.members(init, started)})
-
-
-def member(pid, parent):
-    return Member(pid, pid - 100, parent, 1, "S", "x", 1000)
-
-
-def test_the_tree_is_told_from_what_has_left_it():
-    members = [member(102, 101), member(103, 102), member(104, 103), member(105, 101)]
-    tree, rest = below(members, 102)
-    assert [m.pid for m in tree] == [102, 103, 104]
-    assert [m.pid for m in rest] == [105]

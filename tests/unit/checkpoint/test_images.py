@@ -361,6 +361,7 @@ def test_files_are_digested_while_they_grow(tmp_path: Path, monkeypatch: pytest.
     with (tmp_path / "pages-1.img").open("rb") as file, digest.pool() as executor:
         size = 40_007
         (followed,) = digest.of_files(kind, [nullcontext(follower.finish("pages-1.img", file.fileno(), size))])
-        assert followed == digest.of_file(kind, file.fileno(), size, executor)
+        (afterwards,) = digest.of_files(kind, [nullcontext(digest.begin(kind, file.fileno(), size, executor))])
+        assert followed == afterwards
     follower.stop()
     os.close(fd)
