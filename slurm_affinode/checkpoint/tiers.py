@@ -17,6 +17,7 @@ from slurm_affinode.checkpoint.copying import How, Progress
 from slurm_affinode.checkpoint.demand import SharedDemand
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom
+from slurm_affinode.checkpoint.pulls import Pulls
 from slurm_affinode.checkpoint.retention import Retention
 from slurm_affinode.checkpoint.tier import Copy, Tier
 from slurm_affinode.checkpoint.writer import ImageWriter
@@ -49,6 +50,7 @@ class Tiers:
         self.retention = Retention(tiers, demand or SharedDemand(), now)
         self._now, self.report = now, report
         self._to_shared, self._ahead = to_shared, ahead
+        self._pulls = Pulls()
         self.stopping = threading.Event()
 
     @classmethod
@@ -277,9 +279,24 @@ class Tiers:
                 self._aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=more)
                 if not more:
                     raise
+            except NoRoom:
+                self._yield(copy, to)
+                raise
             else:
                 break
         return True
+
+    def _yield(self, copy: Copy, to: Tier) -> None:
+        """There is no room for the rest of a copy: where an older image waits for the same, the beginning of this goes.
+
+        Else two nodes that fill a store at the same time would both wait for what the other one has.
+        """
+        mine = copy.image.manifest
+        with suppress(CheckpointError, OSError):
+            begun = [facts for facts, _ in to.store.begun()]
+            if mine in begun and any(_age(facts) < _age(mine) for facts in begun):
+                to.store.cut(copy.image, 0)
+                self.report(mine.key, f"the tier {to.name} is full; what was there of its image makes room for another")
 
     def mend(self, name: str, seq: int) -> None:
         """Have a sound copy in the shared tier, from one of this node. Raises ``CheckpointError``."""
@@ -302,23 +319,30 @@ class Tiers:
         ``expected_s``: it is wanted in so many seconds. ``durable``: also to a tier that is. ``without``: names of
         tiers to which it is not brought.
         """
-        for tier in self.tiers:
-            if tier is copy.tier:
-                return None
-            if tier.name in without or (tier.durable and not durable):
-                continue
-            held = self.retention.held(copy, tier, expected_s=expected_s)
-            try:
-                if not self.retention.may_take(tier, held.size - held.held):
-                    continue
-                with suppress(NoRoom):
-                    self.retention.make_room_for(tier, held)
-                    return self.move(copy, tier, self._ahead if expected_s else _NO_LIMIT)
-            except ImageDamaged:
-                raise
-            except (CheckpointError, OSError) as error:
-                self.report(copy.image.manifest.key, f"not brought to the tier {tier.name}: {_text(error)}")
+        faster = self.tiers[: self.tiers.index(copy.tier)]
+        takers = [tier for tier in faster if tier.name not in without and (durable or not tier.durable)]
+        with self._pulls.turn(copy.id, self._ahead, wanted=not expected_s) as limiter:
+            for tier in takers:
+                there = next((one for one in self._copies_of(copy.image.manifest) if one.tier is tier), None)
+                if there is not None:  # brought while this one waited for its turn
+                    return there
+                held = self.retention.held(copy, tier, expected_s=expected_s)
+                try:
+                    if not self.retention.may_take(tier, held.size - held.held):
+                        continue
+                    with suppress(NoRoom):
+                        self.retention.make_room_for(tier, held)
+                        return self.move(copy, tier, limiter)
+                except ImageDamaged:
+                    raise
+                except (CheckpointError, OSError) as error:
+                    self.report(copy.image.manifest.key, f"not brought to the tier {tier.name}: {_text(error)}")
         return None
+
+
+def _age(facts: Manifest) -> tuple[float, str, int]:
+    """Lower is older; the same on every node."""
+    return facts.dumped_epoch, facts.key.name, facts.seq
 
 
 def _text(error: Exception) -> str:

@@ -127,3 +127,32 @@ def test_a_new_image_is_worth_what_it_would_take_to_load_it(make_node: Callable[
     second = node.dump(2)
     assert node.where(second) == ["memory", "disk", "shared"]
     assert node.where(first) == ["disk", "shared"]
+
+
+def test_two_nodes_that_fill_the_shared_tier_do_not_wait_for_each_other(make_node: Callable[..., Node]) -> None:
+    """Half of each is there, and no room for the rest: the younger one makes way, and comes when there is some."""
+    node, other = make_node(), make_node("c2")
+    other.shared = node.shared
+    other.tiers.retention.tiers = (*other.tiers.tiers[:2], node.tiers.tiers[2])
+    older, younger = other.dump(7, publish=False), node.dump(8, publish=False)
+    assert older.manifest.dumped_epoch == younger.manifest.dumped_epoch  # then it goes by the name
+    for image, who in ((older, other), (younger, node)):
+        looks = iter([False] * 40)
+        who.tiers.stopping.is_set = lambda looks=looks: next(looks, True)  # type: ignore[method-assign]
+        with pytest.raises(CheckpointError):
+            who.tiers.publish(image.manifest.key.name, 1)
+        who.tiers.stopping.is_set = lambda: False  # type: ignore[method-assign]
+    sizes = [held for _, held in node.shared.begun()]
+    node.shared.budget.quota = sum(sizes) + MIB
+    with pytest.raises(NoRoom):
+        other.tiers.publish("cluster.7", 1)  # the older one keeps what it has
+    assert len(node.shared.begun()) == 2
+    with pytest.raises(NoRoom):
+        node.tiers.publish("cluster.8", 1)
+    assert [facts for facts, _ in node.shared.begun()] == [older.manifest]
+    assert node.told == [(8, "the tier shared is full; what was there of its image makes room for another")]
+    assert other.tiers.publish("cluster.7", 1)
+    with pytest.raises(NoRoom):
+        node.tiers.publish("cluster.8", 1)
+    node.shared.remove(older)
+    assert node.tiers.publish("cluster.8", 1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,41 @@ def test_copies_keep_to_their_rates(make_node: Callable[..., Node]) -> None:
     node.memory.remove(image)
     assert node.tiers.pull(copy, expected_s=60.0)
     assert passed["ahead"] == image.manifest.size
+
+
+def test_a_restore_does_not_read_what_is_being_brought(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slowly, ahead of its start: the rest comes as fast as it can, once, and nothing is told of trouble."""
+    node = make_node()
+    image = node.dump()
+    for store in (node.memory, node.disk):
+        store.remove(image)
+    (copy,), _ = node.tiers.copies(LATER)
+    begun, go_on = threading.Event(), threading.Event()
+    asked: list[int] = []
+
+    class Slow(Limiter):
+        """A limit of next to nothing."""
+
+        def pass_(self, count: int) -> None:
+            asked.append(count)
+            begun.set()
+            assert go_on.wait(20)
+
+    node.tiers._ahead = Slow(0)
+    with ThreadPoolExecutor(2) as executor:
+        ahead = executor.submit(node.tiers.pull, copy, expected_s=60.0)
+        assert begun.wait(20)
+        waits = executor.submit(node.tiers.sound, [copy])
+        while not node.tiers._pulls._under_way[copy.id].wanted.is_set():
+            assert not waits.done()
+        go_on.set()
+        found = waits.result(20)
+        assert ahead.result(20) == found
+    assert found.tier.name == "memory"
+    assert len(asked) < image.manifest.size / SMALL
+    assert node.told == []
 
 
 def test_what_is_brought_to_memory_is_read_past_the_page_cache(
