@@ -32,7 +32,14 @@ _SMI_MARK = re.compile(r"(?:utilization\.|memory\.|power\.draw|pci\.bus_id)")
 
 def delimiter_of(line: str) -> str:
     """The delimiter that a header line uses: the one that splits it into most columns."""
-    return max(DELIMITERS, key=lambda mark: len(next(csv.reader([line], delimiter=mark), [])))
+
+    def columns(mark: str) -> int:
+        try:
+            return len(next(csv.reader([line], delimiter=mark), []))
+        except csv.Error:  # the reader of the whole file says what is wrong
+            return 0
+
+    return max(DELIMITERS, key=columns)
 
 
 def is_smi_header(line: str) -> bool:
@@ -91,7 +98,8 @@ class Reader:
                     rows.append((first + before, cells))
                 before = reader.line_num
         except csv.Error as error:
-            raise InputError(f"cannot be read as CSV: {error}", where=f"{self._notes.name}:{first + before}") from error
+            why = "its lines end in CR alone" if "\r" in text else str(error)
+            raise InputError(f"cannot be read as CSV: {why}", where=f"{self._notes.name}:{first + before}") from error
         return rows, first + text.count("\n")
 
     def _samples(self, rows: list[tuple[int, list[str]]], open_line: int | None) -> Iterator[pl.DataFrame]:

@@ -119,5 +119,5 @@ def blocks(
 
 
 def _lines(text: str, first: int) -> pl.DataFrame:
-    lines = pl.Series("line", [text]).str.split("\n").explode(empty_as_null=False).str.strip_suffix("\r")
+    lines = pl.Series("line", [text]).str.split("\n").explode(empty_as_null=False).str.strip_chars_end("\r")
     return pl.DataFrame({"line": lines, "number": pl.int_range(first, first + len(lines), eager=True)})
