@@ -56,6 +56,8 @@ Formatter = Callable[[float | None], str]
 _TOP = 26
 _PLOT = 200
 _BELOW = 26
+_APART = 62
+"""Up to so many bars over time stand apart; more touch each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,36 +72,39 @@ class Bar:
 def stacked_time(
     words: Words,
     starts: Sequence[datetime],
-    step_s: float,
+    step_s: float | Sequence[float],
     series: Sequence[Series],
     *,
     unit: str,
     value: Formatter = fmt.number,
     note: str | None = None,
 ) -> Markup:
-    """Stacked bars over time; ``starts`` are UTC bucket starts, ``step_s`` seconds apart, the first series lowest."""
+    """Stacked bars over time, the first series lowest; ``starts`` are in UTC, ``step_s`` is the length of all bars,
+    or of each, in seconds."""
     if not starts:
         return empty(words, "Nothing happened in this interval.")
-    first, last = starts[0], starts[-1] + timedelta(seconds=step_s)
+    steps = [step_s] * len(starts) if isinstance(step_s, int | float) else step_s
+    first, last = starts[0], starts[-1] + timedelta(seconds=steps[-1])
     span = (last - first).total_seconds()
     totals = [sum(s.values[i] or 0.0 for s in series) for i in range(len(starts))]
     axis = value_axis(max(totals))
-    width = 100 * step_s / span
-    gap = width * 0.16 if len(starts) <= 62 else 0.0
+    widths = [100 * step / span for step in steps]
     bars = []
-    for i, start in enumerate(starts):
+    for i, (start, width) in enumerate(zip(starts, widths, strict=True)):
+        gap = width * 0.16 if len(starts) <= _APART else 0.0
         x = 100 * (start - first).total_seconds() / span
         tip = f"{fmt.moment(start)} UTC: " + ", ".join(f"{s.label} {value(s.values[i])}" for s in series)
         stack = _stack(axis, [(s.values[i], s.fill) for s in series], x + gap / 2, width - gap)
         hit = f'<rect class="hit" x="{num(x)}%" y="{_TOP}" width="{num(width)}%" height="{_PLOT}"/>'
         bars.append(Markup('<g class="bucket"><title>{}</title>{}{}</g>').format(tip, Markup(hit), stack))  # noqa: S704
-    dense = Markup('<g class="{}">{}</g>').format("sparse" if gap else "dense", Markup("").join(bars))
+    dense = Markup('<g class="{}">{}</g>').format("sparse" if len(starts) <= _APART else "dense", Markup("").join(bars))
     body = [horizontal_grid(axis, _PLOT, _TOP, unit), dense]
     ticks = time_ticks(first, last)
     # A label stands under the bar that it names; where some name a time within a bar, all stand at their time.
-    named = gap and {tick.at for tick in ticks} <= set(starts)
+    under = dict(zip(starts, widths, strict=True)) if len(starts) <= _APART else {}
+    named = {tick.at for tick in ticks} <= under.keys()
     for tick in ticks:
-        x = 100 * (tick.at - first).total_seconds() / span + (width / 2 if named else 0.0)
+        x = 100 * (tick.at - first).total_seconds() / span + (under[tick.at] / 2 if named else 0.0)
         kind = "start" if x < 3 else "end" if x > 97 else ""
         body.append(text(x, _TOP + _PLOT + 18, tick.label, f"{kind} {'' if tick.major else 'wide'}".strip()))
     numbers = Numbers(

@@ -14,12 +14,17 @@ from slurm_affinode.report.charts import Bar, Point, Series, Words
 from slurm_affinode.report.measures import STATES, known, total
 
 _MAX_BARS = 10
+_MAX_TIME_BARS = 106
+"""Two years of weeks: more bars are too narrow to be seen."""
+_DAY_S = 86400
 _HALF = 0.5
+_MEASURED = 0.01
+"""What is unknown of less than this share of the hours is not worth a word at a bar."""
 
 
 def over_time(result: WasteResult) -> Markup:
     """Mean number of allocated GPUs in each bucket, by state."""
-    frame, step = result.over_time, result.bucket_s
+    frame, step = result.over_time, fmt.duration(result.bucket_s)
     help_text = (
         "Each bar is the mean number of allocated GPUs in that span, by what they did. Idle: every activity signal at "
         "or below the idle threshold. Unknown: no data. GPUs that no job held are not in the picture."
@@ -27,8 +32,12 @@ def over_time(result: WasteResult) -> Markup:
     words = Words("over-time", "Allocated GPUs over time", "", help_text)
     if frame.height == 0 or not frame["gpu_hours_allocated"].sum():
         return charts.empty(words, "No GPU was allocated in this interval.")
-    starts = frame["bucket"].to_list()
-    spans = [_span_h(result, start, step) for start in starts]
+    width = timedelta(seconds=result.bucket_s)
+    frame = frame.with_columns((pl.col("bucket") + width).alias("end"))
+    if frame.height > _MAX_TIME_BARS and result.bucket_s == _DAY_S:
+        frame, step = _wider(frame)
+    starts, ends = frame["bucket"].to_list(), frame["end"].to_list()
+    spans = [_span_h(result, start, end) for start, end in zip(starts, ends, strict=True)]
     series = [
         Series(
             label,
@@ -40,19 +49,31 @@ def over_time(result: WasteResult) -> Markup:
     idle = series[2].values
     at = max(range(len(starts)), key=lambda i: idle[i] or 0.0)
     summary = (
-        f"Mean number of allocated GPUs per {fmt.duration(step)}. Most were idle from {fmt.moment(starts[at])} UTC: "
+        f"Mean number of allocated GPUs per {step}. Most were idle from {fmt.moment(starts[at])} UTC: "
         f"{fmt.number(idle[at])} of {fmt.number(sum(s.values[at] or 0.0 for s in series))}."
     )
     words = Words("over-time", "Allocated GPUs over time", summary, help_text)
-    note = f"One bar is {fmt.duration(step)}; times are UTC."
-    return charts.stacked_time(words, starts, step, series, unit="GPUs", note=note)
+    note = f"One bar is {'a ' if step in _WIDER else ''}{step}; times are UTC."
+    lengths = [(end - start).total_seconds() for start, end in zip(starts, ends, strict=True)]
+    return charts.stacked_time(words, starts, lengths, series, unit="GPUs", note=note)
 
 
-def _span_h(result: WasteResult, start: datetime, step: int) -> float:
+_WIDER = {"week": "1w", "month": "1mo"}
+
+
+def _wider(days: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """Buckets of a day put together to weeks (from Monday) or months, in UTC; and which of the two."""
+    weeks = days["bucket"].dt.truncate(_WIDER["week"]).n_unique()
+    name = "week" if weeks <= _MAX_TIME_BARS else "month"
+    start = pl.col("bucket").dt.truncate(_WIDER[name])
+    wider = days.group_by(start, maintain_order=True).agg(pl.col("^gpu_hours_.*$").sum())
+    return wider.with_columns(pl.col("bucket").dt.offset_by(_WIDER[name]).alias("end")), name
+
+
+def _span_h(result: WasteResult, start: datetime, end: datetime) -> float:
     """Length of the bucket inside the asked interval, hours."""
-    begin = max(start, result.query.since)
-    end = min(start + timedelta(seconds=step), result.query.until)
-    return max((end - begin).total_seconds(), 1.0) / 3600
+    inside = min(end, result.query.until) - max(start, result.query.since)
+    return max(inside.total_seconds(), 1.0) / 3600
 
 
 def group_bars(result: WasteResult, group: str, title: str, thing: str) -> Markup:
@@ -68,7 +89,7 @@ def group_bars(result: WasteResult, group: str, title: str, thing: str) -> Marku
     bars = [
         Bar(
             fmt.name(row["name"]),
-            f"{_share(known(row, 'idle_fraction'))} of {fmt.hours(known(row, 'gpu_hours_allocated'))}",
+            f"{fmt.hours(known(row, 'gpu_hours_allocated'))}, {_share(row)}",
             [known(row, f"gpu_hours_{state}") for state, _ in STATES],
         )
         for row in shown.iter_rows(named=True)
@@ -80,8 +101,13 @@ def group_bars(result: WasteResult, group: str, title: str, thing: str) -> Marku
     return charts.stacked_bars(words, bars, [Series(label, [], s) for s, label in STATES], unit="GPU-hours", note=note)
 
 
-def _share(fraction: float | None) -> str:
-    return "idle unknown" if fraction is None else f"{fmt.percent(fraction)} idle"
+def _share(row: dict[str, object]) -> str:
+    """The idle share, and whether it is one of a part of the hours that stand beside it."""
+    fraction, unknown = known(row, "idle_fraction"), known(row, "gpu_hours_unknown") or 0.0
+    if fraction is None:
+        return "idle unknown"
+    partly = unknown > _MEASURED * (known(row, "gpu_hours_allocated") or 0.0)
+    return f"{fmt.percent(fraction)} idle" + (" where measured" if partly else "")
 
 
 def scatter(result: WasteResult) -> Markup:

@@ -1,0 +1,68 @@
+"""The pictures of a report: how many bars, and what they stand for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+
+from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.report import pictures
+
+SINCE = datetime(2024, 1, 17, tzinfo=UTC)  # a Wednesday
+
+
+def of_days(result: WasteResult, days: int) -> WasteResult:
+    """``result`` as one of so many days, each with 24 idle and 24 busy GPU-hours."""
+    starts = [SINCE + timedelta(days=i) for i in range(days)]
+    hours = {"allocated": 48.0, "idle": 24.0, "low": 0.0, "busy": 24.0, "unknown": 0.0}
+    frame = pl.DataFrame(
+        {"bucket": starts, **{f"gpu_hours_{name}": [value] * days for name, value in hours.items()}}
+    ).with_columns(pl.col("bucket").cast(pl.Datetime("ms", "UTC")))
+    query = replace(result.query, since=SINCE, until=SINCE + timedelta(days=days))
+    return replace(result, query=query, over_time=frame, bucket_s=86400)
+
+
+@pytest.mark.parametrize(
+    ("days", "bars", "bar", "second"),
+    [
+        (92, 92, "One bar is 24 h", "2024-01-18"),
+        (107, 16, "One bar is a week", "2024-01-22"),
+        (731, 105, "One bar is a week", "2024-01-22"),
+        (1096, 37, "One bar is a month", "2024-02-01"),
+    ],
+)
+def test_bars_over_time_stay_wide_enough_to_be_seen(
+    result: WasteResult, days: int, bars: int, bar: str, second: str
+) -> None:
+    """Days, then weeks from Monday, then months, which the caption names; a cut bar is the mean of what is in it."""
+    chart = str(pictures.over_time(of_days(result, days))).replace("\N{NO-BREAK SPACE}", " ")
+    tips = re.findall(r'<g class="bucket"><title>(\S+) 00:00 UTC: (.*?)</title>', chart)
+    assert len(tips) == bars
+    assert tips[1][0] == second
+    assert {said for _, said in tips} == {"Busy 1, Low 0, Idle 1, Unknown 0"}
+    assert f"{bar}; times are UTC." in chart
+    widths = [float(width) for width in re.findall(r'class="hit" x="[\d.]+%" y="26" width="([\d.]+)%"', chart)]
+    assert sum(widths) == pytest.approx(100, abs=0.5)
+    assert min(widths) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("measured", "note"),
+    [(100.0, "100 h, 40 % idle"), (50.0, "100 h, 40 % idle where measured"), (0.0, "100 h, idle unknown")],
+)
+def test_a_share_of_what_was_measured_does_not_read_as_one_of_all(
+    result: WasteResult, measured: float, note: str
+) -> None:
+    """The hours beside it are those allocated."""
+    row = {
+        "name": "gpu", "gpu_hours_allocated": 100.0, "gpu_hours_unknown": 100.0 - measured,
+        "gpu_hours_idle": 0.4 * measured, "gpu_hours_busy": 0.6 * measured, "gpu_hours_low": 0.0,
+        "idle_fraction": 0.4 if measured else None,
+    }  # fmt: skip
+    shown = replace(result, groups={"partition": pl.DataFrame([row])})
+    chart = str(pictures.group_bars(shown, "partition", "By partition", "partition"))
+    assert f">{note}<" in re.sub("[\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}]", " ", chart)
