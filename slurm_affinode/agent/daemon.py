@@ -20,6 +20,7 @@ from typing import Any
 from slurm_affinode.agent import settings
 from slurm_affinode.agent.arrivals import Arrivals
 from slurm_affinode.agent.control import ControlServer
+from slurm_affinode.agent.gpunumbers import GpuNumbers
 from slurm_affinode.agent.interface import AgentContext, Orchestration
 from slurm_affinode.agent.leftovers import LeftoverReports
 from slurm_affinode.agent.loop import Loop, period_of, run
@@ -80,7 +81,7 @@ class Daemon:
         context = AgentContext(config, self.node, self.registry, parts.slurm, self.watch.driver)
         prepare_directory(config.agent.run_dir)
         self.orchestration = parts.orchestration(context)
-        indices: dict[int, tuple[int, ...]] = {}
+        indices = GpuNumbers(config.agent.run_dir / "gpus.json")
         self.work = Work(self.orchestration, config.suspend.max_at_once, changed=self._changed)
         self.loop = Loop(
             config=config.agent, policy=settings.policy(config.suspend), node=self.node, registry=self.registry,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -79,7 +79,7 @@ class Service:
     """Runs a call in the thread that talks to slurmctld, and waits for it a little."""
     name_of: Callable[[int], str]
     """uid -> name."""
-    gpu_indices: dict[int, tuple[int, ...]]
+    gpu_indices: MutableMapping[int, tuple[int, ...]]
     prolog_s: float = 0.0
     """A prolog waits so long for those that sleep in place on its GPUs to wake; 0: they may sleep on."""
     orphans: GpuVerbs | None = None

@@ -31,6 +31,22 @@ def test_prolog_and_epilog_tell_the_agent(tmp_path: Path) -> None:
         assert node.daemon.service.gpu_indices == {}
 
 
+def test_what_prologs_have_told_is_known_to_the_next_agent(tmp_path: Path) -> None:
+    """Of a job that waits to start nobody else says which GPUs it has. A file that is not ours is as none."""
+    config = config_of(tmp_path)
+    for jobs in ({"7": "0,1", "8": "1"}, {}):
+        with agent(config) as node:
+            path = settings_file(tmp_path, f'[agent]\nrun_dir = "{node.run_dir}"\n')
+            for job, gpus in jobs.items():
+                assert hooks.main("prolog", path, JOB | {"SLURM_JOB_ID": job, "SLURM_JOB_GPUS": gpus}) == 0
+            assert node.daemon.service.gpu_indices == {7: (0, 1), 8: (1,)}
+    assert hooks.main("epilog", path, JOB) == 0  # nobody hears of that
+    for text, known in (('{"7": 1}', {}), ("[1]", {}), ('{"7": [1, 0]}', {7: (1, 0)})):
+        (node.run_dir / "gpus.json").write_text(text)
+        with agent(config) as node:
+            assert node.daemon.service.gpu_indices == known
+
+
 def test_job_mapping_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also while no agent runs: dcgm-exporter needs it."""
     path = settings_file(tmp_path, f'[agent]\nrun_dir = "{tmp_path}"\njob_map = "{tmp_path}/map"\n')
