@@ -60,8 +60,8 @@ def test_a_share_of_what_was_measured_does_not_read_as_one_of_all(
     """The hours beside it are those allocated."""
     row = {
         "name": "gpu", "gpu_hours_allocated": 100.0, "gpu_hours_unknown": 100.0 - measured,
-        "gpu_hours_measured": measured, "gpu_hours_idle": 0.4 * measured, "gpu_hours_busy": 0.6 * measured, "gpu_hours_low": 0.0,
-        "idle_fraction": 0.4 if measured else None,
+        "gpu_hours_measured": measured, "gpu_hours_idle": 0.4 * measured, "gpu_hours_busy": 0.6 * measured,
+        "gpu_hours_low": 0.0, "idle_fraction": 0.4 if measured else None,
     }  # fmt: skip
     shown = replace(result, groups={"partition": pl.DataFrame([row])})
     chart = str(pictures.group_bars(shown, "partition", "By partition", "partition"))
