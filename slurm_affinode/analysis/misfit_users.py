@@ -24,12 +24,11 @@ def met(  # noqa: PLR0917
 def gpu_users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Iterator[Finding]:
     """Users whose measured GPU time was little used, among those with the most GPU-hours."""
     gpu_h = (pl.col("gpus") * (pl.col("end_ms") - pl.col("start_ms")) / 3.6e6).sum()
-    per = _per_user(rows.filter(pl.col("gpus").fill_null(0) > 0), gpu_h)
-    whole = float(per["hours"].sum() or 0)
-    for row in per.head(config.user_top).iter_rows(named=True):
-        measured_h = (row["measured_gpu_s"] or 0) / 3600
-        if row["hours"] < config.user_min_gpu_hours or row["hours"] < config.user_min_share * whole or not measured_h:
+    of_gpus = rows.filter(pl.col("gpus").fill_null(0) > 0)
+    for row, whole in _largest(of_gpus, gpu_h, config, at_least=config.user_min_gpu_hours):
+        if not row["measured_gpu_s"]:
             continue
+        measured_h = row["measured_gpu_s"] / 3600
         mean = row["activity_pct_s"] / row["measured_gpu_s"]
         if mean > config.user_efficiency_pct:
             continue
@@ -46,12 +45,8 @@ def cpu_users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Iter
     """Users whose CPU cores were little used, by jobs without GPUs that have ended."""
     ended = rows.filter((pl.col("gpus").fill_null(0) == 0) & ~pl.col("running") & pl.col("total_cpu_s").is_not_null())
     hours = (pl.col("cpus") * pl.col("ran_s") / 3600).sum()
-    per = _per_user(ended, hours)
-    whole = float(per["hours"].sum() or 0)
-    for row in per.head(config.user_top).iter_rows(named=True):
+    for row, _ in _largest(ended, hours, config, at_least=config.cpu_user_min_core_hours):
         mean = 100 * row["cpu_s"] / 3600 / row["hours"] if row["hours"] else 100.0
-        if row["hours"] < max(config.cpu_user_min_core_hours, config.user_min_share * whole):
-            continue
         if mean > config.cpu_efficiency_pct:
             continue
         yield _of_user("low-cpu-efficiency-user", row, until, (
@@ -66,8 +61,11 @@ def _jobs(row: Row) -> str:
     return "1 job" if row["jobs"] == 1 else f"{row['jobs']} jobs"
 
 
-def _per_user(rows: pl.DataFrame, hours: pl.Expr) -> pl.DataFrame:
-    return (
+def _largest(
+    rows: pl.DataFrame, hours: pl.Expr, config: MisfitConfig, *, at_least: float
+) -> Iterator[tuple[Row, float]]:
+    """The users with the most ``hours``, each with what all users had: who had too little of it is left out."""
+    per = (
         rows.group_by("cluster", "user")
         .agg(
             hours.alias("hours"), pl.len().alias("jobs"), pl.col("measured_gpu_s").sum(),
@@ -77,6 +75,10 @@ def _per_user(rows: pl.DataFrame, hours: pl.Expr) -> pl.DataFrame:
         )
         .sort("hours", "user", descending=[True, False])
     )  # fmt: skip
+    whole = float(per["hours"].sum() or 0)
+    for row in per.head(config.user_top).iter_rows(named=True):
+        if row["hours"] >= max(at_least, config.user_min_share * whole):
+            yield row, whole
 
 
 def _of_user(kind: str, row: Row, until: datetime, evidence: tuple[Evidence, ...], advice: str) -> Finding:

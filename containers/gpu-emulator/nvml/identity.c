@@ -123,18 +123,14 @@ NVML_EXPORT(nvmlDeviceGetPciInfoExt, nvmlDevice_t device, nvmlPciInfoExt_v1_t *p
 NVML_EXPORT(nvmlDeviceGetCudaComputeCapability, nvmlDevice_t device, int *major, int *minor)
 {
     struct view view;
-    nvmlReturn_t rc = view_gpu(&view, device);
+    nvmlReturn_t rc = major == NULL || minor == NULL ? NVML_ERROR_INVALID_ARGUMENT : view_gpu(&view, device);
 
     if (rc != NVML_SUCCESS)
         return rc;
-    if (major == NULL || minor == NULL) {
-        rc = NVML_ERROR_INVALID_ARGUMENT;
-    } else {
-        *major = view.gpu->cc_major;
-        *minor = view.gpu->cc_minor;
-    }
+    *major = view.gpu->cc_major;
+    *minor = view.gpu->cc_minor;
     view_close(&view);
-    return rc;
+    return NVML_SUCCESS;
 }
 
 NVML_GPU_VALUE(nvmlDeviceGetBrand, unsigned, strncmp(view.gpu->name, "Tesla", 5) == 0 ? 2 : 14)

@@ -1,24 +1,6 @@
 /* What a GPU is doing: memory, utilization, power, clocks, temperature. */
 #include "view.h"
 
-NVML_EXPORT(nvmlDeviceGetMemoryInfo, nvmlDevice_t device, nvmlMemory_t *memory)
-{
-    struct view view;
-    nvmlReturn_t rc = view_gpu(&view, device);
-
-    if (rc != NVML_SUCCESS)
-        return rc;
-    if (memory == NULL) {
-        rc = NVML_ERROR_INVALID_ARGUMENT;
-    } else {
-        memory->total = view.gpu->total_bytes;
-        memory->free = emu_free_bytes(view.state, view.minor);
-        memory->used = memory->total - memory->free; /* what the driver keeps for itself is counted as used here */
-    }
-    view_close(&view);
-    return rc;
-}
-
 NVML_EXPORT(nvmlDeviceGetMemoryInfo_v2, nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
     struct view view;
@@ -39,43 +21,41 @@ NVML_EXPORT(nvmlDeviceGetMemoryInfo_v2, nvmlDevice_t device, nvmlMemory_v2_t *me
     return NVML_SUCCESS;
 }
 
-NVML_EXPORT(nvmlDeviceGetBAR1MemoryInfo, nvmlDevice_t device, nvmlBAR1Memory_t *memory)
+NVML_EXPORT(nvmlDeviceGetMemoryInfo, nvmlDevice_t device, nvmlMemory_t *memory)
 {
-    struct view view;
-    nvmlReturn_t rc = view_gpu(&view, device);
+    nvmlMemory_v2_t full = {.version = NVML_VERSION(nvmlMemory_v2_t, 2)};
+    nvmlReturn_t rc = memory == NULL ? NVML_ERROR_INVALID_ARGUMENT : nvmlDeviceGetMemoryInfo_v2(device, &full);
 
-    if (rc != NVML_SUCCESS)
-        return rc;
-    if (memory == NULL) {
-        rc = NVML_ERROR_INVALID_ARGUMENT;
-    } else {
-        *memory = (nvmlBAR1Memory_t){.bar1Total = 131072 * EMU_MIB, .bar1Used = EMU_MIB};
-        memory->bar1Free = memory->bar1Total - memory->bar1Used;
-    }
-    view_close(&view);
+    if (rc == NVML_SUCCESS) /* what the driver keeps for itself is counted as used here */
+        *memory = (nvmlMemory_t){.total = full.total, .free = full.free, .used = full.used + full.reserved};
     return rc;
 }
 
-/* Of the time in which kernels ran, a third is taken to have moved memory. */
-static unsigned memory_percent(unsigned gpu_percent)
+NVML_EXPORT(nvmlDeviceGetBAR1MemoryInfo, nvmlDevice_t device, nvmlBAR1Memory_t *memory)
 {
-    return gpu_percent / 3;
+    struct view view;
+    nvmlReturn_t rc = memory == NULL ? NVML_ERROR_INVALID_ARGUMENT : view_gpu(&view, device);
+
+    if (rc != NVML_SUCCESS)
+        return rc;
+    *memory = (nvmlBAR1Memory_t){.bar1Total = 131072 * EMU_MIB, .bar1Used = EMU_MIB};
+    memory->bar1Free = memory->bar1Total - memory->bar1Used;
+    view_close(&view);
+    return NVML_SUCCESS;
 }
 
 NVML_EXPORT(nvmlDeviceGetUtilizationRates, nvmlDevice_t device, nvmlUtilization_t *rates)
 {
     struct view view;
-    nvmlReturn_t rc = view_gpu(&view, device);
+    nvmlReturn_t rc = rates == NULL ? NVML_ERROR_INVALID_ARGUMENT : view_gpu(&view, device);
 
     if (rc != NVML_SUCCESS)
         return rc;
-    if (rates == NULL) {
-        rc = NVML_ERROR_INVALID_ARGUMENT;
-    } else if (view.gpu->util_unsupported) {
+    if (view.gpu->util_unsupported) {
         rc = NVML_ERROR_NOT_SUPPORTED;
     } else {
         rates->gpu = emu_utilization(view.state, view.gpu, emu_now_ns());
-        rates->memory = memory_percent(rates->gpu);
+        rates->memory = rates->gpu / 3; /* of the time in which kernels ran, a third is taken to have moved memory */
     }
     view_close(&view);
     return rc;
@@ -84,18 +64,14 @@ NVML_EXPORT(nvmlDeviceGetUtilizationRates, nvmlDevice_t device, nvmlUtilization_
 static nvmlReturn_t answer_idle_engine(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
 {
     struct view view;
-    nvmlReturn_t rc = view_gpu(&view, device);
+    nvmlReturn_t rc = percent == NULL || period_us == NULL ? NVML_ERROR_INVALID_ARGUMENT : view_gpu(&view, device);
 
     if (rc != NVML_SUCCESS)
         return rc;
-    if (percent == NULL || period_us == NULL) {
-        rc = NVML_ERROR_INVALID_ARGUMENT;
-    } else {
-        *percent = 0;
-        *period_us = (unsigned)(view.state->sample_period_ns / 1000);
-    }
+    *percent = 0;
+    *period_us = (unsigned)(view.state->sample_period_ns / 1000);
     view_close(&view);
-    return rc;
+    return NVML_SUCCESS;
 }
 
 NVML_EXPORT(nvmlDeviceGetEncoderUtilization, nvmlDevice_t device, unsigned *percent, unsigned *period_us)
@@ -111,47 +87,27 @@ NVML_EXPORT(nvmlDeviceGetDecoderUtilization, nvmlDevice_t device, unsigned *perc
 NVML_EXPORT(nvmlDeviceGetPowerManagementLimitConstraints, nvmlDevice_t device, unsigned *least, unsigned *most)
 {
     struct view view;
-    nvmlReturn_t rc = view_gpu(&view, device);
+    nvmlReturn_t rc = least == NULL || most == NULL ? NVML_ERROR_INVALID_ARGUMENT : view_gpu(&view, device);
 
     if (rc != NVML_SUCCESS)
         return rc;
-    if (least == NULL || most == NULL) {
-        rc = NVML_ERROR_INVALID_ARGUMENT;
-    } else {
-        *least = view.gpu->power_limit_mw / 4;
-        *most = view.gpu->power_limit_mw;
-    }
+    *least = view.gpu->power_limit_mw / 4;
+    *most = view.gpu->power_limit_mw;
     view_close(&view);
-    return rc;
-}
-
-static unsigned temperature(const struct view *view, uint64_t now_ns)
-{
-    return 31 + emu_utilization(view->state, view->gpu, now_ns) * 35 / 100;
-}
-
-static unsigned clock_mhz(const struct view *view, unsigned type, uint64_t now_ns)
-{
-    bool busy = emu_utilization(view->state, view->gpu, now_ns) > 0;
-
-    if (type == NVML_CLOCK_MEM)
-        return view->gpu->mem_clock_mhz;
-    return busy ? view->gpu->sm_clock_mhz : 210;
+    return NVML_SUCCESS;
 }
 
 NVML_EXPORT(nvmlDeviceGetTemperature, nvmlDevice_t device, unsigned sensor, unsigned *degrees)
 {
     struct view view;
-    nvmlReturn_t rc = view_gpu(&view, device);
+    bool known = degrees != NULL && sensor == NVML_TEMPERATURE_GPU;
+    nvmlReturn_t rc = known ? view_gpu(&view, device) : NVML_ERROR_INVALID_ARGUMENT;
 
     if (rc != NVML_SUCCESS)
         return rc;
-    if (degrees == NULL || sensor != NVML_TEMPERATURE_GPU)
-        rc = NVML_ERROR_INVALID_ARGUMENT;
-    else
-        *degrees = temperature(&view, emu_now_ns());
+    *degrees = 31 + emu_utilization(view.state, view.gpu, emu_now_ns()) * 35 / 100;
     view_close(&view);
-    return rc;
+    return NVML_SUCCESS;
 }
 
 NVML_EXPORT(nvmlDeviceGetTemperatureV, nvmlDevice_t device, nvmlTemperature_v1_t *out)
@@ -169,21 +125,23 @@ NVML_EXPORT(nvmlDeviceGetTemperatureV, nvmlDevice_t device, nvmlTemperature_v1_t
     return rc;
 }
 
+/* The SM slows down where nothing runs; memory keeps its clock. */
 static nvmlReturn_t answer_clock(nvmlDevice_t device, unsigned type, unsigned *mhz, bool highest)
 {
     struct view view;
-    nvmlReturn_t rc = view_gpu(&view, device);
+    bool known = mhz != NULL && type < NVML_CLOCK_COUNT;
+    nvmlReturn_t rc = known ? view_gpu(&view, device) : NVML_ERROR_INVALID_ARGUMENT;
 
     if (rc != NVML_SUCCESS)
         return rc;
-    if (mhz == NULL || type >= NVML_CLOCK_COUNT)
-        rc = NVML_ERROR_INVALID_ARGUMENT;
-    else if (highest)
-        *mhz = type == NVML_CLOCK_MEM ? view.gpu->mem_clock_mhz : view.gpu->sm_clock_mhz;
+    if (type == NVML_CLOCK_MEM)
+        *mhz = view.gpu->mem_clock_mhz;
+    else if (highest || emu_utilization(view.state, view.gpu, emu_now_ns()) > 0)
+        *mhz = view.gpu->sm_clock_mhz;
     else
-        *mhz = clock_mhz(&view, type, emu_now_ns());
+        *mhz = 210;
     view_close(&view);
-    return rc;
+    return NVML_SUCCESS;
 }
 
 NVML_EXPORT(nvmlDeviceGetClockInfo, nvmlDevice_t device, unsigned type, unsigned *mhz)

@@ -29,17 +29,14 @@ nvmlDevice_t visible_by_minor(unsigned minor);
     {                                                                                                                          \
         struct view view;                                                                                                      \
         uint64_t now_ns = emu_now_ns();                                                                                        \
-        nvmlReturn_t rc = view_gpu(&view, device);                                                                             \
+        nvmlReturn_t rc = out == NULL ? NVML_ERROR_INVALID_ARGUMENT : view_gpu(&view, device);                                 \
                                                                                                                                \
         (void)now_ns;                                                                                                          \
         if (rc != NVML_SUCCESS)                                                                                                \
             return rc;                                                                                                         \
-        if (out == NULL)                                                                                                       \
-            rc = NVML_ERROR_INVALID_ARGUMENT;                                                                                  \
-        else                                                                                                                   \
-            *out = (type)(expression);                                                                                         \
+        *out = (type)(expression);                                                                                             \
         view_close(&view);                                                                                                     \
-        return rc;                                                                                                             \
+        return NVML_SUCCESS;                                                                                                   \
     }
 
 /* A copy with its end; too small a buffer is an error, as in NVML. */
