@@ -70,7 +70,7 @@ class SuspendConfig:
     min_run: str = "5m"
     """A run is left alone for so long."""
     max_at_once: int = 1
-    """Suspensions at a time on one node."""
+    """Suspensions at a time on one node; those of jobs in place are counted by themselves."""
     backoff: str = "5m"
     """After its first suspension a job runs at least so long; after each further one twice as long."""
     backoff_max: str = "6h"

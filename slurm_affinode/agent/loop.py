@@ -22,7 +22,7 @@ from slurm_affinode.core.idle import IdleDetector, IdleState, still_idle
 from slurm_affinode.core.policy import Candidate, Decision, Policy, Surroundings, decide
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuError
-from slurm_affinode.model.suspension import Phase, Pressure, Refusal
+from slurm_affinode.model.suspension import Mode, Phase, Pressure, Refusal
 from slurm_affinode.nodeconfig import AgentConfig
 from slurm_affinode.timespec import parse_span_s
 
@@ -278,17 +278,20 @@ class Loop:
         return idle.progress_s
 
     def _surroundings(self, latest: Queue | None, under_way: Mapping[int, str]) -> Surroundings:
-        suspending = sum(what == SUSPENDING for what in under_way.values())
-        no_room = self._no_room
+        jobs = [self.registry.get(job_id) for job_id, what in under_way.items() if what == SUSPENDING]
+        in_place = sum(job is not None and job.option.mode is Mode.INPLACE for job in jobs)
+        suspending, no_room = len(jobs) - in_place, self._no_room
         if latest is None:
-            return Surroundings(None, None, suspending, no_room)
+            return Surroundings(None, None, suspending, in_place, no_room)
         promises = self.promises.known()
         partitions, accounts, users = latest.suspended()
         room = latest.room(self.node)
         if room is not None:
             # What is being freed is as good as free: one waiting job must not cost two jobs their place.
             room = replace(room, free_gpus=room.free_gpus + self.work.freeing())
-        return Surroundings(latest.waiting(), room, suspending, no_room, partitions, accounts, users, promises)
+        return Surroundings(
+            latest.waiting(), room, suspending, in_place, no_room, partitions, accounts, users, promises
+        )
 
     def _follow(self, job: WatchedJob, decision: Decision) -> None:
         state = self._state(job)

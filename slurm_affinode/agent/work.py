@@ -15,6 +15,7 @@ from slurm_affinode.agent.registry import Link, WatchedJob
 from slurm_affinode.agent.shepherds import Hold, Reply, Restored, Signal, Start, Wait, one_line
 from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.suspension import Mode
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,8 @@ class Work:
         self._outcomes: dict[int, Outcome] = {}
         self._stop = threading.Event()
         self._suspends = ThreadPoolExecutor(max(1, suspensions_at_once), "suspend")
+        # A sleeper that waits for room does not wait for other jobs' images as well.
+        self._in_place = ThreadPoolExecutor(max(1, suspensions_at_once), "suspend in place")
         self._restores = ThreadPoolExecutor(RESTORES_AT_ONCE, "restore")
 
     # --- what is going on
@@ -123,11 +126,12 @@ class Work:
     ) -> bool:
         """Begin to suspend a job; ``False``: it is being worked on already."""
         notice = job.option.signal
-        gpus = len(job.devices or ())
+        # One in place gives none back to Slurm.
+        gpus = 0 if job.option.mode is Mode.INPLACE else len(job.devices or ())
         if notice is None or notice.before_s == 0:
             if not self._take(job.job_id, SUSPENDING, gpus):
                 return False
-            self._suspends.submit(self._suspend, job, why, look_again, promising)
+            self._pool(job).submit(self._suspend, job, why, look_again, promising)
             return True
         if not self._take(job.job_id, SIGNALLED, gpus):
             return False
@@ -135,6 +139,9 @@ class Work:
             target=self._suspend, args=(job, why, look_again, promising), name=f"notice-{job.job_id}", daemon=True
         ).start()
         return True
+
+    def _pool(self, job: WatchedJob) -> ThreadPoolExecutor:
+        return self._in_place if job.option.mode is Mode.INPLACE else self._suspends
 
     def _suspend(self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising) -> None:
         outcome = self._stopped()
@@ -179,7 +186,7 @@ class Work:
                 self._stopped() if self._stop.is_set() else Outcome(self._now(), False, "its script has ended", "gone")
             )
         try:
-            return self._suspends.submit(self._act, job, why, look_again).result()
+            return self._pool(job).submit(self._act, job, why, look_again).result()
         except CancelledError:
             return self._stopped()
 
@@ -239,6 +246,7 @@ class Work:
         """Take no more work. What is under way has ``wait_s`` seconds; the journal has what is not done by then."""
         self._stop.set()
         self._suspends.shutdown(wait=False, cancel_futures=True)
+        self._in_place.shutdown(wait=False, cancel_futures=True)
         self._restores.shutdown(wait=False, cancel_futures=True)
         deadline = time.monotonic() + wait_s
         while self.under_way() and time.monotonic() < deadline:

@@ -136,7 +136,9 @@ class Surroundings:
     waiting: tuple[Waiting, ...] | None
     node: NodeRoom | None
     under_way: int = 0
-    """Suspensions under way on this node."""
+    """Suspensions under way on this node, those in place not counted."""
+    in_place_under_way: int = 0
+    """Those in place: the others' images are nothing that they would have to wait for."""
     no_room: str | None = None
     """Why the store takes nothing more."""
     suspended_partitions: Mapping[str, int] = field(default_factory=dict)
@@ -339,10 +341,10 @@ def _limits(policy: Policy, candidate: Candidate, surroundings: Surroundings) ->
         there = counts[what].get(name, 0)
         if most is not None and there >= most:
             yield Refusal(f"limit-{what}", f"{there} jobs of {what} {name} are suspended; the site allows {most}")
-    if surroundings.under_way >= policy.max_at_once:
-        yield Refusal(
-            "node-busy", f"{surroundings.under_way} suspensions are under way on this node, as many as it does at once"
-        )
+    busy = surroundings.in_place_under_way if candidate.in_place else surroundings.under_way
+    if busy >= policy.max_at_once:
+        kind = "suspensions in place" if candidate.in_place else "suspensions"
+        yield Refusal("node-busy", f"{busy} {kind} are under way on this node, as many as it does at once")
     if surroundings.no_room is not None and not candidate.in_place:
         yield Refusal("no-room", surroundings.no_room)
 

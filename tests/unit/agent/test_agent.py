@@ -24,7 +24,7 @@ from agent_stand_ins import (
 
 from slurm_affinode.agent.promises import Promises
 from slurm_affinode.agent.queue import waiting_of
-from slurm_affinode.model.suspension import Refusal
+from slurm_affinode.model.suspension import Mode, Refusal
 
 OPTION = "window=1,when=pressure"
 
@@ -161,6 +161,26 @@ def test_loop_goes_on_while_a_suspension_takes_long(node: Node1) -> None:
     reads = node.gpus.reads
     wait_until("the other is sampled", lambda: node.gpus.reads, lambda now: now > reads + 5)
     assert node.daemon.work.under_way() == {7: "suspending"}
+
+
+def test_one_in_place_does_not_wait_for_the_image_of_another(node: Node1) -> None:
+    """A sleeper may wait for its memory; of those in place one goes at a time, too, and no GPU comes free by it."""
+    watched(node, option="window=1,when=always")
+    wait_until("a suspension begins", lambda: node.daemon.work.under_way().get(7))
+    with node.daemon.registry._lock:
+        jobs = node.daemon.registry._jobs
+        for job_id in (8, 9):
+            jobs[job_id] = replace(jobs[7], job_id=job_id, option=replace(jobs[7].option, mode=Mode.INPLACE))
+    wait_until("one in place begins", lambda: len(node.daemon.work.under_way()) == 2)
+    assert node.daemon.work.freeing() == 1
+    (waits,) = {7, 8, 9} - set(node.daemon.work.under_way())
+
+    def code() -> str | None:
+        state = node.daemon.loop.states.get(waits)
+        return None if state is None or state.decision is None else state.decision.code
+
+    wait_until("the other one in place waits", code, lambda found: found == "node-busy")
+    assert len(node.daemon.work.under_way()) == 2
 
 
 def test_signal_comes_first(node: Node1) -> None:
