@@ -5,21 +5,28 @@ the driver's calls alone, in turns on the same process; a pinned copy over the l
 other kinds; the driver's staging with and without transparent huge pages; several processes; the whole way through CRIU
 and an image on disk. Published figures stand beside.
 
+The results file is written after each measurement. Where a run was cut off (a limit of ten minutes a command, say),
+--resume measures what is missing of this machine and driver; --only measures parts.
+
 Goals, each a ratio within the run: our code adds less than 5 % to the driver's own time, a process is awake from host
 memory within 1.2 times the driver's restore, and the host memory that is used by default is the fastest there is.
 
 Exit status: 0 all met, or nothing could be measured (status "skipped" in the JSON, with the reason: no GPU, or a driver
-that cannot); 1 a goal is missed. On the emulated driver (EMULATED=1) sizes are small, results are marked "emulated",
-and goals are not judged.
+that cannot); 1 a goal is missed, or a measurement failed (the others are made all the same). On the emulated driver
+(EMULATED=1) sizes are small, results are marked "emulated", and goals are not judged.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +34,20 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
 # ruff: noqa: E402 - what follows lies beside this folder
-from gpu.machine import Machine, find
+from gpu.machine import MIB, Machine, Missing, find
 from gpu.programs import Programs, programs
 
 from benchmarks.gpu import measure, report
+from slurm_affinode.checkpoint.abilities import NEEDS, major_of
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.gpu.nvml import NvmlDriver
 
 HARDWARE = REPOSITORY / "benchmarks" / "results" / "gpu.json"
 EMULATED = REPOSITORY / "out" / "gpu" / "bench-emulated.json"
 GIB_SIZES, EMULATED_MIB = (1, 10, 40, 70), (16, 48)
+MIDDLE_MIB, LINK_MIB = 10 * 1024, 4096
+"""What is measured in one size: several processes and the like, and copies over the link."""
+PARTS = ("staging", "host_memory", "huge_pages", "custom_storage", "parallel", "images")
 HERE = Path(__file__).resolve().parent
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - host memory as a file system
 DEFAULTS = ("huge pages, pre-faulted, then pinned", "pre-faulted, huge pages")
@@ -47,65 +58,147 @@ def main() -> int:
     """Measure, tell, judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, nargs="+", default=list(GIB_SIZES), metavar="N", help="sizes")
-    parser.add_argument("--rounds", type=int, default=3, help="of each size (the larger ones have two)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each size (small ones more, large ones two)")
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()), help="for images, on the disk")
     parser.add_argument("--image-gib", type=float, nargs="*", default=[1, 10], metavar="N", help="sizes of images")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--resume", action="store_true", help="keep what the file has of this machine already")
     parser.add_argument("--out", type=Path, help="JSON file [benchmarks/results/gpu.json; emulated: out/gpu/...]")
     options = parser.parse_args()
     machine = find()
-    if isinstance(machine, str):
+    if isinstance(machine, Missing):
         return skipped(machine, options.out)
+    path = options.out or (EMULATED if machine.emulated else HARDWARE)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what runs on the GPU is looked after
     with closing(NvmlDriver()) as nvml, closing(Cuda(driver_version=nvml.version)) as cuda:
         can = cuda.capabilities()
         if not can.checkpoint:
-            return skipped(f"the driver cannot checkpoint: {can.why_not}", options.out)
+            able = (major_of(can.driver) or 0) >= NEEDS[0].driver
+            return skipped(Missing(f"the driver cannot checkpoint: {can.why_not}", broken=able), options.out)
         with tempfile.TemporaryDirectory(prefix="bench-gpu-") as top, programs(cuda, Path(top)) as run:
-            found = everything(machine, nvml, cuda, run, options)
-    found["goals"] = report.goals(found)
+            found = everything(Bench(machine, nvml, cuda, run), options, path)
     report.show(found)
-    path = options.out or (EMULATED if machine.emulated else HARDWARE)
-    report.write(path, found)
     print(f"\nwritten: {path}")
-    return 1 if any(one["met"] is False for one in found["goals"]) else 0
+    return 1 if found["failed"] or any(one["met"] is False for one in found["goals"]) else 0
 
 
-def everything(
-    machine: Machine, nvml: NvmlDriver, cuda: Cuda, run: Programs, options: argparse.Namespace
-) -> dict[str, Any]:
-    """All measurements."""
-    wanted = list(EMULATED_MIB) if machine.emulated else [int(gib * 1024) for gib in options.gib]
-    fit, left_out = measure.sizes(machine, nvml, wanted)
-    ours, bare = measure.Ours(cuda, nvml), measure.Bare()
-    middle = next((mib for mib in reversed(fit) if mib <= 10 * 1024), fit[0] if fit else 16)
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What measurements are made with."""
+
+    machine: Machine
+    nvml: NvmlDriver
+    cuda: Cuda
+    run: Programs
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One measurement."""
+
+    part: str
+    text: str
+    """For people."""
+    take: Callable[[], Any]
+    """What goes into the results: the whole part, or one entry of it."""
+    size: int | None = None
+    """Bytes, where the part has an entry for each size."""
+
+    def done(self, found: dict[str, Any]) -> bool:
+        """It is among the results."""
+        if self.size is None:
+            return self.part in found
+        return any(one["bytes"] == self.size for one in found.get(self.part, ()))
+
+    def add(self, found: dict[str, Any]) -> None:
+        """Measure it."""
+        taken = self.take()
+        if self.size is None:
+            found[self.part] = taken
+        else:
+            entries = [one for one in found.get(self.part, ()) if one["bytes"] != self.size]
+            found[self.part] = sorted([*entries, taken], key=lambda one: int(one["bytes"]))
+
+
+def everything(bench: Bench, options: argparse.Namespace, path: Path) -> dict[str, Any]:
+    """All measurements, written to the file as they come."""
+    machine = bench.machine
     found: dict[str, Any] = {
         "status": "emulated" if machine.emulated else "measured",
+        "complete": False,
         "command": report.COMMAND,
-        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": machine.facts(),
-        "left_out": left_out,
-        "staging": [],
+        "machine": json.loads(json.dumps(machine.facts())),
     }
-    for mib in fit:
-        say(f"staging of {mib / 1024:g} GiB")
-        rounds = min(options.rounds, 2) if mib > 10 * 1024 else options.rounds
-        found["staging"].append(measure.staging(run, ours, bare, mib, rounds))
-    say("copies over the link, host memory of several kinds")
-    found["host_memory"] = copies(run, min(middle, 4096))
-    found["host_memory_default"] = default_of(found["host_memory"])
-    say("transparent huge pages")
-    found["huge_pages"] = measure.pages(run, bare, middle, options.rounds)
-    say("custom storage")
-    found["custom_storage"] = [
-        measure.stored(run, ours, middle, place, options.rounds) for place in (SHARED_MEMORY, options.directory)
-    ]
-    say("several processes")
-    found["parallel"] = measure.parallel(run, nvml, middle)
-    images = [EMULATED_MIB[-1]] if machine.emulated else [int(gib * 1024) for gib in options.image_gib]
-    found["images"] = []
-    for mib in images:
-        say(f"image of {mib / 1024:g} GiB")
-        found["images"].append(measure.imaged(run, ours, machine, mib, options.directory))
+    if options.resume:
+        found = {**_earlier(path, found["machine"]), **found}
+    wanted = list(EMULATED_MIB) if machine.emulated else [int(gib * 1024) for gib in options.gib]
+    fit, found["left_out"] = measure.sizes(machine, bench.nvml, wanted)
+    found["failed"] = []
+    for step in _steps(bench, options, fit):
+        if step.part not in options.only or (options.resume and step.done(found)):
+            continue
+        say(step.text)
+        try:
+            step.add(found)
+        except Exception as error:  # whatever it is, the others are worth having
+            found["failed"].append(f"{step.text}: {type(error).__name__}: {' '.join(str(error).split())}")
+            say(f"FAILED: {found['failed'][-1]}")
+        finally:
+            bench.run.close()
+        _save(path, found)
+    found["complete"] = not found["failed"]
+    _save(path, found)
     return found
+
+
+def _save(path: Path, found: dict[str, Any]) -> None:
+    found["when"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    if "host_memory" in found:
+        found["host_memory_default"] = default_of(found["host_memory"])
+    found["goals"] = report.goals(found)
+    report.write(path, found)
+
+
+def _earlier(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
+    """What the file has of this machine and driver."""
+    try:
+        before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        there = before["machine"]
+        if (there["driver"], there["gpus"]) == (machine["driver"], machine["gpus"]):
+            return {part: before[part] for part in PARTS if part in before}
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return {}
+
+
+def _steps(bench: Bench, options: argparse.Namespace, fit: list[int]) -> Iterator[Step]:
+    """What takes longest comes last."""
+    machine, run = bench.machine, bench.run
+    ours, bare = measure.Ours(bench.cuda, bench.nvml), measure.Bare()
+    largest = EMULATED_MIB[-1] if machine.emulated else machine.mib
+    middle, link = min(MIDDLE_MIB, largest), min(LINK_MIB, largest)
+    rounds = options.rounds
+
+    def staging(mib: int) -> Step:
+        often = rounds * 3 if mib <= 1024 else rounds if mib <= MIDDLE_MIB else min(rounds, 2)
+        return Step("staging", f"staging of {mib / 1024:g} GiB", lambda: measure.staging(run, ours, bare, mib, often),
+                    mib * MIB)  # fmt: skip
+
+    def image(mib: int) -> Step:
+        return Step("images", f"image of {mib / 1024:g} GiB",
+                    lambda: measure.imaged(run, ours, machine, mib, options.directory), mib * MIB)  # fmt: skip
+
+    def stored() -> list[dict[str, Any] | str]:
+        places = (SHARED_MEMORY, options.directory)
+        return [measure.stored(run, ours, middle, place, rounds) for place in places]
+
+    yield from (staging(mib) for mib in fit if mib <= MIDDLE_MIB)
+    yield Step("host_memory", "copies over the link, host memory of several kinds", lambda: copies(run, link))
+    yield Step("huge_pages", "transparent huge pages", lambda: measure.pages(run, bare, middle, rounds))
+    yield Step("custom_storage", "custom storage", stored)
+    yield Step("parallel", "several processes", lambda: measure.parallel(run, bench.nvml, middle))
+    yield from map(image, [EMULATED_MIB[-1]] if machine.emulated else [int(gib * 1024) for gib in options.image_gib])
+    yield from (staging(mib) for mib in fit if mib > MIDDLE_MIB)
 
 
 def copies(run: Programs, mib: int) -> list[dict[str, Any]]:
@@ -115,7 +208,6 @@ def copies(run: Programs, mib: int) -> list[dict[str, Any]]:
         kinds: list[dict[str, Any]] = program.ask("measure", mib=mib)
     finally:
         run.close()
-        run.started.clear()
     return kinds
 
 
@@ -130,15 +222,15 @@ def default_of(kinds: list[dict[str, Any]]) -> dict[str, Any] | None:
     return {"fastest": fastest, "default": default, "times_fastest": usable[default] / usable[fastest]}
 
 
-def skipped(why: str, out: Path | None) -> int:
-    """Nothing was measured: say so, and how it is."""
-    why = why.partition("; on a machine")[0]
+def skipped(missing: Missing, out: Path | None) -> int:
+    """Nothing was measured: say so, and how it is. A driver that is there and does not work is a failure."""
+    why = missing.why.partition("; on a machine")[0]
     print(f"{report.NOT_MEASURED}: {why}")
     print(f"on a machine with an NVIDIA driver: {report.COMMAND}   (without a network: make gpu-bundle, ./run bench)")
     if out is not None:
         found = {"status": "skipped", "result": report.NOT_MEASURED, "why": why, "command": report.COMMAND}
         report.write(out, found)
-    return 0
+    return 1 if missing.broken else 0
 
 
 def say(what: str) -> None:

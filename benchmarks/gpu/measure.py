@@ -23,7 +23,7 @@ from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.cuda_driver import Driver
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import CheckpointError, CudaError, Feature, Tree
+from slurm_affinode.checkpoint.interface import CudaError, Feature, Tree
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
 
@@ -107,7 +107,7 @@ def staging(run: Programs, ours: Ours, bare: Bare, mib: int, rounds: int) -> dic
     program.restored = True
     for number in range(rounds + 1):  # the first is to warm up
         turns: list[tuple[str, Bare | Ours]] = [("bare", bare), ("ours", ours)]
-        for side, way in turns[:: -1 if number % 2 else 1]:
+        for side, way in turns[:1] if not number else turns[:: -1 if number % 2 else 1]:
             for name, action in way.phases(program.pid).items():
                 took = timed(action)
                 if number:
@@ -115,7 +115,6 @@ def staging(run: Programs, ours: Ours, bare: Bare, mib: int, rounds: int) -> dic
     if mib <= 10 * 1024 and program.ask("digest") != digest:
         raise AssertionError("the memory came back changed")
     run.close()
-    run.started.clear()
     medians = {
         side: {one: statistics.median(found) for one, found in phases.items()} for side, phases in seconds.items()
     }
@@ -145,7 +144,6 @@ def pages(run: Programs, bare: Bare, mib: int, rounds: int) -> list[dict[str, An
             for phase, action in bare.phases(program.pid).items():
                 taken[phase].append(timed(action))
         run.close()
-        run.started.clear()
         medians = {one: statistics.median(values) for one, values in taken.items()}
         found.append({"huge_pages": name, "bytes": mib * MIB, "seconds": medians})
     return found
@@ -194,7 +192,6 @@ def stored(run: Programs, ours: Ours, mib: int, directory: Path, rounds: int) ->
         return f"{directory}: {error}"
     finally:
         run.close()
-        run.started.clear()
     medians = {one: statistics.median(values) for one, values in taken.items()}
     return {"directory": str(directory), "bytes": mib * MIB, "seconds": medians}
 
@@ -219,7 +216,6 @@ def parallel(run: Programs, nvml: NvmlDriver, mib: int, counts: tuple[int, ...] 
             for cuda in drivers:
                 cuda.close()
             run.close()
-            run.started.clear()
     return found
 
 
@@ -235,57 +231,54 @@ def _all(drivers: list[Cuda], started: list[Program], workers: int) -> dict[str,
     return {"checkpoint_s": out, "restore_s": back}
 
 
-def imaged(run: Programs, ours: Ours, machine: Machine, mib: int, directory: Path) -> dict[str, Any] | str:
+def imaged(run: Programs, ours: Ours, machine: Machine, mib: int, directory: Path) -> dict[str, Any]:
     """The whole way through CRIU and an image on disk; or why not."""
     why = tree.can()
-    if why is not None:
-        return why
-    if machine.criu is None:
-        return "no criu 4.1 or newer"
-    criu, store = Criu(program=machine.criu), DirectoryStore(directory / f"images-{os.getpid()}", os.urandom(32))
-    if mib * MIB * 1.2 > store.usage().free:
-        return f"{mib / 1024:g} GiB do not fit on the disk of {directory}"
+    if machine.criu is None or why is not None:
+        return {"bytes": mib * MIB, "why_not": why or (machine.no_criu.why if machine.no_criu else "no criu")}
+    with tempfile.TemporaryDirectory(prefix="images-", dir=directory) as top:
+        store = DirectoryStore(Path(top) / "store", os.urandom(32))
+        try:
+            if mib * MIB * 1.2 > store.usage().free:
+                return {"bytes": mib * MIB, "why_not": f"{mib / 1024:g} GiB do not fit on the disk of {directory}"}
+            return {"directory": str(directory), **_imaged(run, ours, Criu(program=machine.criu), store, mib)}
+        finally:
+            store.close()
+
+
+def _imaged(run: Programs, ours: Ours, criu: Criu, store: DirectoryStore, mib: int) -> dict[str, Any]:
+    ours.needs = {ours.nvml.devices()[0].uuid: mib * MIB}
     work = Path(run.top)
     place = work / f"imaged-{time.monotonic_ns()}"
     place.mkdir()
     program, key = Program(place), JobKey("bench", 1, 1)
     seconds: dict[str, float] = {}
-    try:
-        command = (sys.executable, str(HERE / "worker.py"), str(place))
-        with tree.space(work, *command) as first, looked_after(ours.cuda, program):
-            program.ready()
-            root_ns, program.pid = first.root()
-            program.ask("setup", mib=mib, seed=1, graph=False)
-            for name in ("lock", "checkpoint"):
-                seconds[name] = timed(ours.phases(program.pid)[name])
-            began = time.monotonic()
-            with store.begin(key, uid=0, estimate=mib * MIB) as writer:
-                writer.follow()
-                criu.dump(Tree(first.init, program.pid, root_ns), writer.criu_fd, timeout_s=3000)
-                image = writer.commit(_manifest(key, root_ns, mib))
-            seconds["dump"] = time.monotonic() - began
-        with tree.space(work) as second, looked_after(ours.cuda, program):
-            again = store.find(LiveRun(replace(key, submit_epoch=2), 0, 1))
-            assert again is not None
-            seconds["verify"] = timed(lambda: store.verify(again))
-            fd = store.open_criu(again)
-            seconds["restore image"] = timed(
-                lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=3000)
-            )
-            os.close(fd)
-            program.pid = namespace.members(second.init)[root_ns]
-            for name in ("restore", "unlock"):
-                seconds[name] = timed(ours.phases(program.pid)[name])
-            program.ask("steps", count=1)
-            end(ours.cuda, program)
-        return {"bytes": mib * MIB, "image_bytes": image.manifest.size, "directory": str(directory), "seconds": seconds}
-    except CheckpointError as error:
-        return f"{mib / 1024:g} GiB: {error}"
-    finally:
-        for one in store.images():
-            if not isinstance(one, Exception):
-                store.remove(one)
-        store.close()
+    command = (sys.executable, str(HERE / "worker.py"), str(place))
+    with tree.space(work, *command) as first, looked_after(ours.cuda, program):
+        program.ready()
+        root_ns, program.pid = first.root()
+        program.ask("setup", mib=mib, seed=1, graph=False)
+        for name in ("lock", "checkpoint"):
+            seconds[name] = timed(ours.phases(program.pid)[name])
+        began = time.monotonic()
+        with store.begin(key, uid=0, estimate=mib * MIB) as writer:
+            writer.follow()
+            criu.dump(Tree(first.init, program.pid, root_ns), writer.criu_fd, timeout_s=480)
+            image = writer.commit(_manifest(key, root_ns, mib))
+        seconds["dump"] = time.monotonic() - began
+    with tree.space(work) as second, looked_after(ours.cuda, program):
+        again = store.find(LiveRun(replace(key, submit_epoch=2), 0, 1))
+        assert again is not None
+        seconds["verify"] = timed(lambda: store.verify(again))
+        fd = store.open_criu(again)
+        seconds["restore image"] = timed(lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=480))
+        os.close(fd)
+        program.pid = namespace.members(second.init)[root_ns]
+        for name in ("restore", "unlock"):
+            seconds[name] = timed(ours.phases(program.pid)[name])
+        program.ask("steps", count=1)
+        end(ours.cuda, program)
+    return {"bytes": mib * MIB, "image_bytes": image.manifest.size, "seconds": seconds}
 
 
 def _manifest(key: JobKey, root: int, mib: int) -> Manifest:

@@ -18,12 +18,13 @@ COMMAND = "make bench-gpu"
 def goals(found: dict[str, Any]) -> list[dict[str, Any]]:
     """Each goal with its value; ``met`` is null where it was not measured on hardware."""
     hardware = found["status"] == "measured"
-    largest = found["staging"][-1] if found["staging"] else None
+    sizes = found.get("staging", [])
+    largest = sizes[-1] if sizes else None
 
     def goal(name: str, target: str, value: float | None, met: bool) -> dict[str, Any]:
         return {"goal": name, "target": target, "value": value, "met": met if hardware and value is not None else None}
 
-    added = max((one["added"] for one in found["staging"]), default=None)
+    added = max((one["added"] for one in sizes), default=None)
     wake = largest["wake_ratio"] if largest else None
     default = found.get("host_memory_default")
     return [
@@ -44,7 +45,7 @@ def show(found: dict[str, Any]) -> None:
         f"\n{gpu['model']}, driver {machine['driver']}{' (EMULATED: not a measurement)' if machine['emulated'] else ''}"
     )
     print(f"{'':26}{'lock':>9}{'checkpoint':>12}{'restore':>9}{'unlock':>9}{'out':>11}{'in':>11}")
-    for one in found["staging"]:
+    for one in found.get("staging", ()):
         for side in ("bare", "ours"):
             taken = one["seconds"][side]
             cells = f"{taken['lock']:8.3f}s{taken['checkpoint']:11.3f}s{taken['restore']:8.3f}s{taken['unlock']:8.3f}s"
@@ -53,10 +54,10 @@ def show(found: dict[str, Any]) -> None:
         print(f"{'':11}added {one['added']:+.1%}, wake {one['wake_ratio']:.2f} x the driver's restore")
     for text in found["left_out"]:
         print(f"  not measured: {text}")
-    _copies(found["host_memory"], found.get("host_memory_default"))
-    _pages(found["huge_pages"])
+    _copies(found.get("host_memory", ()), found.get("host_memory_default"))
+    _pages(found.get("huge_pages", ()))
     print("\ncustom storage, our own copy to files")
-    for store in found["custom_storage"]:
+    for store in found.get("custom_storage", ()):
         if isinstance(store, str):
             print(f"  not measured: {store}")
             continue
@@ -64,16 +65,16 @@ def show(found: dict[str, Any]) -> None:
         out, back = _rate(store["bytes"], taken["out"]), _rate(store["bytes"], taken["in"])
         print(f"  {store['directory']:30}{out} out, {back} in")
     print("\nseveral processes, seconds          out in turn  out at once   in in turn   in at once")
-    for one in found["parallel"]:
+    for one in found.get("parallel", ()):
         turn, once = one["in_turn"], one["at_once"]
         print(
             f"  {one['processes']} with {_gib(one['bytes'])} together{'':10}{turn['checkpoint_s']:10.3f}"
             f"{once['checkpoint_s']:13.3f}{turn['restore_s']:13.3f}{once['restore_s']:13.3f}"
         )
     print("\nthrough CRIU and an image on disk")
-    for image in found["images"]:
-        if isinstance(image, str):
-            print(f"  not measured: {image}")
+    for image in found.get("images", ()):
+        if "why_not" in image:
+            print(f"  {_gib(image['bytes'])} not measured: {image['why_not']}")
             continue
         rates = ", ".join(f"{name} {_rate(image['bytes'], taken)}" for name, taken in image["seconds"].items())
         print(f"  {_gib(image['bytes'])}: {rates}")
@@ -82,6 +83,8 @@ def show(found: dict[str, Any]) -> None:
         rates = "" if published.out_gbps is None else f"{published.out_gbps:g} GB/s out, {published.in_gbps:g} in; "
         print(f"  {published.what}: {rates}{published.source}")
     print()
+    for text in found["failed"]:
+        print(f"FAILED: {text}")
     for one in found["goals"]:
         value = "not measured" if one["value"] is None else f"{one['value']:.3f}"
         verdict = {True: "met", False: "MISSED", None: NOT_MEASURED}[one["met"]]

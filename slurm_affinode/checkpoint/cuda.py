@@ -228,6 +228,12 @@ class Cuda:
                     self._child.close()
                 self._child = None
                 raise HelperLost(f"cannot {what}: the helper for the CUDA driver {error}") from None
+            except BaseException:
+                # Its answer may still come, and would be taken for that to the next question.
+                child, self._child = self._child, None
+                if child is not None:
+                    child.close()
+                raise
         if "cuda" in said:
             code = str(said["cuda"])
             raise CudaError(f"cannot {what}: {_MEANING.get(code, 'the driver failed')} ({code})", code=code)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from emulator.node import Node
+from gpu import machine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT_S = 280
@@ -77,6 +81,90 @@ def test_a_gpu_that_counts_engine_and_memory_activity(bare_node: Node, tmp_path:
     assert shown["busy"]["engine"] > 1 >= shown["idle"]["engine"]
 
 
+def cut_off(command: list[str], env: dict[str, str], enough: Callable[[], bool]) -> int:
+    """Start it, and end it as a limit of the time does as soon as there is enough; its exit status."""
+    ran = subprocess.Popen(
+        [sys.executable, "-m", *command], cwd=REPOSITORY, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + LIMIT_S
+    while not enough():
+        assert ran.poll() is None, ran.returncode
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    ran.send_signal(signal.SIGTERM)
+    return ran.wait(LIMIT_S)
+
+
+def test_a_run_that_is_cut_off_leaves_what_it_found_and_another_completes_it(node: Node, tmp_path: Path) -> None:
+    """Nothing is left on the GPU; what was found before stays in the file."""
+    results = tmp_path / "results.json"
+    pytest_ = ["pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu/test_lock.py"]
+    status = cut_off(pytest_, {**node.env, "GPU_RESULTS": str(results)}, results.exists)
+    assert status == pytest.ExitCode.INTERRUPTED
+    assert not any(gpu["processes"] for gpu in node.show()["gpus"])
+    before = json.loads(results.read_text(encoding="utf-8"))
+    assert before["status"] == "emulated"
+    assert 0 < len(before["tests"]) < 3
+    ran, found = run(node.env, results, "-k", "refused_by_name")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert [one["test"] for one in found["tests"]] == [
+        *(one["test"] for one in before["tests"]),
+        "test_inplace::test_what_the_driver_cannot_is_refused_by_name",
+    ]
+
+
+def test_what_is_there_and_does_not_work_fails(node: Node, tmp_path: Path) -> None:
+    """Bindings that cannot be loaded, on a driver that can: no reason to skip everything."""
+    broken = tmp_path / "broken" / "cuda" / "bindings"
+    broken.mkdir(parents=True)
+    (broken.parent / "__init__.py").touch()
+    (broken / "__init__.py").write_text("raise ImportError('torn')\n")
+    env = {**node.env, "PYTHONPATH": str(tmp_path / "broken")}
+    ran, found = run(env, tmp_path / "results.json", "-k", "waits_long_enough")
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert [one["outcome"] for one in found["tests"]] == ["failed"]
+    assert (
+        "cannot checkpoint: cannot reach the driver: cuda-bindings is not installed (torn)" in found["tests"][0]["why"]
+    )
+
+
+def test_a_device_without_a_driver_that_answers_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without one is not."""
+    monkeypatch.setattr(machine, "_DEVICE", tmp_path / "nvidiactl")
+    found = machine.find()
+    if isinstance(found, machine.Machine):
+        pytest.skip("there is a GPU here")
+    assert not found.broken
+    (tmp_path / "nvidiactl").touch()
+    found = machine.find()
+    assert isinstance(found, machine.Missing)
+    assert found.broken
+    assert "no NVIDIA driver answers" in found.why
+
+
+def test_a_torch_that_sees_no_gpu_is_broken_and_none_at_all_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it says is told."""
+    monkeypatch.setenv("GPU_TEST_PYTHONPATH", str(tmp_path))
+    version, missing = machine.torch_version()
+    assert version is None
+    assert missing is not None
+    assert (missing.broken, "no PyTorch that sees a GPU: No module named 'torch'" in missing.why) == (False, True)
+    (tmp_path / "torch").mkdir()
+    torch = tmp_path / "torch" / "__init__.py"
+    for cuda, broken in (("None", False), ("'13.2'", True)):
+        torch.write_text(
+            f"class version: cuda = {cuda}\n__version__ = '2.15'\nclass cuda:\n"
+            "    is_available = staticmethod(lambda: False)\n"
+            "    def init(): raise RuntimeError('no CUDA-capable device is detected')\n"
+        )
+        missing = machine.torch_version()[1]
+        assert missing is not None
+        assert missing.broken is broken
+    assert "no CUDA-capable device is detected" in missing.why
+
+
 def bench(env: dict[str, str], out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The benchmark."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(out), *arguments]
@@ -92,7 +180,7 @@ def test_the_benchmark_works_and_says_that_it_is_emulated(node: Node, tmp_path: 
     ran = bench(node.env, tmp_path / "bench.json", "--rounds", "1", "--directory", str(tmp_path))
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
-    assert found["status"] == "emulated"
+    assert (found["status"], found["complete"], found["failed"]) == ("emulated", True, [])
     assert "EMULATED" in ran.stdout
     assert len(found["staging"]) == 2
     for one in found["staging"]:
@@ -105,6 +193,34 @@ def test_the_benchmark_works_and_says_that_it_is_emulated(node: Node, tmp_path: 
     assert not any("why_not" in one for one in found["host_memory"])
     assert "11.4 s" in json.dumps(found["published"])
     assert not any(gpu["processes"] for gpu in node.show()["gpus"])
+
+
+def test_a_benchmark_that_is_cut_off_goes_on_where_it_was(node: Node, tmp_path: Path) -> None:
+    """What it measured is in the file, and is not measured again; nothing is left on the GPU."""
+    out = tmp_path / "bench.json"
+    command = ["benchmarks.gpu", "--out", str(out), "--rounds", "1", "--directory", str(tmp_path)]
+    assert cut_off(command, node.env, out.exists) == 128 + signal.SIGTERM
+    assert not any(gpu["processes"] for gpu in node.show()["gpus"])
+    before = json.loads(out.read_text(encoding="utf-8"))
+    assert (before["status"], before["complete"]) == ("emulated", False)
+    ran = bench(node.env, out, "--rounds", "1", "--resume", "--only", "staging")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found["staging"][: len(before["staging"])] == before["staging"]
+    assert len(found["staging"]) == 2
+    assert ran.stderr.count("measuring: staging") == 2 - len(before["staging"])
+
+
+def test_a_measurement_that_fails_leaves_the_others(node: Node, tmp_path: Path) -> None:
+    """It is told of, and the status is not 0."""
+    node.ctl("fault", "restore-fails", "--count", "1")
+    out = tmp_path / "bench.json"
+    ran = bench(node.env, out, "--rounds", "1", "--only", "staging", "parallel")
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert [one.partition(":")[0] for one in found["failed"]] == ["staging of 0.015625 GiB"]
+    assert "FAILED: staging of 0.015625 GiB" in ran.stdout
+    assert (found["complete"], len(found["staging"]), len(found["parallel"])) == (False, 1, 2)
 
 
 def test_the_benchmark_without_a_gpu(tmp_path: Path) -> None:

@@ -1,38 +1,46 @@
 """The machine, its driver and its GPUs for these tests; and a file of what was found.
 
-Without a GPU all of them are skipped, with the reason and the command. ``GPU_RESULTS`` names the file (default
-``out/gpu/tests.json``).
+What a machine does not have (a GPU, PyTorch, root) skips the tests that need it, with the reason and the command; what
+it has and does not work fails them. ``GPU_RESULTS`` names the file (``out/gpu/tests.json``). It is written after each
+test and keeps what other runs on this machine have found: a run that is cut off can be completed by another.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu.machine import Machine, find
+from gpu.machine import COMMAND, Machine, Missing, find
 from gpu.programs import Programs, programs
+from gpu.skips import without
 
-from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.abilities import NEEDS, major_of
+from slurm_affinode.checkpoint.cuda import Cuda, Deadlines
 from slurm_affinode.gpu.nvml import NvmlDriver
 
 _RESULTS = Path(os.environ.get("GPU_RESULTS", "out/gpu/tests.json"))
+_DEADLINES = Deadlines(move=240.0)
+"""1 GB/s for the largest of the tests, and short enough that a call that hangs is told of within ten minutes."""
 _found: dict[str, Any] = {}
-_tests: list[dict[str, Any]] = []
+_tests: dict[str, dict[str, Any]] = {}
 
 
 @pytest.fixture(scope="session")
 def machine() -> Machine:
     """What there is; skips where there is no GPU."""
     found = find()
-    if isinstance(found, str):
-        _found["why"] = found
-        pytest.skip(found)
+    if isinstance(found, Missing):
+        _found["why"] = found.why
+        without(found)
     _found["machine"] = found.facts()
+    # As Ctrl-C: what runs on the GPU is looked after.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     return found
 
 
@@ -47,11 +55,12 @@ def nvml(machine: Machine) -> Iterator[NvmlDriver]:
 @pytest.fixture(scope="session")
 def cuda(machine: Machine, nvml: NvmlDriver) -> Iterator[Cuda]:
     """The product's way to the CUDA driver: one helper for all tests, as it is one for a node."""
-    made = Cuda(driver_version=nvml.version)
+    made = Cuda(driver_version=nvml.version, deadlines=_DEADLINES)
     can = made.capabilities()
     if not can.checkpoint:
         made.close()
-        pytest.skip(f"the driver of this machine cannot checkpoint: {can.why_not}")
+        able = (major_of(can.driver) or 0) >= NEEDS[0].driver
+        without(Missing(f"the driver of this machine cannot checkpoint: {can.why_not}", broken=able))
     yield made
     made.close()
 
@@ -71,35 +80,58 @@ def note(record_property: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Collect how each test of this folder ended."""
+    """Collect how each test of this folder ended, and write it."""
     report: Any = yield
     if item.get_closest_marker("gpu") and (report.when == "call" or report.outcome != "passed"):
-        reason = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else None
-        _tests.append(
-            {
-                "test": f"{item.path.stem}::{item.name}",
-                "outcome": report.outcome,
-                "seconds": round(report.duration, 3),
-                "why": None if reason is None else reason.removeprefix("Skipped: "),
-                "found": dict(item.user_properties),
-            }
-        )
+        name = f"{item.path.stem}::{item.name}"
+        before = _tests.get(name, {})
+        worst = "failed" if "failed" in (before.get("outcome"), report.outcome) else report.outcome
+        _tests[name] = {
+            "test": name,
+            "outcome": worst,
+            "seconds": round(report.duration, 3),
+            "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "why": _why(report) or before.get("why"),
+            "found": dict(item.user_properties),
+        }
+        _write()
     return report
 
 
-def pytest_sessionfinish() -> None:
-    """Write what was found."""
-    if not _tests:
-        return
-    machine = _found.get("machine")
+def _why(report: Any) -> str | None:
+    """Why a test was skipped, or what failed, one line."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    if report.outcome == "failed":
+        crash = getattr(report.longrepr, "reprcrash", None)
+        text = str(report.longrepr) if crash is None else str(crash.message)
+        return text.strip().partition("\n")[0].removeprefix("Failed: ")
+    return None
+
+
+def _write() -> None:
+    """What is known so far, with what other runs have found on this machine."""
+    machine = json.loads(json.dumps(_found.get("machine")))
     status = "not yet measured on hardware" if machine is None else "emulated" if machine["emulated"] else "measured"
-    _RESULTS.parent.mkdir(parents=True, exist_ok=True)
     result = {
         "status": status,
-        "command": "make test-gpu",
+        "command": COMMAND,
         "why": _found.get("why"),
-        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": machine,
-        "tests": _tests,
+        "tests": [*_earlier(machine), *_tests.values()],
     }
-    _RESULTS.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    _RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    new = _RESULTS.with_name(_RESULTS.name + ".new")
+    new.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    new.rename(_RESULTS)
+
+
+def _earlier(machine: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Tests of the file that this run has not done, where it is of this machine and driver."""
+    try:
+        before = json.loads(_RESULTS.read_text(encoding="utf-8"))
+        there = before["machine"]
+        same = machine is not None and (there["driver"], there["gpus"]) == (machine["driver"], machine["gpus"])
+        return [one for one in before["tests"] if one["test"] not in _tests] if same else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []

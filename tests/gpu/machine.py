@@ -23,10 +23,21 @@ os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 
 MIB = 1 << 20
-COMMAND = "make test-gpu"
+COMMAND = os.environ.get("GPU_TEST_COMMAND", "make test-gpu")
+_DEVICE = Path("/dev/nvidiactl")
 EMULATED_MIB = 48
 LARGEST_MIB = 40 * 1024
 """Of one test; ``GPU_TEST_MIB`` sets another size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Something that a test needs and this machine does not have."""
+
+    why: str
+    """One line."""
+    broken: bool = False
+    """It is there and does not work: a test that needs it fails, and is not skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +53,11 @@ class Machine:
     host_available_mib: int
     torch: str | None
     """Version of PyTorch, where it sees a GPU."""
+    no_torch: Missing | None
+    """Why there is none."""
     criu: str | None
     """Path of a CRIU that can be used, as root."""
+    no_criu: Missing | None
     root: bool
 
     def facts(self) -> dict[str, Any]:
@@ -63,7 +77,7 @@ def emulated() -> bool:
     return "libgpu-emulator.so" in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
-def find() -> Machine | str:
+def find() -> Machine | Missing:
     """The machine, or why there is none to test on."""
     driver = NvmlDriver()
     try:
@@ -72,34 +86,60 @@ def find() -> Machine | str:
         version = driver.version()
         free = [driver.read(one).fb_free_mib or 0.0 for one in devices]
     except GpuError as error:
-        return f"no NVIDIA driver answers here ({error}); on a machine with a GPU: {COMMAND}"
+        if _DEVICE.exists():
+            return Missing(f"{_DEVICE} is here, but no NVIDIA driver answers: {error}", broken=True)
+        return Missing(f"no NVIDIA driver answers here ({error}); on a machine with a GPU: {COMMAND}")
     finally:
         driver.close()
     if not devices:
-        return f"the driver shows no GPU; on a machine with a GPU: {COMMAND}"
+        return Missing(f"the driver shows no GPU; on a machine with a GPU: {COMMAND}")
     if any(one.mig is not None and one.uuid == devices[0].uuid for one in shown):
-        return f"MIG is on, and MIG instances cannot be checkpointed; on a GPU without MIG: {COMMAND}"
+        return Missing(f"MIG is on, and MIG instances cannot be checkpointed; on a GPU without MIG: {COMMAND}")
     memory = memory_facts(os.getpid())
     room = memory.available if memory.headroom is None else min(memory.available, memory.headroom)
     is_emulated = emulated()
     largest = EMULATED_MIB if is_emulated else LARGEST_MIB
     # While it is checkpointed its memory is in host memory, and an image of it may be in the page cache besides.
     mib = min(int(os.environ.get("GPU_TEST_MIB", largest)), int(free[0] * 0.6), int(room / MIB * 0.4))
+    torch, no_torch = torch_version()
+    criu, no_criu = criu_path()
     return Machine(
-        version, tuple(devices), is_emulated, max(8, mib), room // MIB, torch_version(), criu_path(), os.geteuid() == 0
-    )
+        version, tuple(devices), is_emulated, max(8, mib), room // MIB, torch, no_torch, criu, no_criu,
+        os.geteuid() == 0,
+    )  # fmt: skip
 
 
-def torch_version() -> str | None:
-    """Of the PyTorch of ``GPU_TEST_PYTHON`` (this Python), where it sees a GPU."""
-    code = "import torch; assert torch.cuda.is_available(); print(torch.__version__)"
+_TORCH = """
+try:
+    import torch
+except ModuleNotFoundError as error:
+    print("absent", error)
+else:
+    if torch.cuda.is_available():
+        print("sees", torch.__version__)
+    elif torch.version.cuda is None:
+        print("absent", "PyTorch", torch.__version__, "is built without CUDA")
+    else:
+        torch.cuda.init()
+"""
+
+
+def torch_version() -> tuple[str | None, Missing | None]:
+    """Of the PyTorch of ``GPU_TEST_PYTHON`` (this Python), where it sees a GPU; or why there is none."""
+    hint = "GPU_TEST_PYTHON names a Python that has one"
     try:
         done = subprocess.run(
-            [torch_python(), "-c", code], check=False, env=torch_env(), capture_output=True, text=True, timeout=180
+            [torch_python(), "-c", _TORCH], check=False, env=torch_env(), capture_output=True, text=True, timeout=180
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, Missing(f"{torch_python()} cannot be asked for PyTorch ({error}; {hint})", broken=True)
+    word, _, rest = (done.stdout.strip().splitlines() or [""])[-1].partition(" ")
+    if word == "sees":
+        return rest, None
+    if word == "absent":
+        return None, Missing(f"no PyTorch that sees a GPU: {rest} ({hint})")
+    said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+    return None, Missing(f"the PyTorch of {torch_python()} sees no GPU: {said}", broken=True)
 
 
 def torch_python() -> str:
@@ -115,14 +155,16 @@ def torch_env() -> dict[str, str]:
     return env
 
 
-def criu_path() -> str | None:
-    """Named by ``CRIU``, or on the path; 4.1 or newer."""
-    found = shutil.which(os.environ.get("CRIU", "criu"))
+def criu_path() -> tuple[str | None, Missing | None]:
+    """Named by ``CRIU``, or on the path; 4.1 or newer. Or why there is none."""
+    named = os.environ.get("CRIU")
+    found = shutil.which(named or "criu")
     if found is None:
-        return None
+        text = f"CRIU names {named}, which is no program" if named else "no criu is installed"
+        return None, Missing(f"{text} (CRIU names one of 4.1 or newer; make gpu-bundle packs it)", bool(named))
     path = str(Path(found).resolve())
     try:
         Criu(program=path).check()
-    except CheckpointError:
-        return None
-    return path
+    except CheckpointError as error:
+        return None, Missing(str(error), broken=bool(named))
+    return path, None

@@ -22,7 +22,7 @@ from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.interface import CudaError, CudaState
 
 HERE = Path(__file__).resolve().parent
-DEADLINE_S = 600.0
+DEADLINE_S = 300.0
 _LOOK_S = 0.005
 
 
@@ -96,7 +96,8 @@ class Programs:
         """A program of this folder."""
         directory = Path(tempfile.mkdtemp(dir=self.top))
         torch = script.startswith("torch")
-        python, env = (torch_python(), torch_env()) if torch else (sys.executable, None)
+        python, env = (torch_python(), torch_env()) if torch else (sys.executable, os.environ)
+        env = {**env, protocol.PARENT: str(os.getpid())}
         options = [f"--ordinal={ordinal}"] if script == "worker.py" else []
         process = subprocess.Popen(
             [python, str(HERE / script), str(directory), *options, *arguments], stdin=subprocess.DEVNULL, env=env
@@ -119,14 +120,22 @@ class Programs:
 
     def close(self) -> None:
         """End all: unlocked where they are locked, and off their GPU before they are killed."""
-        for program in reversed(self.started):
-            end(self.cuda, program)
+        left: list[str] = []
+        while self.started:
+            try:
+                end(self.cuda, self.started[-1])
+            except ProgramError as error:
+                left.append(str(error))
+            self.started.pop()
+        if left:
+            raise ProgramError("; ".join(left))
 
 
 def end(cuda: Cuda, program: Program) -> None:
     """By its own will where it runs and was never restored; else checkpointed, then killed.
 
     The end of a process that was restored and holds its GPU has hung a host (NVIDIA/cuda-checkpoint, issue 53).
+    Raises ``ProgramError``: it is there still.
     """
     if not program.alive:
         return
@@ -142,12 +151,16 @@ def end(cuda: Cuda, program: Program) -> None:
             program.send("end")
             if ended(program, 20.0):
                 return
+        else:  # what it holds need not be moved
+            with contextlib.suppress(ProgramError):
+                program.answer(program.send("drop"), 20.0)
         with contextlib.suppress(CudaError):
             cuda.lock(program.pid, timeout_ms=20_000)
             cuda.checkpoint(program.pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(program.pid, signal.SIGKILL)
-    ended(program, 60.0)
+    if not ended(program, 60.0):
+        raise ProgramError(f"process {program.pid} does not end within 60 s of SIGKILL")
 
 
 def ended(program: Program, deadline_s: float) -> bool:
@@ -178,4 +191,8 @@ def programs(cuda: Cuda, top: Path) -> Iterator[Programs]:
     try:
         yield made
     finally:
-        made.close()
+        try:
+            made.close()
+        except (KeyboardInterrupt, SystemExit):  # nobody else would end them
+            made.close()
+            raise

@@ -1,8 +1,8 @@
 """How the tests talk to a program on the GPU: files in a directory, so that nothing ties it to who started it.
 
 ``N.do`` holds a command, ``N.said`` its answer, both JSON; each is written under another name and renamed. A program
-has no pipe and no socket, so it can be dumped and restored; it ends by itself when its directory is gone or nobody
-has asked anything for a long time.
+has no pipe and no socket, so it can be dumped and restored; it ends by itself when its directory or its parent is gone
+(PID 1 of its namespace where it is dumped and restored) or nobody has asked anything for a long time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+PARENT = "GPU_TEST_PARENT"
+"""In the environment: who has started it, who may be gone before it gets to look."""
 LONELY_S = 1800.0
 _LOOK_S = 0.01
+_ORPHAN_LOOKS = 500
+"""Not seconds: it may have been an image meanwhile, and what was just restored is CRIU's child for a moment."""
 
 
 def write(path: Path, value: Any) -> None:
@@ -29,12 +33,14 @@ def write(path: Path, value: Any) -> None:
 
 def serve(directory: Path, commands: Mapping[str, Callable[..., Any]]) -> None:
     """Answer until told to end."""
+    parent, without_parent = int(os.environ.get(PARENT) or os.getppid()), 0
     write(directory / "ready", os.getpid())
     for number in itertools.count():
         asked = directory / f"{number}.do"
         alone_at = time.monotonic() + LONELY_S
         while not asked.exists():
-            if not directory.is_dir() or time.monotonic() > alone_at:
+            without_parent = 0 if os.getppid() == parent else without_parent + 1
+            if not directory.is_dir() or time.monotonic() > alone_at or without_parent > _ORPHAN_LOOKS:
                 return
             time.sleep(_LOOK_S)
         command = json.loads(asked.read_text(encoding="utf-8"))

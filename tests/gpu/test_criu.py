@@ -15,6 +15,7 @@ import pytest
 from gpu import tree
 from gpu.machine import MIB, Machine
 from gpu.programs import HERE, Program, Programs, end, ended, looked_after
+from gpu.skips import without
 
 from slurm_affinode.checkpoint import namespace
 from slurm_affinode.checkpoint.criu import Criu
@@ -24,7 +25,7 @@ from slurm_affinode.checkpoint.interface import CudaState, Tree
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
 
 
 @pytest.fixture
@@ -33,8 +34,9 @@ def criu(machine: Machine) -> Criu:
     why = tree.can()
     if why is not None:
         pytest.skip(why)
-    if machine.criu is None:
-        pytest.skip("no criu 4.1 or newer (CRIU names one; make gpu-bundle packs it)")
+    if machine.no_criu is not None:
+        without(machine.no_criu)
+    assert machine.criu is not None
     return Criu(program=machine.criu)
 
 
@@ -88,7 +90,7 @@ def test_it_is_gone_and_comes_back_from_its_image(  # noqa: PLR0917 - fixtures
             with store.begin(key, uid=0, estimate=mib * MIB) as writer:
                 writer.follow()
                 dump, dump_s = measured(
-                    lambda: criu.dump(Tree(first.init, program.pid, root_ns), writer.criu_fd, timeout_s=600)
+                    lambda: criu.dump(Tree(first.init, program.pid, root_ns), writer.criu_fd, timeout_s=300)
                 )
                 image = writer.commit(manifest(key, root_ns, mib))
             os.kill(program.pid, signal.SIGKILL)
@@ -105,7 +107,7 @@ def test_it_is_gone_and_comes_back_from_its_image(  # noqa: PLR0917 - fixtures
             assert again is not None
             store.verify(again)
             fd = store.open_criu(again)
-            _, restore_s = measured(lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=600))
+            _, restore_s = measured(lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=300))
             os.close(fd)
             program.pid = namespace.members(second.init)[root_ns]
             assert cuda.state(program.pid) is CudaState.CHECKPOINTED

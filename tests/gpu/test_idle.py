@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pynvml
 import pytest
-from gpu.machine import Machine
+from gpu.machine import Machine, Missing
 from gpu.programs import Program, Programs
+from gpu.skips import without
 
 from slurm_affinode.agent.peers import Inspector
 from slurm_affinode.agent.registry import WatchedJob
@@ -18,7 +20,7 @@ from slurm_affinode.core.idle import IdleDetector, IdleRule, IdleState, Verdict
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.suspension import SuspendOption
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 EVERY_S = 0.25
 SETTLES_S = 30.0
@@ -68,6 +70,22 @@ def until(
         time.sleep(EVERY_S)
 
 
+def why_not_counted(uuid: str) -> Missing:
+    """Why NVML gives no activity of engine and memory. It is open."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+            return Missing("this GPU does not count engine and DRAM activity (NVML GPM: Hopper and later)")
+        sample = pynvml.nvmlGpmSampleAlloc()
+        pynvml.nvmlGpmSampleGet(handle, sample)
+        pynvml.nvmlGpmSampleFree(sample)
+    except pynvml.NVMLError as error:
+        refused = error.value in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        asks = error.value == pynvml.NVML_ERROR_NO_PERMISSION
+        return Missing(f"NVML counts no engine and DRAM activity here: {error}", broken=not (refused or asks))
+    return Missing("NVML counts engine and DRAM activity here, and gave no engine activity", broken=True)
+
+
 def values(state: IdleState) -> dict[str, float | None]:
     """Signal -> what it showed."""
     return {one.name: one.value for one in state.signals if one.of != "host"}
@@ -112,8 +130,9 @@ def test_engine_and_memory_activity_where_the_gpu_counts_them(
     nvml.read(device)
     time.sleep(0.2)
     if nvml.read(device).engine_active is None:
-        note("gpm", "not on this GPU")
-        pytest.skip("this GPU does not count engine and DRAM activity (NVML GPM: Hopper and later)")
+        missing = why_not_counted(device.uuid)
+        note("gpm", missing.why)
+        without(missing)
     watch, job = watched(nvml, program)
     detector = IdleDetector(IdleRule(window_s=2.0, floors_pct=FLOORS))
     # The emulated GPU is busy for as long as a kernel is told to wait; a real one moves memory all the time.

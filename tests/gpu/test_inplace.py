@@ -14,7 +14,7 @@ from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.interface import CudaState, CudaUnavailable, Feature
 from slurm_affinode.gpu.nvml import NvmlDriver
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
 
 
 def free_mib(nvml: NvmlDriver, index: int = 0) -> float:
@@ -150,6 +150,8 @@ def test_custom_storage_writes_files_of_our_own(
     cuda.restore_from(program.pid, tmp_path, stored)
     cuda.unlock(program.pid)
     assert program.ask("digest") == digest
+    run.close()
+    cuda.close()  # its helper holds a context on the GPU from now on; the next call has a new one
 
 
 def test_what_the_driver_cannot_is_refused_by_name(cuda: Cuda) -> None:

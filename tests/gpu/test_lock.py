@@ -11,7 +11,7 @@ from gpu.programs import Programs
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.interface import CudaError, CudaState, LockTimeout
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 
 def test_a_kernel_that_runs_longer_than_the_time_out(run: Programs, cuda: Cuda, note: Any) -> None:

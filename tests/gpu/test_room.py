@@ -13,7 +13,7 @@ from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.interface import CudaState
 from slurm_affinode.gpu.nvml import NvmlDriver
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
 
 
 def free(nvml: NvmlDriver) -> dict[str, int | None]:

@@ -88,6 +88,11 @@ class Training:
                     whole.update(one)
         return whole.hexdigest()
 
+    def drop(self) -> None:
+        """Give all of it back."""
+        del self.graph, self.loss, self.optimizer, self.model
+        self.torch.cuda.empty_cache()
+
     def _feed(self) -> None:
         self.x.copy_(self.torch.randn(_BATCH, self.width, generator=self.inputs))
         self.y.copy_(self.torch.randn(_BATCH, self.width, generator=self.inputs))
@@ -128,7 +133,7 @@ def main() -> None:
     options = parser.parse_args()
     protocol.detach()
     training = Training()
-    protocol.serve(options.directory, {name: getattr(training, name) for name in ("setup", "steps", "digest")})
+    protocol.serve(options.directory, {name: getattr(training, name) for name in ("setup", "steps", "digest", "drop")})
 
 
 if __name__ == "__main__":

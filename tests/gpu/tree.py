@@ -64,7 +64,14 @@ def can() -> str | None:
     """Why this cannot be done here; ``None``: it can."""
     if os.geteuid() != 0:
         return "CRIU and namespaces need root"
-    probe = subprocess.run(
-        ["unshare", "--pid", "--mount", "--fork", "true"], check=False, capture_output=True, timeout=30
-    )
-    return None if probe.returncode == 0 else f"no namespaces here: {probe.stderr.decode(errors='replace').strip()}"
+    if not Path("/proc/sys/kernel/ns_last_pid").exists():
+        return "this kernel is built without CONFIG_CHECKPOINT_RESTORE, which CRIU needs"
+    steps = "mount --make-rprivate / && mount -t proc proc /proc"
+    try:
+        probe = subprocess.run(
+            ["unshare", "--pid", "--mount", "--fork", "sh", "-c", steps], check=False, capture_output=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"no namespaces here: {error}"
+    said = probe.stderr.decode(errors="replace").strip()
+    return None if probe.returncode == 0 else f"no namespaces of its own can be had here: {said}"

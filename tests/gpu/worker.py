@@ -148,6 +148,12 @@ class Work:
         while self.more:
             ok(d.cuMemFree(self.more.pop().at))
 
+    def drop(self) -> None:
+        """Give all of it back."""
+        self.release()
+        while self.pieces:
+            ok(d.cuMemFree(self.pieces.pop().at))
+
     def _launch_add(self, piece: Piece, value: int, ns: int = 0) -> None:
         types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint64)
         arguments = ((piece.at, piece.size // 4, value, ns), types)
@@ -189,7 +195,7 @@ def main() -> None:
     options = parser.parse_args()
     protocol.detach()
     work = Work(options.ordinal)
-    names = ("setup", "steps", "digest", "busy", "wait", "work", "hold", "release")
+    names = ("setup", "steps", "digest", "busy", "wait", "work", "hold", "release", "drop")
     protocol.serve(options.directory, {name: getattr(work, name) for name in names})
 
 

@@ -50,3 +50,25 @@ def test_a_helper_that_makes_no_sense_is_ended_and_replaced() -> None:
         with pytest.raises(HelperLost):
             cuda.state(1)
     assert [one.closed for one in started] == [True, True]
+
+
+class Late(Babbler):
+    """A helper whose caller is interrupted while it works."""
+
+    def ask(self, line: bytes, *, timeout_s: float) -> bytes:
+        raise KeyboardInterrupt
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next_one() -> None:
+    """Ctrl-C in the middle of a call: the helper goes with it."""
+    started: list[Late] = []
+
+    def start(env: object) -> Late:
+        started.append(Late())
+        return started[-1]
+
+    cuda = Cuda(driver_version=lambda: None, start=start)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            cuda.state(1)
+    assert [one.closed for one in started] == [True, True]

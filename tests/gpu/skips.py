@@ -1,0 +1,15 @@
+"""What becomes of a test that needs something which this machine does not have."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+from gpu.machine import Missing
+
+
+def without(missing: Missing) -> NoReturn:
+    """Skip it, or fail it where the thing is there and does not work."""
+    if missing.broken:
+        pytest.fail(missing.why, pytrace=False)
+    pytest.skip(missing.why)
