@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from slurm_affinode.cli.ingest_store import store_unless
 from slurm_affinode.cli.options import (
     config_options,
     intake_options,
@@ -66,18 +67,14 @@ def ingest_allocations(
     """
     name = cluster or config.cluster.name or "default"
     zone = times.zone_name(timezone or config.cluster.timezone)
-    repository = None if dry_run else Repository.open(config.db_url)
     results: list[tuple[str, Allocations, Counts | None]] = []
-    try:
+    with store_unless(dry_run, config) as repository:
         for path in files:
             started = datetime.now(UTC)
             data = _content(path)
             found = allocations.read(data, where=str(path), cluster=name, zone=zone, strict=strict)
             counts = None if repository is None else _store(repository, str(path), data, found, started)
             results.append((str(path), found, counts))
-    finally:
-        if repository is not None:
-            repository.close()
     _report(results, shown, as_json=as_json, dry_run=dry_run)
     return 0
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from slurm_affinode.cli.ingest_store import store_unless
 from slurm_affinode.cli.options import (
     Span,
     When,
@@ -34,7 +35,6 @@ from slurm_affinode.history.ingest import FileOutcome, IngestSummary
 from slurm_affinode.history.promclient import Client
 from slurm_affinode.history.promserver import Server
 from slurm_affinode.history.reading import ReadOptions
-from slurm_affinode.store.repository import Repository
 from slurm_affinode.workflow import gpu_intake, prometheus_intake
 
 _EPILOG = """\b
@@ -124,17 +124,12 @@ def ingest_gpu(
     )  # fmt: skip
     if not paths:
         return _from_prometheus(config, options, since, until, dry_run=dry_run, shown=shown, as_json=as_json)
-    repository = None if dry_run else Repository.open(config.db_url)
-    try:
-        with _with_stdin(paths) as given:
-            total = sum(inputs.size(path) for path in inputs.expand(given)[0])
-            with progress("reading", total=total, quiet=as_json, of_bytes=True) as advance:
-                summary = gpu_intake.take_in(
-                    config, repository, given, options, format=format_, again=again, dry_run=dry_run, advance=advance
-                )  # fmt: skip
-    finally:
-        if repository is not None:
-            repository.close()
+    with store_unless(dry_run, config) as repository, _with_stdin(paths) as given:
+        total = sum(inputs.size(path) for path in inputs.expand(given)[0])
+        with progress("reading", total=total, quiet=as_json, of_bytes=True) as advance:
+            summary = gpu_intake.take_in(
+                config, repository, given, options, format=format_, again=again, dry_run=dry_run, advance=advance
+            )  # fmt: skip
     _report(summary, shown, as_json=as_json)
     return 2 if summary.failed else 0
 
@@ -147,17 +142,13 @@ def _from_prometheus(
     server = Server.of(settings)
     if server.exposed:
         warn(f"{server.url}: the credentials go over the network as plain text; https would keep them")
-    repository = None if dry_run else Repository.open(config.db_url)
-    try:
+    with store_unless(dry_run, config) as repository:
         begin = since or prometheus_intake.next_since(repository, settings, options, datetime.now(UTC))
         whole = round((until - begin).total_seconds() * 1000)
         with progress("reading", total=max(0, whole), quiet=as_json, of_time=True) as advance:
             outcome = prometheus_intake.take_in(
                 config, repository, begin, until, options, dry_run=dry_run, advance=advance, client=Client(server)
             )
-    finally:
-        if repository is not None:
-            repository.close()
     _report(outcome.summary, shown, as_json=as_json, failure=outcome.failure)
     if outcome.failure is None:
         return 0

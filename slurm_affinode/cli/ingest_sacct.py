@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from slurm_affinode.cli.ingest_store import store_unless
 from slurm_affinode.cli.options import (
     When,
     config_options,
@@ -110,10 +111,9 @@ def ingest_sacct(
         delimiter=_unescape(delimiter),
         strict=strict,
     )
-    repository = None if dry_run else Repository.open(config.db_url)
     done: list[Intake] = []
     failed: list[AffinodeError] = []
-    try:
+    with store_unless(dry_run, config) as repository:
         if files:
             for source in _sources(files):
                 try:
@@ -125,9 +125,6 @@ def ingest_sacct(
                 repository, how, since=since, until=until, config=config, cluster=cluster, all_clusters=all_clusters
             )
             done.append(asked)
-    finally:
-        if repository is not None:
-            repository.close()
     _report(done, shown, as_json=as_json, dry_run=dry_run)
     if len(failed) == 1:
         raise failed[0]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from slurm_affinode.cli.ingest_store import store_unless
 from slurm_affinode.cli.options import (
     config_options,
     intake_options,
@@ -17,7 +18,6 @@ from slurm_affinode.cli.options import (
 from slurm_affinode.config import Config
 from slurm_affinode.errors import ConfigError
 from slurm_affinode.store.records import Counts
-from slurm_affinode.store.repository import Repository
 from slurm_affinode.workflow import suspension_intake
 from slurm_affinode.workflow.suspension_intake import LedgerIntake
 
@@ -42,12 +42,8 @@ def ingest_suspensions(*, paths: tuple[Path, ...], dry_run: bool, shown: int, as
     chosen = paths or ((config.ledger_dir,) if config.ledger_dir is not None else ())
     if not chosen:
         raise ConfigError("no ledger is named", hint="give its directory, or set [suspend] ledger or shared_store")
-    results: list[LedgerIntake] = []
-    if dry_run:
-        results = [one for path in chosen for one in suspension_intake.take_in(None, path)]
-    else:
-        with Repository.open(config.db_url) as store:
-            results = [one for path in chosen for one in suspension_intake.take_in(store, path)]
+    with store_unless(dry_run, config) as store:
+        results = [one for path in chosen for one in suspension_intake.take_in(store, path)]
     _report(results, shown, as_json=as_json)
     return 0
 
