@@ -32,6 +32,7 @@ command = ["/var/lib/zombies/mail", "{to}"]
 address = "{user}@example.org"
 admins = ["ops@example.org"]
 """
+RESUME = '\n[[rule]]\nkinds = ["drained-kill-failed"]\naction = "resume"\ngrace = "0s"\n'
 MAIL = "#!/bin/sh\nexec cat > /var/lib/zombies/mail-$1-$(date +%s%N)\n"
 ON_C1 = ("--partition=gpu", "--nodelist=c1", "--gres=gpu:1")
 SQUATTER = f"exec {WORKLOADS}/squatter.py --memory-mib 60000"
@@ -45,6 +46,11 @@ def administrator(cluster: Cluster) -> Iterator[None]:
     cluster.shell("login", f"cat > {STATE}/mail <<'X'\n{MAIL}X\nchmod +x {STATE}/mail")
     yield
     cluster.shell("login", f"rm -rf {STATE}")
+
+
+def allow_resuming(cluster: Cluster) -> None:
+    """The policy says that nodes which Slurm drained itself are put back."""
+    cluster.shell("login", f"cat >> {STATE}/policy.toml <<'X'\n{RESUME}\nX")
 
 
 def run(cluster: Cluster, *words: str, user: str = "root", **env: str) -> subprocess.CompletedProcess[str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import cleaners
 from cluster.driver import SCRIPT, Cluster, script
 
 UP_S = 1200.0
@@ -113,3 +114,10 @@ def leftovers_stay(cluster: Cluster) -> Iterator[None]:
     cluster.shell("c1", f"printf '[epilog]\\nkill = false\\n' > {path}")
     yield
     cluster.shell("c1", f"rm -f {path}")
+
+
+@pytest.fixture
+def administrator(cluster: Cluster) -> Iterator[None]:
+    """A store, a policy and a mail program of the test's own on the login node."""
+    with cleaners.administrator(cluster):
+        yield

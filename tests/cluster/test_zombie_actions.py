@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cluster import cleaners
 from cluster.cleaners import (
     LIVE,
     ON_C1,
     SQUATTER,
     STATE,
     about,
+    allow_resuming,
     clean,
     history,
     mails,
@@ -24,22 +23,9 @@ from cluster.cleaners import (
 )
 from cluster.driver import WORKLOADS, Cluster, wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("administrator")]
 
-RESUME = """
-[[rule]]
-kinds = ["drained-kill-failed"]
-action = "resume"
-grace = "0s"
-"""
 HOSTILE = "<script>alert(1)</script>$(touch /home/alice/z)`id` {{ 7*7 }} \t'\";--yes"
-
-
-@pytest.fixture(autouse=True)
-def administrator(cluster: Cluster) -> Iterator[None]:
-    """A store, a policy and a mail program of the test's own on the login node."""
-    with cleaners.administrator(cluster):
-        yield
 
 
 @pytest.mark.main
@@ -73,7 +59,7 @@ def test_task_of_an_array_is_cancelled_alone(cluster: Cluster) -> None:
 
 def test_node_drained_for_a_failed_kill_is_resumed_when_it_is_clean(cluster: Cluster) -> None:
     """One that is drained for another reason stays."""
-    cluster.shell("login", f"cat >> {STATE}/policy.toml <<'X'\n{RESUME}\nX")
+    allow_resuming(cluster)
     for node, reason in (("c1", "Kill task failed"), ("c2", "disk is full")):
         cluster.exec("login", "scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
     try:

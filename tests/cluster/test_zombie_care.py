@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster import cleaners
 from cluster.cleaners import (
     LIVE,
     ON_C1,
     SQUATTER,
     STATE,
     about,
+    allow_resuming,
     clean,
     history,
     mails,
@@ -24,20 +23,12 @@ from cluster.cleaners import (
 from cluster.driver import WORKLOADS, Cluster, wait_until
 from cluster.sleepers import status, suspend, wait_for_agents
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("administrator")]
 
 SHARED = ("--partition=gpu", "--nodelist=c1", "--gres=shard:15")
 WATCHED = ("--live", "--watch", "6s", "--window", "4s")
 POLICY_C1 = "/etc/slurm-affinode/zombies.toml"
 DIRTY = '[epilog]\nkill = false\ndirty = "drain"\nwait = "1s"\n'
-RESUME = '\n[[rule]]\nkinds = ["drained-kill-failed"]\naction = "resume"\ngrace = "0s"\n'
-
-
-@pytest.fixture(autouse=True)
-def administrator(cluster: Cluster) -> Iterator[None]:
-    """A store, a policy and a mail program of the test's own on the login node."""
-    with cleaners.administrator(cluster):
-        yield
 
 
 def kinds(found: dict[str, Any], job: str) -> list[str]:
@@ -92,7 +83,7 @@ def test_a_job_that_sleeps_in_place_is_left_alone(cluster: Cluster) -> None:
 
 def test_what_a_person_has_drained_is_not_resumed(cluster: Cluster) -> None:
     """Although Slurm's words are in the reason."""
-    cluster.shell("login", f"cat >> {STATE}/policy.toml <<'X'\n{RESUME}\nX")
+    allow_resuming(cluster)
     reason = "Kill task failed twice; the vendor comes on Monday"
     cluster.exec("login", "scontrol", "update", "nodename=c2", "state=drain", f"reason={reason}")
     try:
