@@ -6,12 +6,11 @@ import ctypes
 from contextlib import suppress
 from functools import cache
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of ``malloc.h`` in glibc."""
 _ARRAY = 64 << 20
 """Larger ones are given back at once as before."""
 _KEPT = 512 << 20
-_STEP = 16 << 20
 
 
 @cache
@@ -23,5 +22,5 @@ def keep_freed() -> None:
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        for setting, value in ((_M_MMAP_THRESHOLD, _ARRAY), (_M_TRIM_THRESHOLD, _KEPT), (_M_TOP_PAD, _STEP)):
+        for setting, value in ((_M_MMAP_THRESHOLD, _ARRAY), (_M_TRIM_THRESHOLD, _KEPT)):
             mallopt(setting, value)

@@ -16,6 +16,8 @@ from slurm_affinode.analysis.totals import Totals
 MS_PER_HOUR = 3_600_000.0
 MIB_PER_GIB = 1024.0
 
+_OWNERS = 4096
+"""Allocations whose sums are added up together."""
 _ADDED = ("allocated_ms", *SUMS, "windows")
 
 
@@ -43,33 +45,37 @@ def per_allocation(totals: Totals, cells: Cells, allocations: Allocations) -> pl
     columns: dict[str, object] = {"run": allocations.run, "at": allocations.device}
     length = (cells.end - cells.start)[cell]
     columns["held_ms"] = np.bincount(owner, weights=length * share, minlength=count)
-    # Row by row, which is how they lie in memory.
-    shares = totals.sums[cell]
-    shares *= share[:, np.newaxis]
-    for position, name in enumerate(SUMS):
-        own = np.bincount(owner, weights=shares[:, position], minlength=count)
-        if len(row):
-            extra = totals.partly_sums[row, position] * partly_share
-            own += np.bincount(partly_owner, weights=extra, minlength=count)
-        columns[name] = own
-    columns |= {
-        "fb_peak": _peaks(owner, totals.fb_peak[cell], count),
-        "windows": totals.windows,
-        "longest_ms": totals.longest_ms,
-    }
+    sums, peak = _shares(totals, cell, owner, share, count)
+    if len(row):
+        for own, partly in zip(sums, totals.partly_sums.T, strict=True):
+            np.add(own, np.bincount(partly_owner, weights=partly[row] * partly_share, minlength=count), out=own)
+    columns |= dict(zip(SUMS, sums, strict=True))
+    columns |= {"fb_peak": peak, "windows": totals.windows, "longest_ms": totals.longest_ms}
     return pl.DataFrame(columns).with_columns(pl.col("fb_peak").fill_nan(None))
 
 
-def _peaks(owner: Ints, peaks: Floats, count: int) -> Floats:
-    """The largest of each owner; NaN where none is known."""
-    found = np.full(count, np.nan)
-    if len(owner):
-        order = np.argsort(owner, kind="stable")
-        by = owner[order]
-        first = np.flatnonzero(np.append(True, by[1:] != by[:-1]))
-        # Of sorted values, five times as fast as value by value.
-        found[by[first]] = np.fmax.reduceat(peaks[order], first)
-    return found
+def _shares(totals: Totals, cell: Ints, owner: Ints, share: Floats, count: int) -> tuple[list[Floats], Floats]:
+    """Of ``count`` owners, their shares of each of ``SUMS``, and the largest of their peaks, NaN where none is known.
+
+    ``cell``, ``owner``, ``share``: see ``owner_pairs``.
+    """
+    sums, peak = [np.zeros(count) for _ in SUMS], np.full(count, np.nan)
+    # Sorted by owner, to be added up row by row, which is how they lie in memory; some at a time, within the caches.
+    order = np.argsort(owner, kind="stable")
+    by = owner[order]
+    first = np.flatnonzero(np.append(True, by[1:] != by[:-1])) if len(by) else by
+    for low in range(0, len(first), _OWNERS):
+        begins = first[low : low + _OWNERS]
+        rows = order[begins[0] : first[low + _OWNERS] if low + _OWNERS < len(first) else len(by)]
+        shares, peaks = totals.sums.take(cell[rows], axis=0), totals.fb_peak[cell[rows]]
+        shares *= share[rows, np.newaxis]
+        if len(begins) < len(rows):
+            at = begins - begins[0]
+            shares, peaks = np.add.reduceat(shares, at, axis=0), np.fmax.reduceat(peaks, at)
+        peak[by[begins]] = peaks
+        for own, values in zip(sums, shares.T, strict=True):
+            own[by[begins]] = values
+    return sums, peak
 
 
 def breakdown(

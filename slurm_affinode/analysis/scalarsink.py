@@ -97,14 +97,11 @@ def run(
     advance: Callable[[int], None] | None = None,
 ) -> Totals:
     """Fold every block, in the order of the rows, and add up. ``advance`` is told the rows of each block done."""
-    line, still_open = _timeline(cells), _open(allocations)
     stretches = scalararrays.Stretches(
         pieces.device, pieces.row, pieces.end, pieces.step, pieces.limit, pieces.next_time
     )
-    everyone = [_Worker(cells) for _ in range(workers)]
+    everyone: list[_Worker] = []
     at_rest: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-    for worker in everyone:
-        at_rest.put(worker)
 
     def work(block: Block | RowGroup) -> Ints:
         worker = at_rest.get()
@@ -122,6 +119,12 @@ def run(
             advance(rows)
 
     with ThreadPoolExecutor(workers, thread_name_prefix="join") as pool:
+        # Side by side: they are large, and what takes time is to have their memory made.
+        made = [pool.submit(_Worker, cells) for _ in range(workers)]
+        line, still_open = _timeline(cells), _open(allocations)
+        for worker in made:
+            everyone.append(worker.result())
+            at_rest.put(everyone[-1])
         for block in blocks:
             waiting.append((len(block), pool.submit(work, block)))
             # Bounded, so that memory is that of a few blocks however long the history is.

@@ -203,13 +203,17 @@ def ranges(first: Ints, count: Ints) -> Ints:
 def _owners(allocations: Allocations, key: Ints, span: int, since: int) -> tuple[Ints, Ints]:
     base = allocations.device * span - (since - 1)
     first = np.searchsorted(key, base + allocations.start)
-    count = np.searchsorted(key, base + allocations.end) - first
+    # Most hold one cell: only the others' ends have to be searched.
+    count = np.ones(len(first), np.int64)
+    more = np.flatnonzero(key[first + 1] != base + allocations.end)
+    count[more] = np.searchsorted(key, (base + allocations.end)[more]) - first[more]
     cell = ranges(first, count)
     owner = np.repeat(np.arange(len(allocations), dtype=np.int64), count)
-    order = np.argsort(cell, kind="stable")
+    if np.any(cell[1:] < cell[:-1]):
+        owner = owner[np.argsort(cell, kind="stable")]
     offset = np.zeros(len(key) + 1, np.int64)
     np.cumsum(np.bincount(cell, minlength=len(key)), out=offset[1:])
-    return offset, owner[order]
+    return offset, owner
 
 
 def _owner_starts(allocations: Allocations, offset: Ints, owners: Ints, inside: Flags, since: int) -> tuple[Ints, Ints]:
@@ -218,6 +222,7 @@ def _owner_starts(allocations: Allocations, offset: Ints, owners: Ints, inside: 
     held = np.flatnonzero(np.diff(offset))
     if len(held):
         starts = allocations.start[owners]
-        earliest[held] = np.minimum.reduceat(starts, offset[held])
-        latest[held] = np.maximum.reduceat(starts, offset[held])
+        shared = len(held) < len(owners)
+        earliest[held] = np.minimum.reduceat(starts, offset[held]) if shared else starts
+        latest[held] = np.maximum.reduceat(starts, offset[held]) if shared else starts
     return earliest, latest
