@@ -46,7 +46,15 @@ class Waking:
         """Journals of jobs that run, which could not be closed."""
 
     def freeze_again(self, sleeper: Sleeper) -> str:
-        """One of the last agent's, whose freeze may have been cut short; why it is to wake, empty: it sleeps on."""
+        """One of the last agent's, whose freeze may have been cut short; why it is to wake, empty: it sleeps on.
+
+        One that moves long after it was frozen was let go meanwhile, and may be taking a signal.
+        """
+        pids = [member.pid for member in self._freezer.members(sleeper.init_pid, sleeper.init_started)]
+        frozen_s = self._parts.now() - sleeper.record.phases[Phase.FROZEN.value]
+        if frozen_s > self._freeze_s and self._freezer.moving(pids, sleeper.how, stay=sleeper.stay) is not None:
+            sleeper.signalled = True
+            return "its processes were let go while there was no agent"
         try:
             self._freezer.freeze(sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._freeze_s)
         except FreezeError as error:

@@ -71,6 +71,29 @@ def test_a_request_that_came_while_there_was_no_agent(world, node):
     assert awake(world)
 
 
+def test_one_that_slurm_let_go_while_there_was_no_agent_is_not_frozen_again(world, node):
+    """It may be in the middle of what it does when it is cancelled. One whose freeze was cut short sleeps on."""
+    node.sleep()
+    for process in world.nodes["c1"].processes:
+        process.stopped = False
+    early = Node(world)
+    early.recover()
+    early.round()
+    assert asleep(world)
+    for process in world.nodes["c1"].processes:
+        process.stopped = False
+    world.clock += 60
+    after = Node(world)
+    after.cards.others = 79 * GIB
+    after.recover()
+    after.round()
+    assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+    assert after.view()["asked_why"] == "its processes were let go while there was no agent"
+    after.cards.others = 0
+    after.round()
+    assert awake(world)
+
+
 def test_one_that_was_asked_for_by_hand_is_woken_by_the_next_agent(world, node):
     """It could not be seen otherwise that somebody wants it."""
     node.sleep()
