@@ -54,9 +54,14 @@ class ClusterConfig:
     """What the inputs do not say about themselves."""
 
     name: str | None = None
-    """Cluster of records that do not name one; ``None`` means ``"default"``."""
+    """Cluster of records that do not name one; ``None``: see ``name_or_default``."""
     timezone: str | None = None
     """IANA zone of times without a zone; ``None`` means the local zone of this process (as ``sacct`` itself does)."""
+
+    @property
+    def name_or_default(self) -> str:
+        """What a record that names no cluster is taken to be of."""
+        return self.name or "default"
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class Daemon:
         )  # fmt: skip
         self.admins = Admins(config.agent.admins, self.queue, self.later)
         self.service = Service(
-            node=self.node, cluster=config.cluster.name or "default", registry=self.registry, loop=self.loop,
+            node=self.node, cluster=config.cluster.name_or_default, registry=self.registry, loop=self.loop,
             work=self.work, orchestration=self.orchestration, is_admin=self.admins, ask=self._ask, name_of=name_of_user,
             gpu_indices=indices, stopping=self.stopping, orphans=self._orphans(),
             prolog_s=parse_span_s(config.inplace.prolog_timeout) if config.inplace.wake_at_prolog else 0.0,
@@ -215,7 +215,7 @@ def _promises(config: Config, node: str) -> Promises:
     suspend = config.suspend
     spans = (suspend.lock_timeout, suspend.dump_timeout, suspend.slurm_timeout)
     root = None if suspend.shared_store is None else suspend.shared_store.parent
-    return Promises(root, config.cluster.name or "default", node, lasts_s=sum(map(parse_span_s, spans)))
+    return Promises(root, config.cluster.name_or_default, node, lasts_s=sum(map(parse_span_s, spans)))
 
 
 class Admins:

@@ -65,7 +65,7 @@ def ingest_allocations(
 
     The same input twice changes nothing. Job ids are raw ids (SLURM_JOB_ID), also of array tasks.
     """
-    name = cluster or config.cluster.name or "default"
+    name = cluster or config.cluster.name_or_default
     zone = times.zone_name(timezone or config.cluster.timezone)
     results: list[tuple[str, Allocations, Counts | None]] = []
     with store_unless(dry_run, config) as repository:

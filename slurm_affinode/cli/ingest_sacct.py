@@ -106,7 +106,7 @@ def ingest_sacct(
     if not files and (timezone or delimiter):
         raise click.UsageError("--timezone and --delimiter are about FILE: which file?")
     how = Reading(
-        cluster=cluster or config.cluster.name or "default",
+        cluster=cluster or config.cluster.name_or_default,
         zone=times.zone_name(timezone or config.cluster.timezone) if files else "UTC",
         delimiter=_unescape(delimiter),
         strict=strict,

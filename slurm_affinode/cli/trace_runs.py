@@ -98,7 +98,7 @@ def jobstats(
     """
     settings = config.load(config_path)
     how = Reading(
-        cluster=cluster or settings.cluster.name or "default",
+        cluster=cluster or settings.cluster.name_or_default,
         zone=times.zone_name(timezone or settings.cluster.timezone),
     )
     content = sys.stdin.buffer.read() if str(file) == "-" else file

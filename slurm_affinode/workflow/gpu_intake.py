@@ -44,7 +44,7 @@ def read_options(
     return ReadOptions(
         aliases=aliases.load(config.gpu_history.aliases, config.gpu_history.columns),
         cluster=cluster,
-        default_cluster=config.cluster.name or "default",
+        default_cluster=config.cluster.name_or_default,
         node=node,
         zone=of_times,
         start=parse_when(start, now=now(), zone=of_start) if start is not None else None,

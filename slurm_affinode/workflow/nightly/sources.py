@@ -71,7 +71,7 @@ def _take_in(
 ) -> str:
     started = datetime.now(UTC)
     how = Reading(
-        cluster=config.cluster.name or "default",
+        cluster=config.cluster.name_or_default,
         zone=zone,
         delimiter=delimiter,
         counting=intake.counting_clusters(store),
