@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 
 from slurm_affinode.errors import AffinodeError
 
+_FIRST_YEAR, _LAST_YEAR = 1900, 2999
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SPAN = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
 _SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
@@ -25,7 +26,16 @@ def parse_when(text: str, *, now: datetime, zone: tzinfo = UTC) -> datetime:
 
     A date or time without a zone is in ``zone``. Raises ``AffinodeError``.
     """
-    clean = text.strip()
+    try:
+        moment = _when(text.strip(), now, zone)
+    except OverflowError:
+        moment = None
+    if moment is None or not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
+        raise AffinodeError(f"{text!r} is not a time between {_FIRST_YEAR} and {_LAST_YEAR}")
+    return moment
+
+
+def _when(clean: str, now: datetime, zone: tzinfo) -> datetime:
     word = clean.lower()
     if word == "now":
         return now.astimezone(UTC)
@@ -39,7 +49,7 @@ def parse_when(text: str, *, now: datetime, zone: tzinfo = UTC) -> datetime:
         moment = datetime.fromisoformat(clean)
     except ValueError:
         raise AffinodeError(
-            f"{text!r} is not a time",
+            f"{clean!r} is not a time",
             hint="write for example 7d (seven days ago), now, 2026-11-01 or 2026-11-01T08:00",
         ) from None
     if moment.tzinfo is None:

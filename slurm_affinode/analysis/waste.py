@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import polars as pl
@@ -18,6 +18,8 @@ from slurm_affinode.analysis.quality import Ingest
 from slurm_affinode.analysis.result import GROUPINGS, JOB_COLUMNS, MEASURES, WasteQuery, WasteResult
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS, conform
+
+_DECADE = timedelta(days=3653)
 
 TOP_RUNS = 25
 """Runs that get a timeline."""
@@ -114,7 +116,7 @@ def _join(  # noqa: PLR0917
     mapped = mapping.find(runs, nodes, devices, index.labels, conform(allocation_gpus, ALLOCATION_GPUS))
     allocations = allocating.intervals(runs, mapped)
     part = allocating.taking_part(devices, mapped, allocations, query.clusters)
-    buckets = overtime.Buckets.of(query.since, query.until)
+    buckets = _buckets(query, runs)
     active = np.flatnonzero(part)
     cells = segments.build(
         allocations,
@@ -135,6 +137,15 @@ def _join(  # noqa: PLR0917
     summed = kernel.run_all(index, allocations, cells, query.thresholds, report)
     gpu_runs = allocating.gpu_runs(runs, mapped)
     return _Joined(runs, nodes, index, mapped, gpu_runs, allocations, buckets, cells, summed)
+
+
+def _buckets(query: WasteQuery, runs: pl.DataFrame) -> overtime.Buckets:
+    """Buckets of the interval. Decades are asked for to get everything: theirs reach as far as runs do."""
+    since, until = query.since, query.until
+    if until - since > _DECADE and not runs.is_empty():
+        first, last = runs.select(pl.col("start_ms").min(), pl.col("end_ms").max()).row(0)
+        since, until = (datetime.fromtimestamp(ms / 1000, UTC) for ms in (first, last))
+    return overtime.Buckets.of(since, until)
 
 
 def _jobs(about: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:

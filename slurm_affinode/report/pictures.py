@@ -58,13 +58,13 @@ def over_time(result: WasteResult) -> Markup:
     return charts.stacked_time(words, starts, lengths, series, unit="GPUs", note=note)
 
 
-_WIDER = {"week": "1w", "month": "1mo"}
+_WIDER = {"week": "1w", "month": "1mo", "year": "1y"}
 
 
 def _wider(days: pl.DataFrame) -> tuple[pl.DataFrame, str]:
-    """Buckets of a day put together to weeks (from Monday) or months, in UTC; and which of the two."""
-    weeks = days["bucket"].dt.truncate(_WIDER["week"]).n_unique()
-    name = "week" if weeks <= _MAX_TIME_BARS else "month"
+    """Buckets of a day put together to weeks (from Monday), months or years, in UTC; and which of them."""
+    bars = {name: days["bucket"].dt.truncate(every).n_unique() for name, every in _WIDER.items()}
+    name = next((name for name, count in bars.items() if count <= _MAX_TIME_BARS), "year")
     start = pl.col("bucket").dt.truncate(_WIDER[name])
     wider = days.group_by(start, maintain_order=True).agg(pl.col("^gpu_hours_.*$").sum())
     return wider.with_columns(pl.col("bucket").dt.offset_by(_WIDER[name]).alias("end")), name

@@ -47,6 +47,13 @@ def test_moments(text: str, when: datetime) -> None:
     assert parse_when(text, now=NOW, zone=ZoneInfo("Europe/Oslo")) == when
 
 
+@pytest.mark.parametrize("text", ["0001-01-01", "9999-12-31", "99999999d", "999999999999999999w", "3000-01-02"])
+def test_a_moment_that_no_calendar_of_ours_has_is_refused(text: str) -> None:
+    """Arithmetic with it would end in an overflow later."""
+    with pytest.raises(AffinodeError, match="is not a time between 1900 and 2999"):
+        parse_when(text, now=NOW, zone=ZoneInfo("Europe/Oslo"))
+
+
 def test_what_is_not_a_moment() -> None:
     """The refusal shows what can be written."""
     with pytest.raises(AffinodeError, match="'soon' is not a time") as refused:

@@ -19,6 +19,7 @@ from slurm_affinode.history.schema import SAMPLES
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS, JOBS
 
+YEAR = 365.25 * 24 * HOUR
 Case = tuple[list[dict[str, Any]], pl.DataFrame]
 SUMMED = [
     name
@@ -41,6 +42,14 @@ def test_amounts(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     assert (result.total["cost"], result.total["idle_cost"]) == (pytest.approx(4), pytest.approx(2))
     assert (result.currency, result.prices) == ("EUR", {"NVIDIA A100-SXM4-80GB": 2.0, "NVIDIA B200": None})
     assert [(i.count, i.examples) for i in result.quality.issues if i.code == "no-price"] == [(1, ("NVIDIA B200",))]
+
+
+def test_a_century_has_buckets_where_runs_are(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Who asks for everything does not mean 36,525 days of nothing."""
+    found = jobs({"start": 0, "end": HOUR})
+    result = analysed(samples(every(0, HOUR), util_pct=0), found, since=-50 * YEAR, until=50 * YEAR)
+    assert (result.over_time.height, result.bucket_s) == (60, 60), "minutes of that hour"
+    assert result.over_time["gpu_hours_idle"].sum() == pytest.approx(1)
 
 
 def test_time_that_nobody_held(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:

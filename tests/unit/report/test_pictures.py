@@ -33,6 +33,7 @@ def of_days(result: WasteResult, days: int) -> WasteResult:
         (107, 16, "One bar is a week", "2024-01-22"),
         (731, 105, "One bar is a week", "2024-01-22"),
         (1096, 37, "One bar is a month", "2024-02-01"),
+        (3653, 11, "One bar is a year", "2025-01-01"),
     ],
 )
 def test_bars_over_time_stay_wide_enough_to_be_seen(
