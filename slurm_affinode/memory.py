@@ -8,8 +8,8 @@ from functools import cache
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of ``malloc.h`` in glibc."""
-_ARRAY = 64 << 20
-"""Larger ones are given back at once as before."""
+_ARRAY = 32 << 20
+"""Larger ones are given back at once as before. The most that glibc before 2.35 takes (``HEAP_MAX_SIZE / 2``)."""
 _KEPT = 512 << 20
 
 
@@ -22,5 +22,6 @@ def keep_freed() -> None:
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        for setting, value in ((_M_MMAP_THRESHOLD, _ARRAY), (_M_TRIM_THRESHOLD, _KEPT)):
-            mallopt(setting, value)
+        # Set alone, the second would keep the first from growing with what is freed.
+        if mallopt(_M_MMAP_THRESHOLD, _ARRAY):
+            mallopt(_M_TRIM_THRESHOLD, _KEPT)
