@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -27,6 +30,7 @@ while True:
         time.sleep(0.005)
 """
 _DEADLINE_S = 60.0
+_SIOCGIFFLAGS, _IFF_UP = 0x8913, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ def can() -> str | None:
         return "CRIU and namespaces need root"
     if not Path("/proc/sys/kernel/ns_last_pid").exists():
         return "this kernel is built without CONFIG_CHECKPOINT_RESTORE, which CRIU needs"
+    if not _loopback():
+        return "the loopback interface is down, and CRIU tries a connection when it begins: ip link set lo up"
     steps = "mount --make-rprivate / && mount -t proc proc /proc"
     try:
         probe = subprocess.run(
@@ -75,3 +81,13 @@ def can() -> str | None:
         return f"no namespaces here: {error}"
     said = probe.stderr.decode(errors="replace").strip()
     return None if probe.returncode == 0 else f"no namespaces of its own can be had here: {said}"
+
+
+def _loopback() -> bool:
+    """Whether it is up in this network namespace. Source: netdevice(7)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
+        except OSError:
+            return False
+    return bool(struct.unpack_from("16xH", answer)[0] & _IFF_UP)

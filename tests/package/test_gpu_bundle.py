@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
@@ -25,14 +27,16 @@ def top(tmp_path: Path) -> Path:
     for name in ("tests", "benchmarks"):
         (made / name).mkdir()
         shutil.copytree(REPOSITORY / name / "gpu", made / name / "gpu")
+    (made / "benchmarks" / "__init__.py").touch()
+    (made / "tests" / "gpu" / "__init__.py").touch()
     (made / "pytest.ini").write_text(
         "[pytest]\nmarkers =\n    gpu: of these\npythonpath = tests\naddopts = --import-mode=importlib\n"
     )
     return made
 
 
-def run(top: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHON": sys.executable}
+def run(top: Path, *arguments: str, **env_: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHON": sys.executable, **env_}
     return subprocess.run(
         [str(top / "run"), *arguments], env=env, capture_output=True, text=True, check=False, timeout=120
     )
@@ -58,3 +62,22 @@ def test_what_it_does_not_know_is_refused(top: Path) -> None:
     next((top / "wheels").iterdir()).unlink()
     done = run(top)
     assert (done.returncode, "no Python that this bundle has wheels for" in done.stderr) == (3, True)
+    assert f"found here: Python {sys.version.split()[0]}" in done.stderr
+
+
+def test_packages_of_the_machine_with_the_same_names_do_no_harm(top: Path, tmp_path: Path) -> None:
+    """A package "benchmarks" or "gpu" that somebody has installed, and plug-ins of another pytest."""
+    venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+    (site / "ours.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    for name in ("benchmarks", "gpu"):
+        (site / name).mkdir()
+        (site / name / "__init__.py").write_text("raise ImportError('not this one')\n")
+    (site / "odd-1.dist-info").mkdir()
+    (site / "odd-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
+    (site / "odd-1.dist-info" / "entry_points.txt").write_text("[pytest11]\nodd = benchmarks\n")
+    for part, word in (("tests", " skipped"), ("bench", "not yet measured on hardware")):
+        done = run(top, part, PYTHON=str(python))
+        assert (done.returncode, word in done.stdout) == (0, True), done.stdout + done.stderr
