@@ -184,6 +184,10 @@ def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     if one["asked"] is None:
         by_itself = "on a request" if one["wakes_on_request"] else _wakes(row["option"]["wake"], one["since"])
         pairs.append(("wakes", f"{by_itself}; or: slurm-affinode wake {row['job_id']}"))
+        if one.get("suspended_by_slurm"):
+            pairs.append(
+                ("", f"not before Slurm, which has suspended it, lets it go on: scontrol resume {row['job_id']}")
+            )
     else:
         pairs.append(("is to wake", f"since {_time(one['asked'])}: {one['asked_why']}"))
         pairs.append(("waits", one["waits"] or "no more: its memory is on its way back"))

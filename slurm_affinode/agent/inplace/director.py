@@ -397,4 +397,4 @@ class Director:
             if (starter := self._starters.get(job_id)) is not None:
                 return starter.view()
             one = self._sleepers.get(job_id)
-            return None if one is None else one.view(self._parts.now())
+            return None if one is None else one.view(self._parts.now(), held=self._freezer.held(one.init_pid))

@@ -123,8 +123,8 @@ class Sleeper:
         self.failure, self.retry_epoch = words.one(why), now + pause
         return pause
 
-    def view(self, now: float) -> dict[str, Any]:
-        """What ``status`` shows of it at that time (epoch)."""
+    def view(self, now: float, *, held: bool) -> dict[str, Any]:
+        """What ``status`` shows of it at that time (epoch); ``held``: Slurm has suspended it."""
         return {
             "starting": False,
             "since": self.since_epoch,
@@ -133,6 +133,7 @@ class Sleeper:
             "gpu_bytes": self.gpu_bytes,
             "frozen_by": self.how,
             "wakes_on_request": self.can_be_asked,
+            "suspended_by_slurm": held,
             "asked": self.asked_epoch,
             "asked_why": self.asked_why or None,
             "waking": self.waking,

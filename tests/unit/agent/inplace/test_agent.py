@@ -33,8 +33,8 @@ from slurm_affinode.model.suspension import Mode, Phase, Refusal, SuspendOption
 
 VIEW: dict[str, Any] = {
     "starting": False, "since": 1_760_000_000.0, "asleep_s": 720.0, "why": "idle 15m", "gpu_bytes": 48 << 30,
-    "frozen_by": "signals", "wakes_on_request": True, "asked": None, "asked_why": None, "waking": False, "waits": None,
-    "overdue": False, "failure": None,
+    "frozen_by": "signals", "wakes_on_request": True, "suspended_by_slurm": False, "asked": None, "asked_why": None,
+    "waking": False, "waits": None, "overdue": False, "failure": None,
 }  # fmt: skip
 
 
@@ -268,6 +268,8 @@ def test_status_for_people() -> None:
     assert status_command._line(starting)[-1] == "job 8 makes room"
     unasked = {**row, "in_place": {**VIEW, "wakes_on_request": False}, "gpus": None, "option": {"wake": "hold"}}
     assert "when it is asked to; or: slurm-affinode wake 7" in shown(unasked)
+    stopped = {**row, "in_place": {**VIEW, "suspended_by_slurm": True}}
+    assert "not before Slurm, which has suspended it, lets it go on: scontrol resume 7" in shown(stopped)
 
 
 @pytest.mark.parametrize(

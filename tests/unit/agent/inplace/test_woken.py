@@ -385,6 +385,7 @@ def test_one_that_slurm_suspends_sleeps_on_whoever_asks(world, node):
     node.sleep()
     node.director.signalled(7, signal.SIGTSTP)
     node.freezer.by_slurm = True
+    assert node.view()["suspended_by_slurm"]
     node.connection()
     node.round()
     world.clock += 700
