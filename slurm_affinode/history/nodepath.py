@@ -14,6 +14,7 @@ _NO_HOST = re.compile(
     "new|stdin|tmp|archive|top|disk|vol|volume",
     re.IGNORECASE,
 )
+_HOST_WORDS = ("gpu", "node", "host")
 _DATE = re.compile(
     r"(?<![0-9])\d{4}[-_.]?\d{2}(?:[-_.]?\d{2})?(?:[-_.T]?\d{2}[-_.:]?\d{2}(?:[-_.:]?\d{2})?Z?)?(?![0-9])"
 )
@@ -48,12 +49,19 @@ def _host(part: str) -> str | None:
         words = words[:-1]
     kept = "-".join(words)
     match = _HOST.fullmatch(kept)
-    return kept if match is not None and len(kept) <= 40 and not _NO_HOST.fullmatch(match.group(1)) else None
+    return kept if match is not None and len(kept) <= 40 and not _is_numbered_file(match.group(1)) else None
+
+
+def _is_numbered_file(word: str) -> bool:
+    """Whether a number behind ``word`` counts files rather than hosts: ``smi2``, ``part0001``."""
+    if word.lower() in _HOST_WORDS:
+        return False
+    return _NO_HOST.fullmatch(word) is not None or _TOOL_WORD.fullmatch(word) is not None
 
 
 def _is_tool(words: list[str]) -> bool:
     """Whether the first word is none of a host name; ``gpu`` and ``node`` are in ``gpu-01``."""
     first = words[0].lower()
     return _TOOL_WORD.fullmatch(first) is not None and not (
-        first in ("gpu", "node", "host") and len(words) > 1 and words[1].isdigit()
+        first in _HOST_WORDS and len(words) > 1 and words[1].isdigit()
     )
