@@ -10,10 +10,11 @@ import click
 from slurm_affinode.agent.client import AnswerError
 from slurm_affinode.agent.reach import Reach
 from slurm_affinode.cli.nodeoptions import config_file
-from slurm_affinode.cli.options import json_option, print_json, stages
+from slurm_affinode.cli.options import json_option, print_json, printable, stages
 from slurm_affinode.cli.reaching import reach_of
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.suspension import Mode
 from slurm_affinode.timespec import parse_span_s
 
 POLL_S = 0.5
@@ -61,6 +62,8 @@ def suspend(*, config: Config, job: str, no_wait: bool, timeout: str, as_json: b
         print_json(answer)
     elif no_wait:
         click.echo(f"Job {job} is being suspended; see: slurm-affinode status {job}")
+    elif answer["job"]["state"] == "watched":
+        click.echo(f"Job {job} slept in place, and runs again: {printable(answer['job']['last']['text'])}")
     elif answer["job"]["state"] != "suspended":
         click.echo(f"Job {job} sleeps in place; it wakes on a request, or with: slurm-affinode wake {job}")
     else:
@@ -82,8 +85,11 @@ def _wait(reach: Reach, job: str, began: float, timeout_s: float) -> dict[str, A
             if row["state"] in ("suspended", "asleep", "waking"):
                 return row
             last = row["last"]
-            if row["state"] == "watched" and last is not None and last["at"] >= began - 1 and not last["done"]:
-                raise AnswerError("failed", f"job {job}: {last['text']}", hint=None, exit_code=1)
+            if row["state"] == "watched" and last is not None and last["at"] >= began - 1:
+                if not last["done"]:
+                    raise AnswerError("failed", f"job {job}: {last['text']}", hint=None, exit_code=1)
+                if row["option"]["mode"] == Mode.INPLACE.value:  # somebody asked something of it: it is awake again
+                    return row
         time.sleep(POLL_S)
     raise AffinodeError(
         f"job {job} is not suspended after {timeout_s:g} s; it goes on by itself",

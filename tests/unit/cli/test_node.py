@@ -160,6 +160,14 @@ def test_suspend_waits_until_it_is_done(run: Any, monkeypatch: pytest.MonkeyPatc
     assert [request["verb"] for _, request in reach.asked] == ["suspend", "status", "status", "status"]
 
 
+def test_suspend_of_one_that_was_woken_at_once_does_not_wait(run: Any) -> None:
+    """A server that somebody asks something of: it slept, and is awake again before anybody has looked."""
+    last = {"at": time.time() + 1, "done": True, "text": "awake after 0s in place: a connection waits on port 8000"}
+    row = RUNNING | {"option": RUNNING["option"] | {"mode": "inplace"}, "last": last}
+    done = run(Reach({"begun": True}, {"jobs": [row]}), "suspend", "7", "--timeout", "5s")
+    assert done.output.splitlines()[-1] == f"Job 7 slept in place, and runs again: {last['text']}"
+
+
 def test_suspend_that_fails_says_why(run: Any) -> None:
     """The job runs on."""
     last = {"at": time.time(), "done": False, "text": "not suspended, it runs on: the lock timed out"}
