@@ -53,7 +53,8 @@ def test_pci_addresses_have_one_form(text: str, address: str | None) -> None:
         ("/x/node7/dmon.txt", "node7"), ("/x/node7.example.org/metrics", "node7"), ("gpu01_gpu0.csv", "gpu01"),
         ("a1_b2.csv", None), ("samples.csv", None), ("/data/week45/samples.csv", None), ("2026-11-01.csv", None),
         ("/history_2026-11/part0001.csv", None), ("/x/trace_of_n01/samples.csv", None), ("", None),
-        ("gpu06/smi1.csv", "gpu06"), ("gpu06/nvidia-smi2.log", "gpu06"), ("/logs/dmon3.txt", None), ("host3.csv", "host3"),
+        ("gpu06/smi1.csv", "gpu06"), ("gpu06/nvidia-smi2.log", "gpu06"), ("/logs/dmon3.txt", None),
+        ("host3.csv", "host3"),
     ],
 )  # fmt: skip
 def test_a_node_is_taken_from_a_path_only_where_it_is_plain(path: str, node: str | None) -> None:
