@@ -29,8 +29,6 @@ _AT_ONCE = 256
 """Files that are looked at together: each takes a descriptor."""
 _WRITE, _READ = os.W_OK, os.R_OK
 _HOW = {os.O_RDONLY: _READ, os.O_WRONLY: _WRITE}
-
-
 _Key = tuple[object, ...]
 
 

@@ -24,8 +24,6 @@ Examples:
 Signals: TERM and INT end it in good order; HUP closes the open file of the spool, for an ingest to take in.
 """
 DEFAULT_LISTEN = "0.0.0.0:9402"
-
-
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _DIR = click.Path(path_type=Path, file_okay=False)
 

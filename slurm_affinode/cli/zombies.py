@@ -70,8 +70,6 @@ Examples:
 Without --live that is done where the site's store cannot be read or does not have the job.
 A look says what is, not for how long: that comes from --watch, --prometheus or a stored history that goes on.
 """
-
-
 _COMMANDS = {
     "list": ("slurm_affinode.cli.zombies:list_", "Jobs that hold GPUs idle, orphans, stuck nodes, misfits."),
     "explain": ("slurm_affinode.cli.zombies:explain", "A page of evidence about one job, with its time line."),

@@ -17,8 +17,6 @@ Kind = Callable[[Any], Any]
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _ADDRESS = re.compile(r"[^\s@<>,;\"]+(?:@[^\s@<>,;\"]+)?")
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})")
-
-
 MOST_S = 36525 * 86400.0
 """Longer spans, and infinite ones, are slips: no time could be reckoned with them."""
 

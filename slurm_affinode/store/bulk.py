@@ -14,8 +14,6 @@ from slurm_affinode.store.records import Counts
 SLICE = 20_000
 """Rows that are fetched, merged and written together: bounds the memory of Python's rows."""
 _IN_LIST = 2_000
-
-
 Align = Callable[[pl.DataFrame, pl.DataFrame], tuple[pl.DataFrame, pl.DataFrame]]
 
 

@@ -50,16 +50,6 @@ def fault(cluster: Cluster, kind: str) -> Iterator[None]:
 
 
 @contextmanager
-def held_helper(cluster: Cluster) -> Iterator[None]:
-    """The process that talks to the driver does not answer."""
-    cluster.shell(NODE, "kill -STOP $(pgrep -f [c]heckpoint.cuda_helper)")
-    try:
-        yield
-    finally:
-        cluster.shell(NODE, "for pid in $(pgrep -f [c]heckpoint.cuda_helper); do kill -CONT $pid || true; done")
-
-
-@contextmanager
 def inplace_configured(cluster: Cluster, **keys: object) -> Iterator[None]:
     """An agent on c1 with these keys in ``[inplace]``."""
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())

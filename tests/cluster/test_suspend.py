@@ -196,8 +196,6 @@ child.kill()
 PYTHON
 exit 7
 """
-
-
 DAEMONS = r"""#!/bin/bash
 #SBATCH --partition=gpu --gres=gpu:1
 cat >daemon-$SLURM_JOB_ID.py <<'PYTHON'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,7 +31,6 @@ from slurm_affinode.slurm.schema import ALLOCATION_GPUS, empty
 pytestmark = pytest.mark.skipif(compiled.numba is None, reason="Numba is not installed")
 
 METRICS = COLUMNS[1:]
-DAY = date(2026, 11, 2)
 DAY_MS = 1_793_577_600_000
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 

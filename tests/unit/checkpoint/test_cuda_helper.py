@@ -19,7 +19,6 @@ class Code(Enum):
     """``CUresult``."""
 
     CUDA_SUCCESS = 0
-    CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_NOT_INITIALIZED = 3
     CUDA_ERROR_OPERATING_SYSTEM = 304
 

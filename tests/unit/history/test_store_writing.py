@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import polars as pl
@@ -20,11 +20,6 @@ from slurm_affinode.history.store import SampleStore
 from slurm_affinode.history.writer import Source
 
 EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
-
-
-DAY = date(2026, 11, 1)
-
-
 Samples = Callable[..., pl.DataFrame]
 
 
@@ -192,6 +187,20 @@ def test_a_damaged_manifest_and_damaged_tables_are_one_line_each(store: SampleSt
         path.write_text(text)
         with pytest.raises(AffinodeError, match=what):
             store.days()
+
+
+def test_a_disk_that_is_full_at_the_last_small_table_is_one_line(
+    tmp_path: Path, samples: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Polars says so in words of its own; another fault of it stays what it is."""
+    write = pl.DataFrame.write_parquet
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", lambda self, _, **how: write(self, "/dev/full", **how))
+    store = SampleStore(tmp_path / "history")
+    with pytest.raises(UnreachableError, match=r"history: cannot be written: No space left on device$"):
+        store.ingest(samples([1.0]), source="a")
+    assert store.days() == []
+    with pytest.raises(pl.exceptions.ComputeError), writer.writing(tmp_path):
+        raise pl.exceptions.ComputeError("something else")
 
 
 def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path, samples: Samples) -> None:

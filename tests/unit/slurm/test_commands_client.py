@@ -12,8 +12,6 @@ from slurm_affinode.process import Completed
 from slurm_affinode.slurm import faults
 from slurm_affinode.slurm.commands_client import CommandsClient
 
-DOWN = b'{"jobs": [], "last_update": {"set": true, "infinite": false, "number": 0}}'
-
 
 class Slurm:
     """Remembers what was run; answers by the words of the command."""
