@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from slurm_affinode.history.schema import IDENTITY, METRICS, SAMPLES
 ROWS_AT_ONCE = 1_000_000
 WRITE_LOCK = "write.lock"
 READ_LOCK = "read.lock"
+_REFUSED = re.compile(r"([A-Z][^:]*?) \(os error \d+\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,11 +258,17 @@ def writing(root: Path) -> Iterator[None]:
     """Turn the operating system's refusals into one line."""
     try:
         yield
-    except OSError as error:
-        where = error.filename or root
+    except (OSError, pl.exceptions.ComputeError) as error:
+        # What Polars writes fails with a ComputeError, of which the text alone says that it was the disk.
+        where, why = root, _REFUSED.search(str(error))
+        if isinstance(error, OSError):
+            where, said = error.filename or root, error.strerror or str(error)
+        elif why is not None:
+            said = why[1]
+        else:
+            raise
         raise UnreachableError(
-            f"{where}: cannot be written: {error.strerror or error}",
-            hint=f"check the free space and the permissions of {root}",
+            f"{where}: cannot be written: {said}", hint=f"check the free space and the permissions of {root}"
         ) from error
 
 
