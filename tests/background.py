@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from slurm_affinode.agent.tree import LinuxProcesses
+
 END_S = 60.0
 
 
@@ -24,3 +26,10 @@ def running(argv: Sequence[str], log: Path, cwd: Path | None = None) -> Iterator
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def started_of(pid: int) -> int:
+    """When a process that is there started, in ticks since boot."""
+    member = LinuxProcesses().read(pid)
+    assert member is not None
+    return member.started

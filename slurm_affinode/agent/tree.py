@@ -310,9 +310,3 @@ def parents_first(members: Iterable[Member]) -> list[Member]:
         return count
 
     return sorted(by_pid.values(), key=lambda member: (depth(member), member.started, member.pid))
-
-
-def started_of(pid: int) -> int | None:
-    """When a process started, in ticks since boot; ``None`` where there is none."""
-    member = LinuxProcesses().read(pid)
-    return None if member is None else member.started

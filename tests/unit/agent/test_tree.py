@@ -9,8 +9,9 @@ import subprocess
 import time
 
 import pytest
+from background import started_of
 
-from slurm_affinode.agent.tree import LinuxProcesses, TreeGoneError, started_of
+from slurm_affinode.agent.tree import LinuxProcesses, TreeGoneError
 
 
 def wait_for(what, timeout_s=10.0):

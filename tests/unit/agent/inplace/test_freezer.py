@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from background import started_of
 
 from slurm_affinode.agent.inplace.freezer import SIGNALS, FreezeError, LinuxFreezer, stopped
-from slurm_affinode.agent.tree import LinuxProcesses, Member, TreeGoneError, parents_first, send, started_of
+from slurm_affinode.agent.tree import LinuxProcesses, Member, TreeGoneError, parents_first, send
 
 # PID 1 of its namespace starts a shell that forks all the time, with a child that sleeps.
 FORKING = 'while :; do /bin/true; echo x >>"$0"; done & sleep 1000 & wait'
@@ -47,7 +48,7 @@ class Job:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         self.init = self.children()[0]
-        self.started = started_of(self.init) or 0
+        self.started = started_of(self.init)
 
     def children(self) -> list[int]:
         text = Path(f"/proc/{self.outer.pid}/task/{self.outer.pid}/children").read_text()

@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 from agent_site import Crash
 from agent_world import FakeLink
+from background import started_of
 from inplace_site import GIB, OPEN, QUIET, Inline, Node, asleep, awake, entries
 
 from slurm_affinode.agent.inplace.sharing import Rules
-from slurm_affinode.agent.tree import LinuxProcesses, started_of
+from slurm_affinode.agent.tree import LinuxProcesses
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import Phase
 
@@ -213,7 +214,7 @@ def test_when_a_process_began_is_known() -> None:
     child = subprocess.Popen(("sleep", "10"))
     try:
         now = time.time()
-        assert now - 10 < LinuxProcesses().began(started_of(child.pid) or 0, now) <= now + 0.02
+        assert now - 10 < LinuxProcesses().began(started_of(child.pid), now) <= now + 0.02
     finally:
         child.kill()
         child.wait()
