@@ -239,10 +239,18 @@ def by_whole_node(  # noqa: PLR0917
     places = places.join(_crowded(runs, nodes, taken), on=["run", "node"], how="left", maintain_order="left")
     met = (
         places.join(table.select("at", "node", "first", "last", pl.col("cluster").alias("of")), on="node")
-        .filter(_same_cluster("cluster", "of") & _seen_during())
-        .select("run", "node", "at", pl.lit(0, dtype=pl.Int64).alias("weight"))
+        .filter(_same_cluster("cluster", "of"))
+        .select("run", "node", "at", pl.lit(0, dtype=pl.Int64).alias("weight"), _seen_during().alias("seen"))
     )
     met = _without(met, runs, parents)
+    found = _every_gpu(places, met.filter("seen"))
+    # A GPU whose samples begin behind the run or end before it: it is one of the node's, its time is unknown.
+    watched = met.join(found, on="run", how="anti").filter(pl.col("seen").any().over("run"))
+    return pl.concat([found, _every_gpu(places, watched)]).sort("run", "at")
+
+
+def _every_gpu(places: pl.DataFrame, met: pl.DataFrame) -> pl.DataFrame:
+    """The pairs of ``met`` (``run``, ``node``, ``at``) where they are as many GPUs as the run has."""
     count = met.group_by("run", "node").agg(pl.len().cast(pl.Int64).alias("there"))
     places = places.join(count, on=["run", "node"], how="left").with_columns(
         pl.col("there").fill_null(0), pl.col("crowded").fill_null(value=False)
@@ -252,7 +260,7 @@ def by_whole_node(  # noqa: PLR0917
     everywhere = (pl.col("all") == pl.col("gpus")) & (pl.col("there") > 0).all().over("run") & pl.col("alone")
     on_each = (pl.col("there") * pl.col("on") == pl.col("gpus")) & ~pl.col("crowded")
     good = places.filter(everywhere | on_each).select("run", "node")
-    return met.join(good, on=["run", "node"], how="semi").sort("run", "at").select(*MATCH)
+    return met.join(good, on=["run", "node"], how="semi").select(*MATCH)
 
 
 def _crowded(runs: pl.DataFrame, nodes: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:

@@ -179,6 +179,24 @@ def test_a_run_with_every_gpu_of_several_nodes(analysed: Analysed, node: Rows, j
     assert {name: round(hours, 9) for name, hours in by_node} == {"n1": 2, "n2": 1}
 
 
+def test_a_gpu_of_which_the_history_ends_early_is_still_the_nodes(
+    analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows
+) -> None:
+    """The run had both: the time of the one that is not seen is unknown, that of the other is not."""
+    rows = node({}) + samples(TIMES[:20], node="n1", uuid="GPU-early", index=1, util_pct=50)
+    result = analysed(rows, jobs({"start": HOUR // 2, "end": HOUR, "gpus": 2}))
+    assert how(result) == {1: ("whole-node", 0.5, 0)}
+    assert result.total["gpu_hours_unknown"] == pytest.approx(0.5)
+
+
+def test_a_run_of_which_nothing_is_seen_has_no_known_gpu(
+    analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows
+) -> None:
+    """The node's samples end before it."""
+    rows = samples(TIMES[:20], node="n1", util_pct=50)
+    assert how(analysed(rows, jobs({"start": HOUR // 2, "end": HOUR, "gpus": 1}))) == {1: ("unknown", 0, 0)}
+
+
 def test_nodes_of_a_run_of_which_one_has_no_history(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """The same number on each of two nodes: the GPUs of the one that is seen are known, the others' time is not."""
     result = analysed(node({}, {}), jobs({"start": 0, "end": HOUR, "gpus": 4, "nodes": 2, "node_list": "n[1-2]"}))
