@@ -192,6 +192,7 @@ def stored(run: Programs, ours: Ours, mib: int, directory: Path, rounds: int) ->
         return f"{directory}: {error}"
     finally:
         run.close()
+        ours.cuda.close()  # its helper holds a context on the GPU now; the next call has a new one
     medians = {one: statistics.median(values) for one, values in taken.items()}
     return {"directory": str(directory), "bytes": mib * MIB, "seconds": medians}
 

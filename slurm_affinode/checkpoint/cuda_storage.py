@@ -17,7 +17,7 @@ import contextlib
 import ctypes
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -71,6 +71,8 @@ class Storage:
         self._ring = _ring()
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._ring))
         self._slots = [memoryview(self._ring)[at * BLOCK : (at + 1) * BLOCK] for at in range(SLOTS)]
+        self._kept: set[str] = set()
+        """GPUs of which a primary context is kept."""
 
     def out(self, pid: int, directory: str, held: Mapping[str, int]) -> list[dict[str, Any]]:
         """LOCKED -> CHECKPOINTED: a file for each GPU of ``held`` (UUID -> bytes, at least what is there).
@@ -119,8 +121,18 @@ class Storage:
                 old, path = sources[one.uuid]
                 self._copy_in(one, path, old, rescued or {})
             self._complete(handle)
+            self._keep(sources)
 
     # --- the driver's side
+
+    def _keep(self, uuids: Iterable[str]) -> None:
+        """The contexts, for as long as this process lives: programs that were restored have been seen to fault when the
+        context of the one who restored them was released before they had ended (ai-dynamo/snapshot, with driver 615).
+        """
+        shown = cuda_driver.devices(self._driver)
+        for uuid in set(uuids) - self._kept:
+            self._driver.call("cuDevicePrimaryCtxRetain", self._driver.call("cuDeviceGet", shown.index(uuid)))
+            self._kept.add(uuid)
 
     @contextlib.contextmanager
     def _contexts(self, uuids: list[str]) -> Iterator[None]:
@@ -155,10 +167,18 @@ class Storage:
         found = []
         for number in range(info.count):
             one = info.devices[number]
-            attribute = module.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-            ordinal = int(self._driver.call("cuPointerGetAttribute", attribute, one.devPtr))
+            ordinal = self._ordinal(one.stream or 0, one.devPtr)
             found.append(Mapped(shown[ordinal], ordinal, one.devPtr, one.size, one.stream or 0))
         return info.handle, found
+
+    def _ordinal(self, stream: int, at: int) -> int:
+        """Which GPU: told by the context of the stream; that of the default stream is any, there the address tells."""
+        call = self._driver.call
+        if stream:
+            call("cuCtxSetCurrent", call("cuStreamGetCtx", stream))
+            return int(call("cuCtxGetDevice"))
+        attribute = self._driver.load().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        return int(call("cuPointerGetAttribute", attribute, at))
 
     def _complete(self, handle: int) -> None:
         """By its address: bindings 13.5 look for it as a function of CUDA 13.5, and driver 615 has it in 13.4."""

@@ -62,13 +62,15 @@ def test_memory_goes_to_a_file_and_comes_back(cuda: Cuda, node: Node, tmp_path: 
 
 
 def test_it_comes_back_on_another_gpu(cuda: Cuda, node: Node, tmp_path: Path) -> None:
-    """By pairs."""
+    """By pairs. The helper keeps its context there until it ends."""
     user, written = user_of(node)
     first, second = cuda.devices()
     cuda.lock(user.pid, timeout_ms=5000)
     stored = cuda.checkpoint_to(user.pid, tmp_path, held={first: 73 * MIB})
     cuda.restore_from(user.pid, tmp_path, stored, pairs={first: second, second: first})
     cuda.unlock(user.pid)
+    assert [len(gpu["processes"]) for gpu in node.show()["gpus"]] == [0, 2]
+    cuda.close()
     assert [len(gpu["processes"]) for gpu in node.show()["gpus"]] == [0, 1]
     assert digests(user) == written
 
