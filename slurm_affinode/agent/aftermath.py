@@ -151,21 +151,24 @@ class Aftermath:
         thread.start()
 
     def _note(self, record: Record) -> None:
-        parts, facts = self._parts, record.facts
+        try:
+            self._parts.notes.write(self.note_of(record))
+        except AffinodeError as error:
+            self._parts.log.warning("job %s: %s", record.key.job_id, error)
+
+    def note_of(self, record: Record) -> Note:
+        """What other nodes are told of a job that sleeps."""
+        facts = record.facts
         option = SuspendOption.parse(facts["option"])
-        note = Note(
+        return Note(
             cluster=record.key.cluster, job_id=record.key.job_id, submit=record.key.submit_epoch,
-            restarts=facts["restarts"], seq=facts["seq"], uid=facts["uid"], node=parts.node,
+            restarts=facts["restarts"], seq=facts["seq"], uid=facts["uid"], node=self._parts.node,
             began_ms=round(float(facts["began"]) * 1000),
-            since_epoch=record.phases.get(Phase.QUEUED.value, parts.now()), why=words.one(facts.get("why") or ""),
+            since_epoch=record.phases.get(Phase.QUEUED.value, self._parts.now()), why=words.one(facts.get("why") or ""),
             gpus=facts.get("gpus") or 0, gpu_bytes=facts.get("gpu_bytes") or 0,
             image_bytes=facts.get("image_bytes") or 0, wake=option.wake, user=facts.get("user"),
             trouble=None if facts.get("trouble") is None else words.one(facts["trouble"]),
         )  # fmt: skip
-        try:
-            parts.notes.write(note)
-        except AffinodeError as error:
-            parts.log.warning("job %s: %s", record.key.job_id, error)
 
     def _copy(self, record: Record) -> None:
         parts = self._parts

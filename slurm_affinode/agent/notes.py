@@ -22,6 +22,9 @@ from slurm_affinode.model.suspension import JobKey
 
 _CLAIM = re.compile(r"(?P<job>[A-Za-z0-9_-]+\.\d+)\.\d+")
 
+NO_NOTE = "its note is not beside the shared store: is that mounted, and can it be written?"
+"""Of a job that sleeps."""
+
 
 @dataclass(frozen=True, slots=True)
 class Note:

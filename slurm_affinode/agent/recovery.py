@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from slurm_affinode.agent.aftermath import Aftermath, entry_of
 from slurm_affinode.agent.interface import SuspendedJob
 from slurm_affinode.agent.journal import Record
+from slurm_affinode.agent.notes import NO_NOTE, Note
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.requeue import NotRequeued, Requeuer, Silent
@@ -358,7 +359,7 @@ class JobKeeper:
         shared = _present(parts.shared.images() if parts.shared is not None else [])
         local = _present([image for tier in parts.tiers.node for image in tier.store.images()])
         found = []
-        for note in parts.notes.all():
+        for note in (*parts.notes.all(), *self._without_note()):
             where = "shared" if (note.key.name, note.seq) in shared else "node"
             here = where == "shared" or (note.key.name, note.seq) in local or note.node != parts.node
             if not here and not note.given_up:
@@ -372,6 +373,14 @@ class JobKeeper:
                 )
             )  # fmt: skip
         return found
+
+    def _without_note(self) -> Iterator[Note]:
+        """What this node alone knows of jobs that sleep, while nothing can be written beside the shared store."""
+        parts = self._parts
+        for record in parts.journal.open_records():
+            key = record.key
+            if record.phase is Phase.QUEUED and parts.notes.read(key.cluster, key.job_id) is None:
+                yield replace(self._aftermath.note_of(record), trouble=NO_NOTE)
 
     def room(self) -> str | None:
         """Why the stores take nothing more."""

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from slurm_affinode.agent.interface import Refused
-from slurm_affinode.agent.notes import Note, Plan
+from slurm_affinode.agent.notes import NO_NOTE, Note, Plan
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.checkpoint.interface import CheckpointError
@@ -84,8 +84,6 @@ class JobWaker:
         """See ``interface.Waker``."""
         parts = self._parts
         note = parts.notes.read(key.cluster, key.job_id)
-        if note is None:
-            raise Refused(Refusal("not-suspended", f"job {key.job_id} is not suspended"))
         try:
             job = parts.slurm.job(key.job_id)
         except UnknownJobError:
@@ -94,6 +92,8 @@ class JobWaker:
             raise Refused(Refusal("ended", f"job {key.job_id} is over ({job.state.lower()})"))
         if not job.pending:
             raise Refused(Refusal("running", f"job {key.job_id} is {job.state.lower()}"))
+        if note is None:
+            raise Refused(Refusal("no-note", f"job {key.job_id} cannot be woken now: {NO_NOTE}"))
         parts.log.info("job %s: woken by %s", key.job_id, who)
         note = replace(note, wake=NOW, failure=None)
         parts.notes.write(note)

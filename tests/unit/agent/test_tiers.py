@@ -13,7 +13,8 @@ import pytest
 from agent_site import STEPS, World, make_job
 from agent_world import KEY, Agent
 
-from slurm_affinode.agent.notes import Plan
+from slurm_affinode.agent.interface import Refused
+from slurm_affinode.agent.notes import NO_NOTE, Plan
 from slurm_affinode.agent.orchestration import _report
 from slurm_affinode.agent.prefetch import Prefetcher, load_demand
 from slurm_affinode.agent.shepherds import Hold, Restored
@@ -206,6 +207,28 @@ def test_trouble_is_in_the_status(world: World) -> None:
     assert "copy in the tier memory is damaged" in (agent.asleep() or "")
 
 
+def test_a_job_whose_note_cannot_be_written_is_shown(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shared store has become read-only meanwhile: status says so, and so does who asks that it wakes."""
+    agent = Tiered(world, "c1")
+    waker = JobWaker(agent.parts, Lease(world.root / "shared" / "waker.json", "c1"))
+    with monkeypatch.context() as patch:
+        patch.setattr("slurm_affinode.agent.notes.write_text", read_only)
+        patch.setattr(agent.parts.tiers, "publish", read_only_store)
+        patch.setattr(agent.aftermath, "_asleep", lambda record: not agent.aftermath._stop.set())
+        assert agent.suspend().phase is Phase.QUEUED
+        agent.settle()
+        assert agent.asleep() == NO_NOTE
+        (one,) = agent.keeper.suspended()
+        assert (one.where, one.why, one.gpu_bytes > 0) == ("node", "idle 15m", True)
+        with pytest.raises(Refused, match="cannot be woken now: its note is not beside the shared store"):
+            waker.wake(one.key, "alice")
+    after = Tiered(world, "c1")
+    after.keeper.recover()
+    after.settle()
+    after.keeper.stop()
+    assert (after.where(), after.asleep()) == (["memory", "disk", "shared"], None)
+
+
 def test_an_image_comes_before_its_job(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """When Slurm expects to start a released job on this node within the time, and on no other node."""
     asleep(world)
@@ -235,9 +258,14 @@ def test_an_image_comes_before_its_job(world: World, caplog: pytest.LogCaptureFi
     assert load_demand(world.root / "demand.json").state()["marks"] == {}
 
 
-def read_only(*_: object) -> None:
+def read_only(*_: object, **__: object) -> None:
     """What a file system says that was mounted anew."""
     raise OSError(errno.EROFS, "Read-only file system")
+
+
+def read_only_store(*_: object) -> None:
+    """What a store says then."""
+    raise NoRoom("shared: is read-only")
 
 
 def test_a_read_only_tier_keeps_nothing_else_from_being_tidied(world: World, caplog: pytest.LogCaptureFixture) -> None:
