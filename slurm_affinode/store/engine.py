@@ -54,11 +54,14 @@ def parse_url(text_url: str) -> URL:
     try:
         url = make_url(given)
     except (ArgumentError, ValueError):
+        url = None
+    # With an @ in the password the rest of it would be a part of the host, which messages name.
+    if url is None or "@" in (url.host or ""):
         raise ConfigError(
             "the URL of the store cannot be read",
             hint="write postgresql://USER@HOST/DATABASE, mariadb://USER@HOST/DATABASE or sqlite:////PATH/FILE; "
             "in a password, write @ : / as %40 %3A %2F",
-        ) from None
+        )
     url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
     backend = url.get_backend_name()
     if backend == "sqlite":

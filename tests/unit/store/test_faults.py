@@ -45,6 +45,7 @@ def test_urls_choose_the_driver_and_are_shown_without_password(given, driver, pe
         ("sqlite://", "names no file"),
         ("sqlite:///:memory:", "names no file"),
         ("postgresql://u:s3cret@h:port/d", "cannot be read"),
+        ("postgresql://u:pass@s3cret@h/d", "cannot be read"),
         ("postgresql://u:s3cret@h", "names no database"),
         ("oracle://u:s3cret@h/d", "oracle: not a database that can hold the store"),
         ("://", "cannot be read"),
