@@ -90,7 +90,7 @@ class ControlServer:
 
     @property
     def port(self) -> int | None:
-        """Of the network form."""
+        """The TCP port at which other nodes ask; ``None``: there is no network form."""
         return None if self._tcp is None else self._tcp.getsockname()[1]
 
     def start(self) -> None:

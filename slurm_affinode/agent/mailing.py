@@ -157,7 +157,7 @@ SILENT = Mailer(lambda mail: None)
 
 
 def mailer(config: Config) -> Mailer:
-    """As the configuration says."""
+    """Sends what ``[suspend] mail`` names, each mail by a process of its own; ``SILENT`` where it names nothing."""
     suspend = config.suspend
     if not suspend.mail:
         return SILENT

@@ -54,7 +54,7 @@ class _Placing:
 
     @property
     def manifest(self) -> Manifest:
-        """Of the image."""
+        """What the image says of itself; all copies are alike."""
         return self.copies[0].image.manifest
 
 

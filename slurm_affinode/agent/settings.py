@@ -26,7 +26,7 @@ def idle_rule(agent: AgentConfig, option: SuspendOption) -> IdleRule:
 
 
 def policy(suspend: SuspendConfig) -> Policy:
-    """The site's rules."""
+    """What ``[suspend]`` allows whom, with spans in seconds. Raises ``AffinodeError`` where one is not a span."""
     return Policy(
         min_run_s=parse_span_s(suspend.min_run),
         max_at_once=suspend.max_at_once,

@@ -123,6 +123,6 @@ def signal_name(number: int) -> str:
 
 
 def one(text: str, limit: int = 300) -> str:
-    """One printable line."""
+    """The text as one line of at most ``limit`` printable characters."""
     line = "".join(c if c.isprintable() else " " for c in text)
     return line if len(line) <= limit else line[: limit - 3] + "..."

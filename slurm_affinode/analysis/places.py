@@ -28,7 +28,7 @@ class Rows:
 
     @classmethod
     def of(cls, block: Block, pieces: Pieces) -> Rows:
-        """Those of ``block``."""
+        """The pieces that lie in ``block``, in part or whole, cut to its rows."""
         behind = block.row + len(block)
         here = slice(
             int(np.searchsorted(pieces.end, block.row, side="right")),

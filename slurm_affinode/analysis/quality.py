@@ -29,12 +29,12 @@ class Problem(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why."""
+        """Why it could not be used."""
         ...
 
     @property
     def line(self) -> int | None:
-        """Where."""
+        """Line of the input, from 1; ``None`` where it has no lines."""
         ...
 
 
@@ -58,7 +58,7 @@ class Ingest(Protocol):
 
     @property
     def problems(self) -> Sequence[Problem]:
-        """The first of them."""
+        """Those records, or the first of them where there are many."""
         ...
 
 

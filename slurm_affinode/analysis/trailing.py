@@ -70,7 +70,7 @@ class Trailing:
 
     @classmethod
     def empty(cls, pairs: int) -> Trailing:
-        """Nothing seen yet."""
+        """For so many pairs of a run and a GPU, none of which has a sample yet."""
 
         def never() -> Ints:
             return np.full(pairs, NEVER, np.int64)
@@ -325,5 +325,5 @@ def _xids(frame: pl.DataFrame, rows: Ints, pair: Ints, found: Trailing, which: I
 
 
 def moment(ms: int) -> datetime | None:
-    """A time of ``Trailing``."""
+    """A time of ``Trailing``, epoch milliseconds; ``NEVER`` is ``None``."""
     return None if ms == NEVER else datetime.fromtimestamp(ms / 1000, UTC)

@@ -89,7 +89,7 @@ class DriverFacts:
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> DriverFacts:
-        """From the helper's answer."""
+        """From what the helper says of itself when it is asked first."""
         return cls(said["cuda"], dict(said["functions"]), tuple(said["bound"]), said["bindings"])
 
 

@@ -65,7 +65,7 @@ class Buffer:
 
 
 class _Buffers(threading.local):
-    """One for each thread."""
+    """A buffer for each thread."""
 
     buffer: Buffer | None = None
 
@@ -74,7 +74,7 @@ _buffers = _Buffers()
 
 
 def buffer() -> Buffer:
-    """This thread's."""
+    """The buffer of this thread, made when it is first asked for."""
     if _buffers.buffer is None:
         _buffers.buffer = Buffer()
     return _buffers.buffer

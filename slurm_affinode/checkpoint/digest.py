@@ -75,7 +75,7 @@ def blake3() -> Kind | None:
 
 
 def preferred() -> Kind:
-    """For new images."""
+    """The kind for new images: BLAKE3 where its package is, else SHA-256."""
     return blake3() or SHA256
 
 
@@ -132,7 +132,7 @@ class Reading:
     blocks: Sequence[Future[bytes]]
 
     def lengths(self) -> Iterator[int]:
-        """Of the blocks, bytes."""
+        """Bytes of each block, the last of which may be shorter than ``BLOCK``."""
         return (min(self.size, (number + 1) * BLOCK) - number * BLOCK for number in range(len(self.blocks)))
 
 

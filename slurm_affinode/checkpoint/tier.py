@@ -41,5 +41,5 @@ class Copy:
 
     @property
     def id(self) -> tuple[str, int]:
-        """Of the image."""
+        """Job and sequence number of the image: the same for all its copies."""
         return self.image.job, self.image.manifest.seq

@@ -107,7 +107,7 @@ class ImageWriter:
 
     @property
     def fd(self) -> int:
-        """Of the directory."""
+        """Descriptor of the image's directory."""
         return self._fd
 
     def save(self, name: str, source_fd: int, size: int) -> int:

@@ -190,7 +190,7 @@ class Turnover:
             self._since_s = now_s - (now_s - self._since_s) / 2
 
     def horizon_s(self, capacity: int, now_s: float) -> float:
-        """For ``Demand.rates``."""
+        """Seconds for which a tier of ``capacity`` bytes has to look ahead: ``horizon_s`` of ``Demand.rates``."""
         turn_s = max(0.0, now_s - self._since_s) * min(1.0, capacity / max(1.0, self._taken))
         return min(_LONGEST_S, max(_SHORTEST_S, HORIZON_TURNS * turn_s))
 

@@ -82,7 +82,7 @@ class Signal:
 
     @property
     def verdict(self) -> Verdict:
-        """By itself."""
+        """What this signal says by itself, at this moment."""
         if self.value is None:
             return Verdict.UNKNOWN
         return Verdict.IDLE if self.value <= self.limit else Verdict.BUSY

@@ -27,7 +27,7 @@ def anything(value: Any) -> Any:
 
 
 def span(value: Any) -> float:
-    """A span of time."""
+    """Seconds of a span of time: ``"15m"``, ``"2h30m"``."""
     seconds = span_s(value)
     if seconds is None:
         raise ValueError(f'{value!r} is not a span of time: write for example "15m", "2h30m" or "7d"')
@@ -37,7 +37,7 @@ def span(value: Any) -> float:
 
 
 def span_up_to(most_s: float) -> Kind:
-    """A span of at most ``most_s``."""
+    """Reads a span of at most ``most_s``, in seconds."""
 
     def convert(value: Any) -> float:
         seconds = span(value)
@@ -65,7 +65,7 @@ def texts(value: Any) -> tuple[str, ...]:
 
 
 def texts_of(*known: str) -> Kind:
-    """Texts of a set."""
+    """Reads a list of texts, each of which is one of ``known``."""
 
     def convert(value: Any) -> tuple[str, ...]:
         found = texts(value)

@@ -82,12 +82,12 @@ class Tried:
 
     @property
     def ok(self) -> bool:
-        """As the example says."""
+        """Whether the signature says what the example says that it should."""
         return self.verdict.fits == self.example.fits
 
 
 def try_examples(file: SignatureFile) -> tuple[Tried, ...]:
-    """Judge every example."""
+    """Judge every example of the file by its signature; those of unknown signatures are left out."""
     known = {one.name: one for one in file.signatures}
     return tuple(
         Tried(one, sig.judge(known[one.signature], one.gpu, one.run)) for one in file.examples if one.signature in known

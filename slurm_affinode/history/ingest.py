@@ -195,7 +195,7 @@ class _Run:
         *,
         dry_run: bool = False,
     ) -> IngestSummary:
-        """Everything together."""
+        """What became of all files, those that were ``missing`` first."""
         files = (*missing, *self._outcomes.values())
         first, last = self._span()
         return IngestSummary(

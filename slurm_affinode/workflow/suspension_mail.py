@@ -34,7 +34,7 @@ def send(request: str) -> None:
 
 
 def main() -> int:
-    """Of the process."""
+    """Send the mail that standard input asks for; the exit status."""
     try:
         send(sys.stdin.read())
     except AffinodeError as error:

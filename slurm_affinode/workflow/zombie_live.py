@@ -183,7 +183,7 @@ def see(job: Job, one: Watched, seen: Observed) -> tuple[Seen, tuple[Verdict, ..
 
 
 def job_ref(job: Job) -> JobRef:
-    """A live job, named."""
+    """A job of the live cluster as findings name it."""
     steps = tuple(one.step for one in job.steps or ())
     return JobRef(job.job_id, job.id, job.submit, job.start, job.end if job.ended else None, job.name, job.state,
                   job.time_limit_s, job.restarts, job.batch, steps)  # fmt: skip

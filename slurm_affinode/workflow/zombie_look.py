@@ -247,6 +247,10 @@ def past(  # noqa: PLR0917
     store: SampleStore,
     notes: list[str],
 ) -> tuple[datetime, Past | None]:
+    """What the stored history knows of the GPUs of ``jobs`` and from when on; ``None``, with a note, where it is too old.
+
+    ``mine``: job id -> its GPUs; ``limit``: percent up to which a GPU is idle.
+    """
     since = request.since or now - timedelta(seconds=parse_span_s(config.zombies.look_back))
     covered = store.span()
     if covered is None or (now - covered[1]).total_seconds() > BRIDGE_S:

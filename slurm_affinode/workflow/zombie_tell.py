@@ -31,6 +31,7 @@ def tell(actions: Iterable[Action], tools: Tools, ledger: Ledger) -> list[Outcom
 
 
 def by_reader(actions: Iterable[Action], policy: Policy) -> dict[tuple[str | None, tuple[str, ...]], list[Action]]:
+    """(User, addresses) -> what they are told in one mail; the user is ``None`` for administrators."""
     groups: dict[tuple[str | None, tuple[str, ...]], list[Action]] = {}
     for action in actions:
         user = action.finding.user if action.verb == "warn-user" else None
@@ -143,5 +144,5 @@ def replace_verb(action: Action) -> Action:
 
 
 def warnable(action: Action) -> bool:
-    """Somebody is told."""
+    """Whether the action is a mail to the job's user or to the administrators."""
     return action.verb in ("warn-user", "warn-admin")

@@ -84,5 +84,6 @@ def entry(outcome: Outcome, who: Who, now: datetime) -> AuditEntry:
 
 
 def written(outcome: Outcome, tools: Tools) -> Outcome:
+    """The outcome, once it is in the audit."""
     tools.log.record([entry(outcome, tools.who, tools.now())])
     return outcome

@@ -75,7 +75,7 @@ class Request:
 
     @property
     def wanted(self) -> frozenset[str]:
-        """Kinds to look for."""
+        """Kinds to look for: those asked for, else all that concern GPUs."""
         return frozenset(self.kinds) or frozenset(KINDS) - CPU_KINDS
 
 
@@ -261,7 +261,7 @@ def judge(  # noqa: PLR0917
 
 
 def select(about: Found, found: Iterable[Finding], request: Request) -> Found:
-    """Filter and order findings."""
+    """``about`` with the findings that the request asks for, most GPU-hours first; its counts are of all ``found``."""
     counts: dict[str, int] = {}
     kept: list[Finding] = []
     asked = {"clusters": request.clusters, "partitions": request.partitions, "accounts": request.accounts,

@@ -21,14 +21,14 @@ _AGAIN_S = 15.0
 
 
 class Workers(Protocol):
-    """An executor."""
+    """What is used of a ``concurrent.futures`` executor."""
 
     def submit(self, call: Callable[..., None], /, *arguments: Any) -> Future[None]:
-        """Do it beside."""
+        """Call it in another thread; its result is in the future."""
         ...
 
     def shutdown(self, *, wait: bool, cancel_futures: bool) -> None:
-        """Take no more."""
+        """Take no more calls; ``wait`` for those that run, drop those that do not yet (``cancel_futures``)."""
         ...
 
 

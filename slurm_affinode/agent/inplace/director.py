@@ -112,7 +112,7 @@ class Director:
             self._poke.clear()
 
     def round(self) -> None:
-        """One look at everything."""
+        """Look once at all that sleep, wake or wait to start, and wake or let in who is wanted and has room."""
         now = self._parts.now()
         slowly = not 0 <= now - self._slowly_s < _SLOWLY_S
         if slowly:

@@ -61,7 +61,7 @@ class Sharing:
         self._limit = awake_limit_pct / 100
 
     def cards(self) -> Sequence[Card]:
-        """The GPUs. Raises ``GpuError``."""
+        """The GPUs of the node with their free memory and what jobs in place may hold, bytes. Raises ``GpuError``."""
         return [
             Card(
                 device.uuid,

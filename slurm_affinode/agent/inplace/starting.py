@@ -80,11 +80,11 @@ class Starters:
         return False
 
     def ids(self) -> frozenset[int]:
-        """All of them."""
+        """Jobs whose shepherds asked to start: those that wait and those that were let in."""
         return frozenset(self._all)
 
     def get(self, job_id: int) -> Starter | None:
-        """One that waits."""
+        """The job, while it waits; ``None``: it does not ask, or was let in."""
         found = self._all.get(job_id)
         return None if found is None or found.let_in is not None else found
 

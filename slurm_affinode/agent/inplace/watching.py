@@ -31,16 +31,16 @@ class Own:
 
 
 class Diag(Protocol):
-    """``SockDiag``."""
+    """What is used of ``sockdiag.SockDiag``, which documents it."""
 
     def dump(
         self, wanted: frozenset[int] | None = None, families: Collection[str] = ("tcp", "unix")
     ) -> dict[int, Sock]:
-        """See there."""
+        """See ``SockDiag``."""
         ...
 
     def close(self) -> None:
-        """See there."""
+        """See ``SockDiag``."""
         ...
 
 

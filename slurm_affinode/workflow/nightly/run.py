@@ -202,7 +202,7 @@ class _Night:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def clear(self) -> None:
-        """Retention."""
+        """Delete what is older than the site keeps it: reports, GPU samples, accounting, audit."""
         log = self.log
         with log.part("retention of reports"):
             for record in self.store.reports():
