@@ -247,7 +247,7 @@ def past(  # noqa: PLR0917
     store: SampleStore,
     notes: list[str],
 ) -> tuple[datetime, Past | None]:
-    """What the stored history knows of the GPUs of ``jobs`` and from when on; ``None``, with a note, where it is too old.
+    """What the stored history knows of the GPUs of ``jobs``, since when; ``None``, with a note: it is too old.
 
     ``mine``: job id -> its GPUs; ``limit``: percent up to which a GPU is idle.
     """
