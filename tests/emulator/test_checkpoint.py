@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 from pathlib import Path
@@ -236,17 +237,21 @@ def test_processes_without_cuda_are_told_apart_by_the_restore_thread(node: Node)
         agent.do(f"ok(d.cuCheckpointProcessGetRestoreThreadId({idler.pid}))")
     assert agent.get(f"state({idler.pid})") == "running"
     user.kill()
-    with pytest.raises(DriverError, match="CUDA_ERROR_INVALID_VALUE"):
+    with pytest.raises(DriverError, match="CUDA_ERROR_OPERATING_SYSTEM"):
         agent.do(f"lock({user.pid})")
 
 
-def test_a_stopped_process_has_a_state(node: Node) -> None:
-    """Nothing of it has to run for that."""
+def test_whoever_asks_a_stopped_process_waits(node: Node) -> None:
+    """Also for its state, as with real drivers; its restore thread is known all the same."""
     agent, user = node.agent(), node.user()
     suspend(agent, user.pid)
     os.kill(user.pid, signal.SIGSTOP)
-    assert agent.get(f"state({user.pid})") == "checkpointed"
+    assert agent.get(f"ok(d.cuCheckpointProcessGetRestoreThreadId({user.pid}))") > 0
+    agent.send(f"result = state({user.pid})")
+    assert agent.process.stdout is not None
+    assert not select.select([agent.process.stdout], [], [], 0.3)[0]
     os.kill(user.pid, signal.SIGCONT)
+    assert agent.receive() == "checkpointed"
     resume(agent, user.pid)
 
 
@@ -255,7 +260,7 @@ def test_a_checkpointed_process_can_be_killed(node: Node) -> None:
     agent, user = node.agent(), node.user()
     suspend(agent, user.pid)
     user.kill()
-    with pytest.raises(DriverError, match="CUDA_ERROR_INVALID_VALUE"):
+    with pytest.raises(DriverError, match="CUDA_ERROR_OPERATING_SYSTEM"):
         agent.do(f"restore({user.pid})")
 
 

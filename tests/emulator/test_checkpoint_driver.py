@@ -86,7 +86,7 @@ def test_errors_have_the_drivers_names(cuda: Cuda, node: Node) -> None:
     user.do("alloc(1)")
     for code, action in (
         ("CUDA_ERROR_ILLEGAL_STATE", lambda: cuda.checkpoint(user.pid)),
-        ("CUDA_ERROR_INVALID_VALUE", lambda: cuda.lock(2**22 - 1, timeout_ms=50)),
+        ("CUDA_ERROR_OPERATING_SYSTEM", lambda: cuda.lock(2**22 - 1, timeout_ms=50)),
     ):
         with pytest.raises(CudaError, match=code) as caught:
             action()

@@ -75,6 +75,8 @@ EMU_API int emu_restore_signal(void);
 /* The thread ID, as this process sees it, of the thread that serves requests to `pid`; -1: it has none. */
 EMU_API pid_t emu_restore_thread(pid_t pid);
 EMU_API bool emu_alive(pid_t pid);
+/* Waits while `pid` is stopped or frozen by a tracer; false: it is so still when a request would be given up. */
+EMU_API bool emu_runs(pid_t pid);
 struct emu_order {
     enum emu_op op;
     uint32_t timeout_ms, pair_count;

@@ -73,6 +73,35 @@ bool emu_alive(pid_t pid)
     return pid > 0 && (kill(pid, 0) == 0 || errno == EPERM);
 }
 
+static bool is_stopped(pid_t pid)
+{
+    char path[32], line[512] = "";
+    const char *state;
+    FILE *file;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    file = fopen(path, "re");
+    if (file == NULL)
+        return false;
+    if (fgets(line, sizeof(line), file) == NULL)
+        line[0] = '\0';
+    fclose(file);
+    state = strrchr(line, ')');
+    return state != NULL && state[1] == ' ' && (state[2] == 'T' || state[2] == 't');
+}
+
+bool emu_runs(pid_t pid)
+{
+    uint64_t deadline_ns = emu_now_ns() + TAKE_NS;
+
+    while (is_stopped(pid)) {
+        if (emu_now_ns() > deadline_ns)
+            return false;
+        emu_sleep_until(emu_now_ns() + LOOK_AGAIN_NS / 20);
+    }
+    return true;
+}
+
 static struct emu_request *claim(struct emu_state *state, const struct emu_order *order)
 {
     for (int index = 0; index < EMU_MAX_REQUESTS; index++) {

@@ -39,7 +39,7 @@ static CUresult thread_of(pid_t pid, pid_t *tid)
     *tid = emu_restore_thread(pid);
     if (*tid > 0)
         return CUDA_SUCCESS;
-    return emu_alive(pid) ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_INVALID_VALUE;
+    return emu_alive(pid) ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
 static CUresult send(struct emu_state *state, pid_t pid, const struct emu_order *order)
@@ -53,8 +53,6 @@ static CUresult send(struct emu_state *state, pid_t pid, const struct emu_order 
     switch (emu_post(state, pid, tid, order, &result)) {
     case EMU_POST_OK:
         return (CUresult)result;
-    case EMU_POST_GONE:
-        return CUDA_ERROR_INVALID_VALUE;
     case EMU_POST_DENIED:
         return CUDA_ERROR_NOT_PERMITTED;
     default:
@@ -173,8 +171,8 @@ CUDA_EXPORT(cuCheckpointProcessRestore, int pid, CUcheckpointRestoreArgs *args)
     return rc;
 }
 
-/* A live process that has nothing to do with CUDA is "running": with the real driver too, so whoever wants to know which
- * processes use CUDA asks for the restore thread. */
+/* A live process that has nothing to do with CUDA is "running": with some real drivers too, so whoever wants to know which
+ * processes use CUDA asks for the restore thread. One that has waits for its own answer, which a stopped one cannot give. */
 CUDA_EXPORT(cuCheckpointProcessGetState, int pid, CUprocessState *out)
 {
     struct emu_state *state;
@@ -189,12 +187,13 @@ CUDA_EXPORT(cuCheckpointProcessGetState, int pid, CUprocessState *out)
         *out = (CUprocessState)state->procs[slot].cuda_state;
     emu_unlock(state);
     emu_detach();
-    if (slot >= 0)
-        return CUDA_SUCCESS;
-    if (!emu_alive(pid))
-        return CUDA_ERROR_INVALID_VALUE;
+    if (slot < 0 && !emu_alive(pid))
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    if ((slot >= 0 || emu_restore_thread(pid) > 0) && !emu_runs(pid))
+        return CUDA_ERROR_OPERATING_SYSTEM;
     /* It has the thread but no place on this node: its memory is its own. */
-    *out = emu_restore_thread(pid) > 0 ? CU_PROCESS_STATE_CHECKPOINTED : CU_PROCESS_STATE_RUNNING;
+    if (slot < 0)
+        *out = emu_restore_thread(pid) > 0 ? CU_PROCESS_STATE_CHECKPOINTED : CU_PROCESS_STATE_RUNNING;
     return CUDA_SUCCESS;
 }
 

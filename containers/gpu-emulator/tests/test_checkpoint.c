@@ -289,8 +289,8 @@ static void who_has_no_cuda_is_told_apart(void)
     CHECK(state_of(child) == CU_PROCESS_STATE_RUNNING);
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
-    CHECK(cuCheckpointProcessGetRestoreThreadId(child, &tid) == CUDA_ERROR_INVALID_VALUE);
-    CHECK(lock(child, 10) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuCheckpointProcessGetRestoreThreadId(child, &tid) == CUDA_ERROR_OPERATING_SYSTEM);
+    CHECK(lock(child, 10) == CUDA_ERROR_OPERATING_SYSTEM);
 }
 
 int main(void)
