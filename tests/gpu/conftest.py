@@ -27,6 +27,8 @@ from slurm_affinode.gpu.nvml import NvmlDriver
 _RESULTS = Path(os.environ.get("GPU_RESULTS", "out/gpu/tests.json"))
 _DEADLINES = Deadlines(move=240.0)
 """1 GB/s for the largest of the tests, and short enough that a call that hangs is told of within ten minutes."""
+_HERE = Path(__file__).parent
+_ORDER = ("test_table", "test_lock", "test_idle", "test_inplace", "test_room", "test_criu", "test_torch")
 _found: dict[str, Any] = {}
 _tests: dict[str, dict[str, Any]] = {}
 
@@ -76,6 +78,14 @@ def run(cuda: Cuda, tmp_path: Path) -> Iterator[Programs]:
 def note(record_property: Any) -> Any:
     """Keep a fact in the results: ``note(name, value)``."""
     return record_property
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is quick and tells most comes first, should there be a limit of the time."""
+    ours = [number for number, item in enumerate(items) if item.path.parent == _HERE]
+    sorted_ = sorted((items[number] for number in ours), key=lambda item: _ORDER.index(item.path.stem))
+    for number, item in zip(ours, sorted_, strict=True):
+        items[number] = item
 
 
 @pytest.hookimpl(wrapper=True)
