@@ -11,10 +11,9 @@ from typing import Any
 
 BORNE_OUT = "borne-out"
 OTHER_RECIPE = "other-recipe"
+"""The data gives another number; the published one comes out by a recipe that is named."""
 NOT_BORNE_OUT = "not-borne-out"
 UNKNOWN = "unknown"
-VERDICTS = (BORNE_OUT, OTHER_RECIPE, NOT_BORNE_OUT, UNKNOWN)
-"""``other-recipe``: the data gives another number; the published one comes out by a recipe that is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Claim:
     published: float
     computed: float | None
     verdict: str
-    """One of ``VERDICTS``."""
+    """One of the four words above."""
     note: str | None = None
     other_recipe: str | None = None
     other_computed: float | None = None

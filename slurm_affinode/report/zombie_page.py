@@ -13,24 +13,12 @@ from slurm_affinode.core.spans import span
 from slurm_affinode.model.finding import KINDS, Evidence, Finding
 from slurm_affinode.report import figure
 from slurm_affinode.report import format as fmt
+from slurm_affinode.report.context import Card
 from slurm_affinode.report.render import page as render_page
 from slurm_affinode.report.timeaxis import time_ticks
 
 IDLE_PCT = 5.0
 HEIGHT = 72
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A figure at the top: see ``_macros.html.j2``."""
-
-    label: str
-    value: str
-    unit: str = ""
-    sub: str = ""
-    kind: str = ""
-    unknown: bool = False
-    help: str = ""
 
 
 @dataclass(frozen=True, slots=True)
