@@ -22,6 +22,8 @@ EXAMPLES = 5
 SKEW_S = 5.0
 """Labels that begin this much before their run, or end this much after it, in the median, hint at a wrong clock."""
 LEAST_PAIRS = 3
+UNSEEN_MS = 86_400_000
+"""A run without an end that accounting has not seen for longer may have ended since."""
 
 
 class Problem(Protocol):
@@ -105,6 +107,7 @@ def describe(evidence: Evidence) -> DataQuality:
 
 def _issues(evidence: Evidence) -> Iterable[QualityIssue | None]:
     yield _no_history(evidence)
+    yield _long_unseen(evidence)
     yield _unmapped(evidence)
     yield _partly_mapped(evidence)
     yield _no_samples(evidence)
@@ -140,6 +143,22 @@ def _no_history(evidence: Evidence) -> QualityIssue | None:
         count=len(evidence.about),
         gpu_hours=_hours(evidence.rows, "gpu_hours_allocated"),
     )
+
+
+def _long_unseen(evidence: Evidence) -> QualityIssue | None:
+    """Their hours are guessed, and they are in the way where later runs had the same node."""
+    seen = pl.max_horizontal("start_ms", pl.col("begin_ms") + 1000 * pl.col("elapsed_s"))
+    runs = evidence.about.filter(pl.col("end").is_null()).with_columns((pl.col("end_ms") - seen).alias("unseen_ms"))
+    runs = runs.filter(pl.col("elapsed_s").is_not_null(), pl.col("unseen_ms") > UNSEEN_MS)
+    if runs.is_empty():
+        return None
+    detail = (
+        "They count as running to the end of the interval, or to now, but the last record of each is older. Take "
+        "accounting in again: slurm-affinode ingest sacct. Jobs that Slurm itself has lost: sacctmgr show runawayjobs."
+    )
+    hours = runs.select(pl.col("unseen_ms") * pl.col("gpus").fill_null(0) / MS_PER_HOUR).sum().item()
+    names = _names(runs.sort("unseen_ms", descending=True))
+    return QualityIssue("running-unseen", "Runs last seen running long ago", detail, len(runs), hours, names)
 
 
 def _unmapped(evidence: Evidence) -> QualityIssue | None:

@@ -136,3 +136,17 @@ def test_quality_counts_one_user_s_runs(analysed: Analysed, samples: Rows, jobs:
     found = jobs({"job_id": 1, "start": 0, "end": HOUR}, {"job_id": 2, "start": HOUR, "end": 7200, "user": "bob"})
     quality = analysed(samples(TIMES, util_pct=50), found, users=("bob",)).quality
     assert (quality.job_runs, quality.mapped_runs["whole-node"]) == (1, 1)
+
+
+def test_a_run_that_accounting_has_not_seen_for_long_is_named(analysed: Analysed, jobs: Jobs) -> None:
+    """It counts as running to the end, though only its last record is certain; a day without news is usual."""
+    found = jobs(
+        {"job_id": 1, "start": 0, "end": None, "state": "RUNNING", "elapsed_s": HOUR, "gpus": 2},
+        {"job_id": 2, "start": 0, "end": None, "state": "RUNNING", "elapsed_s": 30 * HOUR, "node_list": "n2"},
+        {"job_id": 3, "start": 0, "end": None, "state": "RUNNING", "elapsed_s": None, "node_list": "n3"},
+        {"job_id": 4, "start": -60 * HOUR, "end": None, "state": "RUNNING", "elapsed_s": HOUR, "node_list": "n4"},
+    )
+    result = analysed([], found, until=50 * HOUR, now=99 * HOUR)
+    found_ = issue(result, "running-unseen")
+    assert (found_.count, found_.gpu_hours) == (2, pytest.approx(2 * 49 + 50))
+    assert found_.examples == ("job 4 of ann on n4", "job 1 of ann on n1")
