@@ -147,9 +147,10 @@ def _no_history(evidence: Evidence) -> QualityIssue | None:
 
 def _long_unseen(evidence: Evidence) -> QualityIssue | None:
     """Their hours are guessed, and they are in the way where later runs had the same node."""
-    seen = pl.max_horizontal("start_ms", pl.col("begin_ms") + 1000 * pl.col("elapsed_s"))
-    runs = evidence.about.filter(pl.col("end").is_null()).with_columns((pl.col("end_ms") - seen).alias("unseen_ms"))
-    runs = runs.filter(pl.col("elapsed_s").is_not_null(), pl.col("unseen_ms") > UNSEEN_MS)
+    seen = pl.col("begin_ms") + 1000 * pl.col("elapsed_s")
+    runs = evidence.about.filter(pl.col("end").is_null(), pl.col("end_ms") - seen > UNSEEN_MS).with_columns(
+        (pl.col("end_ms") - pl.max_horizontal("start_ms", seen)).alias("unseen_ms")
+    )
     if runs.is_empty():
         return None
     detail = (

@@ -150,3 +150,5 @@ def test_a_run_that_accounting_has_not_seen_for_long_is_named(analysed: Analysed
     found_ = issue(result, "running-unseen")
     assert (found_.count, found_.gpu_hours) == (2, pytest.approx(2 * 49 + 50))
     assert found_.examples == ("job 4 of ann on n4", "job 1 of ann on n1")
+    hour = issue(analysed([], found, since=49 * HOUR, until=50 * HOUR, now=99 * HOUR), "running-unseen")
+    assert hour.gpu_hours == pytest.approx(3)
