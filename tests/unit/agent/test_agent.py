@@ -167,20 +167,23 @@ def test_one_in_place_does_not_wait_for_the_image_of_another(node: Node1) -> Non
     """A sleeper may wait for its memory; of those in place one goes at a time, too, and no GPU comes free by it."""
     watched(node, option="window=1,when=always")
     wait_until("a suspension begins", lambda: node.daemon.work.under_way().get(7))
-    with node.daemon.registry._lock:
-        jobs = node.daemon.registry._jobs
-        for job_id in (8, 9):
-            jobs[job_id] = replace(jobs[7], job_id=job_id, option=replace(jobs[7].option, mode=Mode.INPLACE))
-    wait_until("one in place begins", lambda: len(node.daemon.work.under_way()) == 2)
-    assert node.daemon.work.freeing() == 1
-    (waits,) = {7, 8, 9} - set(node.daemon.work.under_way())
+    jobs, lock = node.daemon.registry._jobs, node.daemon.registry._lock
+
+    def beside(job_id: int) -> None:
+        with lock:
+            option = replace(jobs[7].option, mode=Mode.INPLACE)
+            jobs[job_id] = replace(jobs[7], job_id=job_id, option=option)
 
     def code() -> str | None:
-        state = node.daemon.loop.states.get(waits)
+        state = node.daemon.loop.states.get(9)
         return None if state is None or state.decision is None else state.decision.code
 
+    beside(8)
+    wait_until("one in place begins", lambda: node.daemon.work.under_way().get(8))
+    assert node.daemon.work.freeing() == 1
+    beside(9)
     wait_until("the other one in place waits", code, lambda found: found == "node-busy")
-    assert len(node.daemon.work.under_way()) == 2
+    assert node.daemon.work.under_way().keys() == {7, 8}
 
 
 def test_signal_comes_first(node: Node1) -> None:
