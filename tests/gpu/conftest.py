@@ -28,7 +28,16 @@ _RESULTS = Path(os.environ.get("GPU_RESULTS", "out/gpu/tests.json"))
 _DEADLINES = Deadlines(move=240.0)
 """1 GB/s for the largest of the tests, and short enough that a call that hangs is told of within ten minutes."""
 _HERE = Path(__file__).parent
-_ORDER = ("test_table", "test_lock", "test_idle", "test_inplace", "test_room", "test_criu", "test_torch")
+_ORDER = (
+    "test_table",
+    "test_lock",
+    "test_idle",
+    "test_inplace",
+    "test_room",
+    "test_criu",
+    "test_servers",
+    "test_torch",
+)
 _found: dict[str, Any] = {}
 _tests: dict[str, dict[str, Any]] = {}
 

@@ -40,10 +40,12 @@ class Program:
     process: subprocess.Popen[bytes] | None = None
     restored: bool = False
     """It was restored at least once."""
+    mute: bool = False
+    """It takes no commands."""
 
-    def ready(self, deadline_s: float = DEADLINE_S) -> None:
-        """It has begun."""
-        self._await(self.directory / "ready", deadline_s)
+    def ready(self, deadline_s: float = DEADLINE_S) -> Any:
+        """It has begun; what it says of itself."""
+        return self._await(self.directory / "ready", deadline_s)
 
     def send(self, name: str, **arguments: Any) -> int:
         """Ask without waiting."""
@@ -139,6 +141,8 @@ def end(cuda: Cuda, program: Program) -> None:
     """
     if not program.alive:
         return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(program.pid, signal.SIGCONT)  # of one that is stopped the driver cannot tell the state
     state = None
     with contextlib.suppress(CudaError):
         state = cuda.state(program.pid)
@@ -147,7 +151,9 @@ def end(cuda: Cuda, program: Program) -> None:
             cuda.unlock(program.pid)
             state = CudaState.RUNNING
     if state is CudaState.RUNNING:
-        if not program.restored:
+        if program.mute:
+            pass
+        elif not program.restored:
             program.send("end")
             if ended(program, 20.0):
                 return
@@ -174,14 +180,16 @@ def ended(program: Program, deadline_s: float) -> bool:
 
 
 @contextlib.contextmanager
-def looked_after(cuda: Cuda, program: Program) -> Iterator[Program]:
-    """A program that somebody else ends; where the test fails it ends here, as all others do."""
+def looked_after(cuda: Cuda, program: Program, *, always: bool = False) -> Iterator[Program]:
+    """A program that somebody else ends, unless ``always``; where the test fails it ends here, as all others do."""
     try:
         yield program
     except BaseException:
         if program.pid:
             end(cuda, program)
         raise
+    if always:
+        end(cuda, program)
 
 
 @contextlib.contextmanager

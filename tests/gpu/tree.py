@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,11 +46,11 @@ class Space:
 
 
 @contextlib.contextmanager
-def space(work: Path, *command: str) -> Iterator[Space]:
+def space(work: Path, *command: str, env: Mapping[str, str] | None = None) -> Iterator[Space]:
     """A namespace, with a command as the only process below its PID 1, or with none. It ends with the context."""
     token = work / f"init-{time.monotonic_ns()}"
     argv = ["unshare", "--pid", "--mount", "--fork", "--kill-child", sys.executable, "-c", _INIT, str(token), *command]
-    made = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+    made = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=env)
     try:
         deadline = time.monotonic() + _DEADLINE_S
         while not token.exists():
@@ -65,13 +65,22 @@ def space(work: Path, *command: str) -> Iterator[Space]:
 
 
 def can() -> str | None:
-    """Why this cannot be done here; ``None``: it can."""
+    """Why CRIU cannot work here; ``None``: it can."""
     if os.geteuid() != 0:
         return "CRIU and namespaces need root"
     if not Path("/proc/sys/kernel/ns_last_pid").exists():
         return "this kernel is built without CONFIG_CHECKPOINT_RESTORE, which CRIU needs"
     if not _loopback():
         return "the loopback interface is down, and CRIU tries a connection when it begins: ip link set lo up"
+    return namespaces()
+
+
+def namespaces() -> str | None:
+    """Why no PID namespace can be had here; ``None``: it can."""
+    if os.geteuid() != 0:
+        return "namespaces need root"
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        return "this kernel is built without CONFIG_PROC_CHILDREN"
     steps = "mount --make-rprivate / && mount -t proc proc /proc"
     try:
         probe = subprocess.run(

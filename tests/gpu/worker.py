@@ -91,7 +91,7 @@ class Work:
             if self.graph is not None:
                 ok(d.cuGraphLaunch(self.graph, self._stream))
             ok(d.cuStreamSynchronize(self._stream))
-            found.append(self._sample())
+            found.append(self.sample())
         return found
 
     def digest(self) -> str:
@@ -170,7 +170,7 @@ class Work:
             return f"the driver has no CUDA graphs ({error})"
         return None
 
-    def _sample(self) -> int:
+    def sample(self) -> int:
         found, view = 0, (ctypes.c_char * SAMPLE)()
         for piece in self.pieces:
             ok(d.cuMemcpyDtoH(view, piece.at, SAMPLE))

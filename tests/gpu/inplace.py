@@ -1,0 +1,171 @@
+"""The agent's part that lets jobs sleep in place, on this machine and without Slurm, whose word is made of values.
+
+Freezer, sockets, locks, GPU memory, the line of those who want to wake and idle detection are those of the agent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from slurm_affinode.agent.aftermath import Aftermath
+from slurm_affinode.agent.inplace.director import Director
+from slurm_affinode.agent.inplace.freezer import LinuxFreezer
+from slurm_affinode.agent.inplace.sharing import Rules
+from slurm_affinode.agent.inplace.suspender import InPlaceSuspender
+from slurm_affinode.agent.inplace.watching import NodeSockets
+from slurm_affinode.agent.interface import Refused
+from slurm_affinode.agent.journal import Journal
+from slurm_affinode.agent.ledger import Ledger
+from slurm_affinode.agent.notes import Notes
+from slurm_affinode.agent.orchestration import NodeGpus
+from slurm_affinode.agent.parts import Parts, Settings
+from slurm_affinode.agent.peers import Inspector
+from slurm_affinode.agent.registry import Registry, WatchedJob
+from slurm_affinode.agent.tree import LinuxProcesses
+from slurm_affinode.agent.watch import Watch
+from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.facts import collect, memory_facts
+from slurm_affinode.core.idle import IdleDetector, IdleRule, IdleState, still_idle
+from slurm_affinode.gpu.nvml import NvmlDriver
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.model.suspension import Mode, Phase, SuspendOption, Versions
+
+LOOK_S = 0.1
+WINDOW_S = 0.5
+FLOORS = {"memory": 1.0, "engine": 1.0, "sm": 1.0, "tensor": 1.0, "dram": 1.0}
+
+
+class Shepherd:
+    """It listens."""
+
+    open = True
+
+    def send(self, message: object) -> bool:
+        return True
+
+
+class Slurm:
+    """Every job runs, and has run from the beginning."""
+
+    def job(self, job: int | str) -> Job:
+        values: dict[str, Any] = dict.fromkeys(Job.__dataclass_fields__)
+        values |= {
+            "job_id": int(job), "user": "somebody", "uid": os.getuid(), "partitions": ("gpu",), "state": "RUNNING",
+            "held": False, "submit": datetime(2026, 1, 1, tzinfo=UTC), "node_count": 1, "requeue": True, "restarts": 0,
+            "tres_requested": {}, "tres_allocated": {}, "batch": True, "nodes": ("here",), "steps": (),
+        }  # fmt: skip
+        return Job(**values)
+
+    def config(self) -> dict[str, str]:
+        return {}
+
+    def set_comment(self, job: int | str, text: str) -> None: ...
+
+
+@dataclass
+class InPlace:
+    """The jobs of this machine."""
+
+    parts: Parts
+    watch: Watch
+    director: Director
+    suspender: InPlaceSuspender
+    detectors: dict[int, IdleDetector] = field(default_factory=dict)
+    states: dict[int, IdleState] = field(default_factory=dict)
+    moves: list[float] = field(default_factory=list)
+    """Seconds of each suspension that moved memory."""
+    trouble: list[str] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def watched(self, job_id: int, init: int, root: int) -> None:
+        """A job has begun."""
+        began = LinuxProcesses().read(init)
+        job = WatchedJob(
+            job_id=job_id, uid=os.getuid(), gid=os.getgid(), restarts=0,
+            option=SuspendOption(window_s=1, mode=Mode.INPLACE), init_pid=init,
+            init_started=0 if began is None else began.started, root=root, link=Shepherd(), since_epoch=time.time(),
+            slurm=self.parts.slurm.job(job_id), devices=self.watch.devices()[:1],
+        )  # fmt: skip
+        self.detectors[job_id] = IdleDetector(IdleRule(window_s=WINDOW_S, floors_pct=FLOORS))
+        self.parts.registry.put(job)
+
+    def suspend(self, job: WatchedJob, why: str) -> str | None:
+        """Put it to sleep; why it runs on."""
+        detector, began = self.detectors[job.job_id], time.monotonic()
+        try:
+            found = self.suspender.suspend(
+                job, why, look_again=lambda: still_idle(detector.rule, self.watch.sample(job, detector.rule))
+            )
+        except Refused as refused:
+            return str(refused)
+        finally:
+            detector.restart()
+            self.states.pop(job.job_id, None)
+        if found.failure is None:
+            self.moves.append(time.monotonic() - began)
+        return found.failure
+
+    def idle_s(self, job_id: int) -> float | None:
+        """For how long a job has been idle, where its window is full."""
+        state = self.states.get(job_id)
+        return state.progress_s if state is not None and state.reached else None
+
+    def asleep(self, job_id: int) -> bool:
+        """It is, or is about to wake."""
+        return self.director.view(job_id) is not None
+
+    def policy(self) -> None:
+        """As the agent's loop: look at those that are awake, and let the idle ones make room for those who wait."""
+        while not self._stop.wait(LOOK_S):
+            for job in self.parts.registry.jobs():
+                if job.phase is not Phase.RUNNING:
+                    continue
+                try:
+                    detector = self.detectors[job.job_id]
+                    self.states[job.job_id] = state = detector.feed(self.watch.sample(job, detector.rule))
+                    if state.reached and self.director.wanted(job.job_id):
+                        self.suspend(job, "another one waits")
+                except Exception as error:  # the test fails for it, and the others go on
+                    self.trouble.append(f"job {job.job_id}: {type(error).__name__}: {error}")
+
+    def stop(self) -> None:
+        """No more decisions."""
+        self._stop.set()
+
+
+@contextmanager
+def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPlace]:
+    """While the context lasts."""
+    watch, freezer, sockets = Watch(nvml, Inspector()), LinuxFreezer(), NodeSockets(warn=print)
+    gpus = NodeGpus(watch.driver)
+    parts = Parts(
+        node="here", cluster="gpu", slurm=cast(Any, Slurm()), cuda=cuda, imager=cast(Any, None), tiers=cast(Any, None),
+        processes=LinuxProcesses(), gpus=gpus, streams=cast(Any, None), journal=Journal(work / "journal"),
+        ledger=Ledger(work / "ledger", "here"), notes=Notes(None), registry=Registry(), look=collect,
+        memory=memory_facts, versions=lambda: Versions("", "", ""), settings=Settings(lock_s=20.0),
+    )  # fmt: skip
+    director = Director(parts, freezer, sockets, gpus, Rules(poll_s=LOOK_S))
+    suspender = InPlaceSuspender(
+        parts, Aftermath(parts), director, freezer=freezer, sockets=sockets, cards=gpus, freeze_s=10.0
+    )
+    made = InPlace(parts, watch, director, suspender)
+    director.idle_s = made.idle_s
+    director.start()
+    thread = threading.Thread(target=made.policy, name="policy", daemon=True)
+    thread.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+        thread.join(60.0)
+        director.stop()
+        with suppress(OSError):
+            sockets.close()

@@ -1,0 +1,114 @@
+"""A model server: ``python server.py DIRECTORY MIB [torch]``. Its weights are on the GPU; it computes when it is asked.
+
+``POST /predict`` answers with a prediction, which depends on the weights and on nothing else, and with how many it has
+made. The port is in ``DIRECTORY/ready``. With ``torch`` the model is PyTorch's, else it is a kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, Protocol
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import protocol
+
+MIB = 1 << 20
+
+
+class Model(Protocol):
+    """What computes."""
+
+    def predict(self) -> str:
+        """Always the same."""
+        ...
+
+
+class Kernels:
+    """Through the driver's API: the GPU is busy for a moment, and the weights are looked at."""
+
+    def __init__(self, mib: int, seed: int) -> None:
+        from worker import Work
+
+        self.work = Work(0)
+        self.work.setup(mib=mib, seed=seed, graph=False)
+
+    def predict(self) -> str:
+        """From the first and the last bytes of each piece."""
+        self.work.busy(0.05)
+        self.work.wait()
+        return str(self.work.sample())
+
+
+class Layers:
+    """Through PyTorch: a pass through all layers."""
+
+    def __init__(self, mib: int, seed: int) -> None:
+        import torch
+
+        self.torch = torch
+        torch.manual_seed(seed)
+        width = 4096 if mib >= 1024 else 512
+        layers = max(1, mib * MIB // (width * width * 4))
+        self.weights = [torch.randn(width, width, device="cuda").mul_(width**-0.5) for _ in range(layers)]
+        self.x = torch.randn(16, width, device="cuda")
+
+    def predict(self) -> str:
+        """The sum of what comes out, as its exact bits."""
+        with self.torch.inference_mode():
+            x = self.x
+            for one in self.weights:
+                x = self.torch.tanh(x + x @ one)
+            return float(x.sum().item()).hex()
+
+
+class Server(HTTPServer):
+    """One request at a time, as the GPU would anyway; those that come meanwhile wait in the queue of the socket."""
+
+    request_queue_size = 64
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.model, self.answered = model, 0
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: Server
+
+    def do_POST(self) -> None:
+        """A prediction."""
+        prediction = self.server.model.predict()
+        self.server.answered += 1
+        body = json.dumps({"prediction": prediction, "number": self.server.answered}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing is said."""
+
+
+def main() -> None:
+    """Serve until it is killed, or nobody is there to ask."""
+    directory, mib, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    protocol.detach()
+    try:
+        server = Server((Layers if kind == "torch" else Kernels)(mib, seed=os.getpid()))
+    except Exception as error:  # the other side has to be told, whatever it is
+        protocol.write(directory / "ready", {"error": f"{type(error).__name__}: {error}"})
+        raise
+    protocol.write(directory / "ready", {"port": server.server_port})
+    server.timeout = 1.0
+    while directory.is_dir():
+        server.handle_request()
+
+
+if __name__ == "__main__":
+    main()

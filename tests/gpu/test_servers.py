@@ -1,0 +1,157 @@
+"""Model servers that share a GPU by sleeping in place: a request wakes the one that it is for."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu import tree
+from gpu.inplace import InPlace, sleeping_in_place
+from gpu.machine import Machine, torch_env, torch_python
+from gpu.programs import HERE, Program, Programs, looked_after
+from gpu.skips import without
+
+from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.gpu.nvml import NvmlDriver
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
+
+SERVERS, BURSTS = 4, 12
+SHARE = 0.6
+LARGEST_MIB = 8 * 1024
+"""Of one server: each burst may move as much out and in."""
+ANSWER_S = 240.0
+
+
+@dataclass
+class Served:
+    """One of them."""
+
+    job_id: int
+    port: int
+    prediction: str = ""
+
+
+@contextmanager
+def server(run: Programs, work: Path, mib: int, kind: str) -> Iterator[tuple[tree.Space, Program, int]]:
+    """In a namespace of its own, as a job is; with its port."""
+    directory = work / f"server-{time.monotonic_ns()}"
+    directory.mkdir()
+    program = Program(directory, mute=True)
+    python, env = (torch_python(), torch_env()) if kind == "torch" else (sys.executable, dict(os.environ))
+    command = (python, str(HERE / "server.py"), str(directory), str(mib), kind)
+    with tree.space(work, *command, env=env) as space, looked_after(run.cuda, program, always=True):
+        said = program.ready()
+        assert "error" not in said, said
+        _, program.pid = space.root()
+        yield space, program, said["port"]
+
+
+def ask(port: int) -> tuple[dict[str, Any], float]:
+    """The answer, and the seconds that it took."""
+    began = time.monotonic()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+    try:
+        connection.request("POST", "/predict", body=b"")
+        answer = connection.getresponse()
+        assert answer.status == 200
+        return json.loads(answer.read()), time.monotonic() - began
+    finally:
+        connection.close()
+
+
+def asleep(agent: InPlace, job_id: int) -> None:
+    """Put it to sleep, however long it takes to be idle."""
+    deadline = time.monotonic() + 60.0
+    job = agent.parts.registry.get(job_id)
+    assert job is not None
+    while not agent.asleep(job_id):
+        why = agent.suspend(job, "the test says so")
+        assert time.monotonic() < deadline, why
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("kind", ["kernels", "torch"])
+def test_four_servers_take_turns_with_one_gpu(  # noqa: PLR0917 - fixtures
+    machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver, tmp_path: Path, note: Any, kind: str
+) -> None:
+    """Each with 60 % of its memory, asked in bursts: each request answered once, rightly, in bounded time and moves."""
+    if (why := tree.namespaces()) is not None:
+        pytest.skip(why)
+    if kind == "torch":
+        if machine.emulated:
+            pytest.skip("PyTorch computes, and the emulated driver does not")
+        if machine.no_torch is not None:
+            without(machine.no_torch)
+    mib = min(machine.mib if machine.emulated else LARGEST_MIB, int(machine.host_available_mib * 0.6 / SERVERS))
+    with ExitStack() as stack:
+        agent = stack.enter_context(sleeping_in_place(cuda, nvml, tmp_path))
+        served: list[Served] = []
+        for number in range(SERVERS):
+            space, program, port = stack.enter_context(server(run, tmp_path, mib, kind))
+            if number == 0:
+                held = held_mib(nvml, program.pid)
+                if held is None:
+                    pytest.skip("NVML does not tell here what a process holds (a container without the host's PIDs)")
+                leave_room_for_one(run, nvml, held)
+            inner, _ = space.root()
+            agent.watched(number + 1, space.init, inner)
+            served.append(Served(number + 1, port, ask(port)[0]["prediction"]))
+            asleep(agent, number + 1)
+            program.restored = True
+        note("gib", mib / 1024)
+        agent.moves.clear()
+        results = load(served)
+        assert not agent.trouble, agent.trouble
+        for one in served:
+            answers = [answer for asked, answer, _ in results if asked is one]
+            assert {answer["prediction"] for answer in answers} <= {one.prediction}
+            assert sorted(answer["number"] for answer in answers) == list(range(2, 2 + len(answers)))
+        took = sorted(seconds for _, _, seconds in results)
+        swap_s = max(agent.moves, default=1.0) * 2
+        note("requests", len(results))
+        note("moves", len(agent.moves))
+        note("out_s", round(statistics.median(agent.moves), 3) if agent.moves else None)
+        note("latency_s", {"median": round(statistics.median(took), 3), "worst": round(took[-1], 3)})
+        assert 0 < len(agent.moves) <= BURSTS
+        assert took[-1] < SERVERS * (2 * swap_s + 5.0)
+
+
+def load(served: list[Served]) -> list[tuple[Served, dict[str, Any], float]]:
+    """Requests in bursts, each burst for one of them."""
+    chance = random.Random(7)  # noqa: S311 - a load, not a secret
+    asked: list[Any] = []
+    with ThreadPoolExecutor(16) as pool:
+        for _ in range(BURSTS):
+            one = chance.choice(served)
+            asked += [(one, pool.submit(ask, one.port)) for _ in range(chance.randint(1, 3))]
+            time.sleep(chance.expovariate(1))
+        return [(one, *future.result()) for one, future in asked]
+
+
+def held_mib(nvml: NvmlDriver, pid: int) -> float | None:
+    """GPU memory of a process, as NVML tells it."""
+    found = [one.used_mib for one in nvml.processes(nvml.devices()[0]) if one.pid == pid]
+    return found[0] if found else None
+
+
+def leave_room_for_one(run: Programs, nvml: NvmlDriver, held: float) -> None:
+    """What is more on the GPU than that a server has 60 % of the rest is taken by somebody else."""
+    free = nvml.read(nvml.devices()[0]).fb_free_mib or 0.0
+    other = run.start()
+    context = free - (nvml.read(nvml.devices()[0]).fb_free_mib or 0.0)
+    more = int(free + held - context - held / SHARE)
+    if more > 0:
+        other.ask("hold", mib=more)
