@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -13,6 +14,7 @@ from stored_history import files, values
 
 from slurm_affinode.history import writer
 from slurm_affinode.history.identity import device_id, with_device
+from slurm_affinode.history.parts import read_sidecars
 from slurm_affinode.history.schema import METRICS, SAMPLES
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.history.writer import Source
@@ -246,3 +248,16 @@ def test_whatever_is_read_in_whichever_pieces_the_rule_holds(
     assert found == expected
     assert len(whole) == len(expected)
     assert set(METRICS) <= set(whole.columns)
+
+
+def test_tables_of_years_of_days_are_read_some_hundred_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Polars may take more than 512 files that wait at once for a deadlock, and says so on standard error."""
+    path = tmp_path / "one.parquet"
+    pl.DataFrame({"a": [1]}).write_parquet(path)
+    asked: list[int] = []
+    collect = pl.collect_all
+    monkeypatch.setattr(pl, "collect_all", lambda frames: asked.append(len(frames)) or collect(frames))
+    assert len(read_sidecars([path] * 1100)) == sum(asked) == 1100
+    assert max(asked) < 512
