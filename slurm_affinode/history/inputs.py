@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -31,14 +32,20 @@ def expand(paths: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str
     missing: list[tuple[str, str]] = []
     for given in paths:
         path = Path(given)
-        if path.is_dir():
-            inside = sorted(one for one in path.rglob("*") if _wanted(one, path))
-            if not inside:
+        try:
+            directory, file, exists = path.is_dir(), path.is_file(), path.exists()
+        except OSError as error:
+            missing.append((str(given), _refused(error)))
+            continue
+        if directory:
+            inside, refused = _below(path)
+            missing += refused
+            if not inside and not refused:
                 missing.append((str(given), "the directory has no files"))
             found.update(dict.fromkeys(inside))
-        elif path.is_file():
+        elif file:
             found[path] = None
-        elif path.exists():
+        elif exists:
             missing.append((str(given), "is no regular file; pipe it to standard input and give -"))
         elif matches := sorted(glob.glob(str(given), recursive=True)) if glob.has_magic(str(given)) else []:  # noqa: PTH207 - keeps absolute and relative patterns as they are
             inner, _ = expand(matches)
@@ -47,6 +54,20 @@ def expand(paths: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str
             what = "no file matches" if glob.has_magic(str(given)) else "no such file or directory"
             missing.append((str(given), what))
     return list(found), missing
+
+
+def _below(directory: Path) -> tuple[list[Path], list[tuple[str, str]]]:
+    """The files below a directory, and the directories that cannot be read, with the reason."""
+    errors: list[OSError] = []
+    inside = [
+        Path(parent, name) for parent, _, names in os.walk(directory, onerror=errors.append) for name in names
+    ]  # fmt: skip
+    refused = [(str(error.filename), _refused(error)) for error in errors]
+    return sorted(one for one in inside if _wanted(one, directory)), refused
+
+
+def _refused(error: OSError) -> str:
+    return f"cannot be read: {(error.strerror or str(error)).lower()}"
 
 
 def _wanted(path: Path, root: Path) -> bool:

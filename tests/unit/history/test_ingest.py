@@ -148,6 +148,29 @@ def test_paths_are_files_directories_and_globs(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_what_may_not_be_read_is_said_and_does_not_stop_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is too long, a directory without permission, also one among others."""
+    (tmp_path / "in" / "closed").mkdir(parents=True)
+    (tmp_path / "in" / "a.csv").touch()
+    scandir = os.scandir
+
+    def refusing(path: str) -> object:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    long = f"{tmp_path}/{'x' * 300}"
+    found, missing = inputs.expand([long, tmp_path / "in"])
+    assert found == [tmp_path / "in" / "a.csv"]
+    assert missing == [
+        (long, "cannot be read: file name too long"),
+        (str(tmp_path / "in" / "closed"), "cannot be read: permission denied"),
+    ]
+
+
 def test_nothing_to_read_is_said(store: SampleStore, tmp_path: Path) -> None:
     """As a failure of the path."""
     summary = take(store, tmp_path / "none.csv")
