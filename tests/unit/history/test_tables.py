@@ -1,16 +1,12 @@
-"""CSV, nvidia-smi logs, dmon output, Prometheus answers, Parquet."""
+"""CSV and logs of nvidia-smi: columns, times, and what is not as it should be."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from slurm_affinode.errors import ConfigError, InputError
@@ -245,179 +241,6 @@ def test_a_table_that_names_no_node_asks_for_one(read: Reader, tmp_path: Path) -
     with pytest.raises(InputError, match="which node"):
         read(path)
     assert read(path, node="gpu07").rows[0]["node"] == "gpu07"
-
-
-def test_dmon_with_texts_and_its_last_words(read: Reader, tmp_path: Path) -> None:
-    """A name of a GPU has spaces; ``ts`` stamps empty lines too; being stopped is no bad line."""
-    path = tmp_path / "dmon.txt"
-    lines = (
-        "#Entity   DVNAM                    UUID#                                     GPUTL",
-        "ID",
-        f"GPU 0     NVIDIA A100-SXM4-80GB    {UUID}  97",
-        f"GPU 0     NVIDIA A100-SXM4-80GB    {UUID}  N/A",
-        "",
-        "dmon was stopped due to receiving a signal.",
-    )
-    path.write_text("".join(f"2026-11-01T08:00:0{second}+0000 {line}\n" for second, line in enumerate(lines)))
-    result = read(path, node="gpu01", strict=True)
-    assert [row["util_pct"] for row in result.rows] == [97.0, None]
-    assert {(row["uuid"], row["model"], row["index"]) for row in result.rows} == {(UUID, "NVIDIA A100-SXM4-80GB", 0)}
-    assert not result.notes.unknown
-
-
-def test_dmon(read: Reader, recorded: Path) -> None:
-    """Ticks from start and interval, N/A missing, repeated headers, MIG instances as devices."""
-    result = read(recorded / "gpu" / "dmon.txt", node="gpu01", start=EIGHT, interval_s=30)
-    assert result.format == "dmon"
-    assert result.notes.problem_count == 0
-    zero = [row for row in result.rows if row["index"] == 0]
-    assert [(row["util_pct"], row["power_w"], row["xid"]) for row in zero] == [
-        (96.0, 310.25, 0),
-        (95.0, 309.0, 0),
-        (0.0, 62.0, 13),
-    ]
-    assert [row["time"] for row in zero] == [EIGHT + timedelta(seconds=30 * n) for n in range(3)]
-    mig = [row for row in result.rows if row["mig"] == "1"]
-    assert [(row["util_pct"], row["engine_active"], row["fb_used_mib"]) for row in mig] == [
-        (None, pytest.approx(0.7), 20000.0)
-    ] * 3
-
-
-def test_dmon_with_times_in_front(read: Reader, tmp_path: Path) -> None:
-    """As ``ts`` puts them; then no start is needed."""
-    path = tmp_path / "gpu01.txt"
-    path.write_text(
-        "2026-11-01T08:00:00+0000 # Entity  GRACT  TENSO\n2026-11-01T08:00:00+0000       Id\n"
-        "2026-11-01T08:00:01+0000     GPU 0  0.5  0.25\n2026-11-01T08:00:02+0000     GPU 0  0.0  0.0\n"
-    )
-    rows = read(path).rows
-    assert [(row["time"], row["engine_active"], row["tensor_active"]) for row in rows] == [
-        (EIGHT + timedelta(seconds=1), 0.5, 0.25),
-        (EIGHT + timedelta(seconds=2), 0.0, 0.0),
-    ]
-
-
-def test_dmon_goes_on_counting_where_its_columns_change(read: Reader, tmp_path: Path) -> None:
-    """A second run appended to the same file with other fields; bad lines and other entities are passed over."""
-    path = tmp_path / "gpu01.txt"
-    path.write_text(
-        "#Entity   GPUTL\nGPU 0     1\nGPU 0     2\nSwitch 0  7\nGPU 0\nnonsense\nFPGA 1   3\nGPU 0   1 2\n"
-        "#Entity   POWER   GPUTL\nGPU 0     50.0    3\nGPU 0     51"
-    )
-    result = read(path, start=EIGHT, interval_s=10)
-    assert [(row["util_pct"], (row["time"] - EIGHT).seconds) for row in result.rows] == [(1.0, 0), (2.0, 10), (3.0, 20)]
-    assert [problem.line for problem in result.notes.problems] == [5, 6, 7, 8, 11]
-    assert "unfinished" in result.notes.problems[-1].reason
-
-
-def test_an_answer_of_prometheus(read: Reader, recorded: Path) -> None:
-    """The jobstats exporter: bytes, milliwatts, the job id as a value, ``instance`` as the node."""
-    result = read(recorded / "gpu" / "jobstats.json")
-    assert result.format == "prometheus-json"
-    mine = [row for row in result.rows if row["node"] == "della-i12g1"]
-    assert [row["job"] for row in mine] == [None, "34792230", "34792230"]
-    assert [row["power_w"] for row in mine] == [60.5, 250.0, None]
-    assert [row["util_pct"] for row in mine] == [0.0, 50.0, 100.0]
-    assert (mine[0]["cluster"], mine[0]["fb_used_mib"], mine[0]["fb_total_mib"]) == ("della", 1024.0, 40960.0)
-    assert len(result.rows) == 6
-
-
-def test_answers_of_prometheus_one_per_line(read: Reader, tmp_path: Path) -> None:
-    """An instant query has one value per series; a bad series is reported."""
-    good = {
-        "metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL", "UUID": "GPU-1", "Hostname": "n1"},
-        "value": [1793520000, "4"],
-    }
-    series = [good, {**good, "metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL"}}, {**good, "value": [1, "x"]},
-              {**good, "value": 7}, {"metric": {}, "value": [1, "2"]}]  # fmt: skip
-    answer = json.dumps({"status": "success", "data": {"resultType": "vector", "result": series}})
-    path = tmp_path / "a.json"
-    path.write_text(f"{answer}\n{answer}\n")
-    result = read(path)
-    assert [row["util_pct"] for row in result.rows if row["util_pct"] is not None] == [4.0]
-    assert result.notes.problem_count == 6
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ('{"status":"error","error":"bad query"}', "bad query"),
-        ('{"a": 1}', "no answer of the Prometheus API"),
-        ("[1, 2]", "no answer of the Prometheus API"),
-        ('{"status":"success","data":{"resultType":"matr', "cut off"),
-    ],
-)
-def test_json_that_is_none_of_prometheus_is_one_line(read: Reader, tmp_path: Path, text: str, what: str) -> None:
-    """Naming the file."""
-    path = tmp_path / "a.json"
-    path.write_text(text)
-    with pytest.raises(InputError, match=what):
-        read(path)
-
-
-def test_parquet_with_the_columns_of_the_schema(
-    read: Reader, samples: Callable[..., pl.DataFrame], tmp_path: Path
-) -> None:
-    """Everything comes back as it is."""
-    frame = samples([0.0, None, 12.5], power_w=60.25, job="7", index=2, pci="00000000:07:00.0", xid=0)
-    path = tmp_path / "s.parquet"
-    frame.write_parquet(path)
-    result = read(path)
-    assert result.format == "parquet"
-    assert [row["util_pct"] for row in result.rows] == [0.0, None, 12.5]
-    assert pl.DataFrame(result.rows, schema=frame.schema).equals(frame)
-
-
-def test_parquet_with_the_names_of_dcgm_and_other_types(read: Reader, tmp_path: Path) -> None:
-    """Alias names, integers, lists of jobs, naive times in the given zone, several batches."""
-    path = tmp_path / "s.parquet"
-    frame = pl.DataFrame(
-        {"timestamp": [datetime(2026, 11, 1, 9)]  # noqa: DTZ001 - a file without a zone
-, "Hostname": ["n1.x"], "gpu": [3], "DCGM_FI_DEV_GPU_UTIL": [7],
-         "DCGM_FI_DEV_FB_USED_BYTES": [2**30], "hpc_job": [["8", "7"]], "other": [1]}
-    )  # fmt: skip
-    frame.write_parquet(path)
-    (row,) = read(path, zone="Europe/Oslo").rows
-    assert (row["time"], row["node"], row["index"], row["util_pct"]) == (EIGHT, "n1", 3, 7.0)
-    assert (row["fb_used_mib"], row["job"]) == (1024.0, "7,8")
-
-
-@pytest.mark.parametrize("zone", ["+05:30", "-07:00", "Europe/Oslo", "UTC"])
-def test_parquet_with_times_in_any_zone(read: Reader, tmp_path: Path, zone: str) -> None:
-    """pandas writes the zone of ``2026-11-01T09:00:00+01:00`` as ``+01:00``."""
-    path = tmp_path / "s.parquet"
-    time = pa.array([int(EIGHT.timestamp() * 1e6)], pa.timestamp("us", zone))
-    pq.write_table(pa.table({"time": time, "node": ["n"], "uuid": ["GPU-1"], "util": [5]}), path)
-    assert [(row["time"], row["util_pct"]) for row in read(path).rows] == [(EIGHT, 5.0)]
-
-
-def test_parquet_with_two_columns_of_one_name(read: Reader, tmp_path: Path) -> None:
-    """Which of them is meant cannot be known."""
-    path = tmp_path / "s.parquet"
-    columns = [pa.array([1793520000]), pa.array(["n"]), pa.array(["GPU-1"]), pa.array([5]), pa.array([6])]
-    pq.write_table(pa.Table.from_arrays(columns, names=["time", "node", "uuid", "util", "util"]), path)
-    with pytest.raises(InputError, match=r"s\.parquet: has 2 columns called util"):
-        read(path)
-
-
-def test_parquet_with_text_that_is_none(read: Reader, tmp_path: Path) -> None:
-    """Bytes that a damaged file passes off as text are found before something that trusts them falls over them."""
-    path = tmp_path / "s.parquet"
-    node = pa.StringArray.from_buffers(1, pa.array([b"\xff\xfe\xfd"]).buffers()[1], pa.py_buffer(b"\xff\xfe\xfd"))
-    pq.write_table(pa.table({"time": [1793520000], "node": node, "uuid": ["GPU-1"], "util": [5]}), path)
-    with pytest.raises(InputError, match="damaged or no Parquet"):
-        read(path)
-
-
-def test_a_damaged_parquet_file_is_one_line(read: Reader, tmp_path: Path) -> None:
-    """As is one without a metric."""
-    path = tmp_path / "s.parquet"
-    path.write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(InputError, match="damaged or no Parquet"):
-        read(path)
-    pl.DataFrame({"a": [1]}).write_parquet(path)
-    with pytest.raises(InputError, match="no column is a GPU metric"):
-        read(path)
 
 
 def test_a_table_of_aliases_of_a_site(tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""Signals to a job that sleeps in place, told by Slurm or not: they let it go, and none is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+
+import pytest
+from inplace_site import GIB, Later, asleep, awake, failing
+
+from slurm_affinode.agent.interface import Refused
+from slurm_affinode.model.suspension import Phase
+
+
+def test_a_signal_lets_it_go_whether_there_is_room_or_not(world, node):
+    """Its handlers run at once; its memory comes when there is room. One that came just before the freeze counts."""
+    node.sleep()
+    node.cards.others = 79 * GIB
+    node.director.signalled(7, 15)
+    assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+    assert node.phase() is Phase.WAKING
+    node.round()
+    assert node.view()["waits"]
+    node.cards.others = 0
+    node.round()
+    assert awake(world)
+    node.freezer.during = lambda: node.director.signalled(7, 15)
+    node.sleep()
+    node.round()
+    assert awake(world)
+
+
+def test_a_continue_of_which_nobody_told_is_noticed(world, node):
+    """What runs would wait for its GPU, and not be seen."""
+    node.sleep()
+    for process in world.nodes["c1"].processes:
+        process.stopped = False
+    node.round()
+    assert awake(world)
+
+
+def test_a_signal_does_not_wait_for_those_that_are_being_woken(world, node):
+    """Its processes are let go at once, also where its own wake is still to begin."""
+    workers = node.director._workers = Later()
+    node.sleep()
+    node.connection()
+    node.round()
+    assert (len(workers.calls), asleep(world)) == (1, True)
+    node.director.signalled(7, 15)
+    assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+    workers.work()
+    assert awake(world)
+
+
+def test_one_that_takes_a_signal_is_not_frozen_again(world, node):
+    """Where its memory cannot come back its handlers run all the same."""
+    node.sleep()
+    with failing(node):
+        node.director.signalled(7, 15)
+        node.round()
+        assert "the driver failed" in node.view()["failure"]
+        assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+    node.round()
+    assert awake(world)
+
+
+def test_a_signal_that_nobody_told_of_wakes_it(world, node):
+    """Sent by somebody else than Slurm, or while there was no agent; what was stopped before is let be."""
+    script = world.nodes["c1"].processes[0]
+    script.stopped = True
+    node.sleep()
+    node.freezer.waiting = {script.pid: 15}
+    node.round()
+    assert asleep(world)
+    node.freezer.waiting = {world.nodes["c1"].processes[1].pid: 15}
+    node.cards.others = 79 * GIB
+    node.round()
+    assert [p.stopped for p in world.nodes["c1"].processes] == [True, False]
+    assert node.view()["asked_why"] == f"SIGTERM waits for its process {world.nodes['c1'].processes[1].pid}"
+    node.cards.others, node.freezer.waiting = 0, {}
+    node.round()
+    assert node.director.view(7) is None
+
+
+def test_a_signal_wakes_one_that_is_in_line_already(world, node):
+    """There is no room for it, and somebody has asked for it before."""
+    node.sleep()
+    node.cards.others = 79 * GIB
+    node.connection()
+    node.round()
+    assert asleep(world)
+    node.freezer.waiting = {world.nodes["c1"].processes[1].pid: 10}
+    node.round()
+    assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+
+
+def test_one_that_slurm_suspends_sleeps_on_whoever_asks(world, node):
+    """Its signals do not wake it, a request waits, and keeps its place from when Slurm lets it go on."""
+    node.sleep()
+    node.director.signalled(7, signal.SIGTSTP)
+    node.freezer.by_slurm = True
+    assert node.view()["suspended_by_slurm"]
+    node.connection()
+    node.round()
+    world.clock += 700
+    node.round()
+    assert (asleep(world), node.view()["overdue"]) == (True, False)
+    assert node.view()["waits"] == "Slurm has suspended it; it goes on with: scontrol resume 7"
+    node.freezer.by_slurm = False
+    node.cards.others = 79 * GIB
+    node.round()
+    assert (node.view()["waits"], node.view()["overdue"]) == (
+        "it needs 48 GiB on GPU 0, and 960 MiB is left there: others hold the rest",
+        False,
+    )
+    node.cards.others = 0
+    node.round()
+    assert awake(world)
+
+
+def test_one_that_slurm_has_suspended_is_not_put_to_sleep(world, node):
+    """It could not be locked; nobody is told that it makes room."""
+    node.freezer.by_slurm = True
+    with pytest.raises(Refused, match="Slurm has suspended it"):
+        node.sleep()
+
+
+def test_a_signal_just_before_it_falls_asleep_counts(world, node):
+    """Its handlers may run still; somebody who asked as early was answered by then."""
+    node.director.signalled(7, 15)
+    world.clock += 3
+    node.sleep()
+    node.round()
+    assert awake(world)
+
+
+def test_a_signal_while_a_restore_fails_is_not_lost(world, node):
+    """It comes when it is about to be frozen again."""
+    node.sleep()
+    node.connection()
+    sleeper = node.director._sleepers[7]
+    turns: list[str] = []
+
+    class Turn(contextlib.nullcontext[None]):
+        def __enter__(self) -> None:
+            turns.append("")
+            sleeper.signalled = len(turns) > 1
+
+    sleeper.turning = Turn()
+    with failing(node):
+        node.round()
+    assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]

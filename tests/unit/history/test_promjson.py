@@ -1,0 +1,60 @@
+"""Answers of Prometheus in files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_affinode.errors import InputError
+
+Reader = Callable[..., Any]
+UUID = "GPU-5c7e1b3a-0000-4000-8000-000000000000"
+
+
+def test_an_answer_of_prometheus(read: Reader, recorded: Path) -> None:
+    """The jobstats exporter: bytes, milliwatts, the job id as a value, ``instance`` as the node."""
+    result = read(recorded / "gpu" / "jobstats.json")
+    assert result.format == "prometheus-json"
+    mine = [row for row in result.rows if row["node"] == "della-i12g1"]
+    assert [row["job"] for row in mine] == [None, "34792230", "34792230"]
+    assert [row["power_w"] for row in mine] == [60.5, 250.0, None]
+    assert [row["util_pct"] for row in mine] == [0.0, 50.0, 100.0]
+    assert (mine[0]["cluster"], mine[0]["fb_used_mib"], mine[0]["fb_total_mib"]) == ("della", 1024.0, 40960.0)
+    assert len(result.rows) == 6
+
+
+def test_answers_of_prometheus_one_per_line(read: Reader, tmp_path: Path) -> None:
+    """An instant query has one value per series; a bad series is reported."""
+    good = {
+        "metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL", "UUID": "GPU-1", "Hostname": "n1"},
+        "value": [1793520000, "4"],
+    }
+    series = [good, {**good, "metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL"}}, {**good, "value": [1, "x"]},
+              {**good, "value": 7}, {"metric": {}, "value": [1, "2"]}]  # fmt: skip
+    answer = json.dumps({"status": "success", "data": {"resultType": "vector", "result": series}})
+    path = tmp_path / "a.json"
+    path.write_text(f"{answer}\n{answer}\n")
+    result = read(path)
+    assert [row["util_pct"] for row in result.rows if row["util_pct"] is not None] == [4.0]
+    assert result.notes.problem_count == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('{"status":"error","error":"bad query"}', "bad query"),
+        ('{"a": 1}', "no answer of the Prometheus API"),
+        ("[1, 2]", "no answer of the Prometheus API"),
+        ('{"status":"success","data":{"resultType":"matr', "cut off"),
+    ],
+)
+def test_json_that_is_none_of_prometheus_is_one_line(read: Reader, tmp_path: Path, text: str, what: str) -> None:
+    """Naming the file."""
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=what):
+        read(path)
