@@ -174,7 +174,10 @@ class Reach:
         if user is None:
             return [node.name for node in self._gpu_nodes()]
         jobs = [job for job in self._open().jobs() if job.user == user]
-        nodes = {job.batch_host for job in jobs if job.allocated and job.batch_host and job.gpus_allocated}
+        hosts = {job.batch_host: bool(job.gpus_allocated) for job in jobs if job.allocated and job.batch_host}
+        nodes = {host for host, gpus in hosts.items() if gpus}
+        if len(nodes) < len(hosts):  # shards are no GPUs to Slurm: what the node has counts
+            nodes |= hosts.keys() & {node.name for node in self._gpu_nodes()}
         if any(job.pending and (job.comment or "").startswith(SUSPENDED_MARK) for job in jobs):
             # Every agent sees the shared store.
             nodes |= {node.name for node in self._gpu_nodes()[:2]}

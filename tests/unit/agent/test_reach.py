@@ -137,11 +137,13 @@ def test_what_is_no_job_is_not_asked(reach: MakeReach) -> None:
 
 
 def test_everywhere(reach: MakeReach) -> None:
-    """A user's nodes, for root all with GPUs; what went wrong is told by node."""
+    """A user's nodes with GPUs, also where it has shards of them; for root all; what went wrong is told by node."""
     nodes = tuple(replace(NODE, name=name) for name in ("c1", "c2"))
     slurm = Slurm({7: job(), 8: job(8, user="bob", batch_host="c2", nodes=("c2",))}, nodes)
     agents = Agents({"c1": {7}, "c2": {8}}, down=frozenset({"c2"}))
     assert [node for node, _ in reach(agents, slurm).everywhere((), 2001, user="alice")] == ["c1"]
+    shards = Slurm({7: job(gpus_allocated=None), 8: job(8, gpus_allocated=None, batch_host="cpu1")}, nodes)
+    assert [node for node, _ in reach(agents, shards).everywhere((), 2001, user="alice")] == ["c1"]
     found = dict(reach(agents, slurm).everywhere((), 0, user="root"))
     assert isinstance(found["c1"], dict)
     assert "does not answer" in str(found["c2"])
