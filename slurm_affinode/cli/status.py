@@ -91,7 +91,8 @@ def _line(row: Mapping[str, Any]) -> tuple[object, ...]:
         idle, held, after = "", "", one["waits"] or ""
     elif one is not None:
         idle, held = f"asleep {span(one['asleep_s'])}", f"{size(one['gpu_bytes'])} in host memory"
-        after = one["failure"] or one["waits"] or ("wakes on a request" if one["wakes_on_request"] else "")
+        by_itself = "wakes on a request" if one["wakes_on_request"] else _wakes(row["option"]["wake"], one["since"])
+        after = one["failure"] or one["waits"] or by_itself
     else:
         idle = "" if row["idle"] is None else f"{span(row['idle']['progress_s'])} of {span(row['idle']['window_s'])}"
         after = "" if row["next"] is None else row["next"]["text"]

@@ -268,6 +268,7 @@ def test_status_for_people() -> None:
     assert status_command._line(starting)[-1] == "job 8 makes room"
     unasked = {**row, "in_place": {**VIEW, "wakes_on_request": False}, "gpus": None, "option": {"wake": "hold"}}
     assert "when it is asked to; or: slurm-affinode wake 7" in shown(unasked)
+    assert status_command._line(unasked)[-1] == "when it is asked to"
     stopped = {**row, "in_place": {**VIEW, "suspended_by_slurm": True}}
     assert "not before Slurm, which has suspended it, lets it go on: scontrol resume 7" in shown(stopped)
 
