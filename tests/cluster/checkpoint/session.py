@@ -126,7 +126,7 @@ class Session:
         return {"users": len(users), "states": [self.cuda.state(pid) for pid in users]}
 
     def dump(self) -> dict[str, Any]:
-        """To an image, verified; its bytes, how many processes, how long they stood still."""
+        """To an image, verified; its bytes, how many processes, how long they stood still, its number."""
         members = namespace.members(self.init)
         self.see_stopped()
         users = self.users()
@@ -145,7 +145,7 @@ class Session:
                 )
             )  # fmt: skip
         self.store.verify(image)
-        return {"size": done.size, "pids": len(done.pids_ns), "frozen_s": done.frozen_s}
+        return {"size": done.size, "pids": len(done.pids_ns), "frozen_s": done.frozen_s, "seq": image.manifest.seq}
 
     def share(self) -> None:
         """Copy the image to the store that all nodes see; the tree here ends."""
