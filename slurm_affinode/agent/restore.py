@@ -2,6 +2,10 @@
 
     whose is it -> claim -> verify -> GPUs -> output files -> CRIU -> CUDA restore -> unlock -> the script goes on
 
+The pages of the processes, most of a large image, are verified from there on, ahead of CRIU, which reads them too; it
+lets the tree go when their digests are right. Where a copy of the image is found damaged before that, what is there of
+the tree is ended, and the next copy is tried from "GPUs" on.
+
 A restore that fails leaves nothing of the tree and keeps the image; the site has chosen whether the job is then held or
 starts afresh. What may be better later (Slurm silent, memory not free yet) is waited for.
 """
@@ -23,7 +27,7 @@ from slurm_affinode.agent.shepherds import Hold, Reply, Restored, Start
 from slurm_affinode.agent.streams import STREAMS, say
 from slurm_affinode.agent.watch import by_index
 from slurm_affinode.checkpoint.asuser import user_of
-from slurm_affinode.checkpoint.interface import CudaState, ImageDamaged, RestoreFailed
+from slurm_affinode.checkpoint.interface import CudaState, ImageDamaged, RestoreFailed, Sound
 from slurm_affinode.checkpoint.room import shortage
 from slurm_affinode.checkpoint.tier import Copy
 from slurm_affinode.core.suspension import pair_gpus
@@ -144,11 +148,22 @@ class JobRestorer:
             restarts=manifest.restarts, run=placing.job.restarts, init_pid=arrival.init_pid,
             init_started=arrival.init_started, began=manifest.started_epoch, option=str(manifest.option),
         )  # fmt: skip
-        self._clean(arrival)
         # Verified, brought here, waiting for GPU memory, restored: it must not leave its tier meanwhile.
-        with parts.tiers.pinned(placing.copies[0]), contextlib.ExitStack() as stack:
-            copy = parts.tiers.sound(placing.copies)
-            pairs = self._gpu_pairs(placing, manifest)
+        with parts.tiers.pinned(placing.copies[0]):
+            pid, pairs = parts.tiers.sound(
+                placing.copies, lambda copy, sound: self._place_copy(placing, copy, sound, again=again)
+            )
+        self._cuda(arrival, manifest, pairs)
+        return pid
+
+    def _place_copy(
+        self, placing: _Placing, copy: Copy, sound: Sound, *, again: bool
+    ) -> tuple[int, dict[str, str] | None]:
+        """The tree as it was without its GPU memory: PID of its root, and which GPU takes the place of which."""
+        parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
+        self._clean(arrival)
+        pairs = self._gpu_pairs(placing, manifest)
+        with contextlib.ExitStack() as stack:
             top = copy.tier.store.open(copy.image)
             stack.callback(os.close, top)
             criu = copy.tier.store.open_criu(copy.image)
@@ -157,10 +172,14 @@ class JobRestorer:
             user = user_of(arrival.init_pid, arrival.uid, arrival.gid)
             inherit = parts.streams.put_back(manifest.outputs, fds, top, self._notice(placing), user, again=again)
             pid = parts.imager.restore(
-                arrival.init_pid, criu, inherit, root_pid_ns=manifest.root_pid, timeout_s=parts.settings.restore_s
+                arrival.init_pid,
+                criu,
+                inherit,
+                root_pid_ns=manifest.root_pid,
+                timeout_s=parts.settings.restore_s,
+                sound=sound,
             )
-        self._cuda(arrival, manifest, pairs)
-        return pid
+        return pid, pairs
 
     def _clean(self, arrival: Arrival) -> None:
         """What an earlier attempt, cut short, has left in the namespace."""

@@ -27,8 +27,10 @@ from slurm_affinode.checkpoint.interface import (
     DumpFailed,
     DumpNoRoom,
     DumpResult,
+    ImageDamaged,
     InheritFd,
     RestoreFailed,
+    Sound,
     Tree,
 )
 from slurm_affinode.checkpoint.openfiles import OpenFiles
@@ -38,6 +40,8 @@ OLDEST = (4, 1)
 """Older ones fail on newer kernels, or lack ``--tcp-close`` of dumps."""
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/"}
 _CHECK_S = 30.0
+_GRACE_S = 10.0
+"""A tree that is held when the time is over is ended before CRIU is: without CRIU it would run."""
 _GHOST_LIMIT = "64G"
 _VERSION = re.compile(r"^Version: (\d+)\.(\d+)(\S*)", re.MULTILINE)
 _PID_GAP = 64
@@ -136,12 +140,20 @@ class Criu:
         return set(namespace.members(tree.init_pid)) - set(inventory.pids)
 
     def restore(
-        self, init_pid: int, directory_fd: int, inherit: Sequence[InheritFd], *, root_pid_ns: int, timeout_s: float
+        self,
+        init_pid: int,
+        directory_fd: int,
+        inherit: Sequence[InheritFd],
+        *,
+        root_pid_ns: int,
+        timeout_s: float,
+        sound: Sound,
     ) -> int:
-        """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``: nothing is left.
+        """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``, and what ``sound``
+        raises: nothing is left.
 
-        ``directory_fd`` is only read. The tree runs when this returns; its CUDA processes wait in their calls until
-        they are restored and unlocked.
+        ``directory_fd`` is only read; ``timeout_s`` is for ``sound``, too. The tree runs when this returns; its CUDA
+        processes wait in their calls until they are restored and unlocked.
         """
         self.check()
         try:
@@ -155,6 +167,7 @@ class Criu:
         def look() -> None:
             try:
                 _look(init_pid, inventory.pids, [one.fd for one in inherit])
+                sound(deadline - time.monotonic())
             except BaseException:
                 namespace.kill_all(init_pid)
                 raise
@@ -172,27 +185,32 @@ class Criu:
                     *(word for one in inherit for word in ("--inherit-fd", f"fd[{one.fd}]:{one.key}")),
                 ]  # fmt: skip
                 with Gate(work, look) as gate:
-                    done = self._run(
-                        argv, timeout_s=timeout_s, env=_ENVIRONMENT, check=False, group=True,
-                        pass_fds=(directory_fd, work_fd, *(one.fd for one in inherit)),
-                    )  # fmt: skip
-                why = None if done.returncode == 0 else self._why(work_fd, "restore.log", done)
-                gate.check(passed=why is None)
-                self._arrived(init_pid, why, root_pid_ns, log_of(work / "pid"), deadline)
+                    failed = True
+                    try:
+                        done = self._run(
+                            argv, timeout_s=timeout_s + _GRACE_S, env=_ENVIRONMENT, check=False, group=True,
+                            pass_fds=(directory_fd, work_fd, *(one.fd for one in inherit)),
+                        )  # fmt: skip
+                        failed = done.returncode != 0
+                    finally:
+                        if failed:  # nobody holds what is there of the tree, and the look may take its time
+                            namespace.kill_all(init_pid)
+                if failed:
+                    raise _failed_for(self._why(work_fd, "restore.log", done), sound, deadline - time.monotonic())
+                gate.check_asked()
+                self._arrived(init_pid, root_pid_ns, log_of(work / "pid"), deadline)
             except UnreachableError as error:
                 namespace.kill_all(init_pid)
                 raise RestoreFailed(f"the restore was given up: {error}") from None
-            except RestoreFailed:
+            except CheckpointError:
                 namespace.kill_all(init_pid)
                 raise
         _adopt_affinity(init_pid)
         return root_pid_ns
 
     @staticmethod
-    def _arrived(init_pid: int, why: str | None, root_pid_ns: int, said: str, deadline: float) -> None:
+    def _arrived(init_pid: int, root_pid_ns: int, said: str, deadline: float) -> None:
         """The root is there, below PID 1. Other processes, and it too, may end at once when they run again."""
-        if why is not None:
-            raise RestoreFailed(f"CRIU could not restore it: {why}")
         if said.strip() != str(root_pid_ns):
             raise RestoreFailed(f"CRIU restored {said.strip() or 'nothing'} in place of process {root_pid_ns}")
         here = namespace.members(init_pid)
@@ -266,6 +284,17 @@ def _failed(directory_fd: int, why: str) -> DumpFailed:
     if rootdir.is_full(directory_fd) or any(os.strerror(number) in why for number in rootdir.FULL):
         return DumpNoRoom(f"the image store ran full, or read-only, during the dump ({why})")
     return DumpFailed(why)
+
+
+def _failed_for(why: str, sound: Sound, left_s: float) -> CheckpointError:
+    """The error of a restore that CRIU has given up. A damaged image is a reason before all others."""
+    try:
+        sound(left_s)
+    except ImageDamaged as error:
+        return error
+    except CheckpointError:  # not known in time
+        pass
+    return RestoreFailed(f"CRIU could not restore it: {why}")
 
 
 def _look(init_pid: int, pids: Collection[int], given: Collection[int]) -> None:

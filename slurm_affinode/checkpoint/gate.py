@@ -1,8 +1,11 @@
-"""Holds a tree that CRIU restores until it was looked at, without the tree noticing.
+"""Holds a tree that CRIU restores until it was looked at and its image is verified, without the tree noticing.
 
 CRIU runs a script when everything is as it was and its processes are still held (``pre-resume``), and waits for it. The
 script asks here through one pipe and waits at another. To stop the tree by a signal instead would be seen: the SIGCONT
 that ends that is caught by what has a handler for it.
+
+CRIU goes on whatever the script's exit status is (``run_scripts`` in ``cr-restore.c``). So the script ends when it is
+told to and not before: where the agent is gone, it and the tree wait for the next one, which ends them.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from slurm_affinode.checkpoint.interface import RestoreFailed
 _SCRIPT = """#!/bin/sh
 [ "$CRTOOLS_SCRIPT_ACTION" = pre-resume ] || exit 0
 echo >ask
-read -r _ <go
+until read -r _ <go; do sleep 1; done
 """
 _PLACES = ("/var/tmp", "/var/lib")  # noqa: S108 - a directory of our own is made there
 
@@ -53,18 +56,17 @@ class Gate:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """No script can ask any more."""
+        """No script can ask any more. Raises what the look raised: whatever CRIU came to is its consequence."""
         os.close(self._end)
         self._thread.join()
         for fd in (self._ask, self._go, self._over):
             os.close(fd)
-
-    def check(self, *, passed: bool) -> None:
-        """When CRIU has ended. ``passed``: it says that the tree runs. Raises ``RestoreFailed``, and what the look
-        raised."""
         if self._error is not None:
-            raise self._error
-        if passed and not self._asked:
+            raise self._error from None
+
+    def check_asked(self) -> None:
+        """When CRIU has ended and says that the tree runs. Raises ``RestoreFailed``."""
+        if not self._asked:
             raise RestoreFailed("CRIU let the restored tree go without asking")
 
     def _pipe(self, name: str) -> int:

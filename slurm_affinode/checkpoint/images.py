@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.budget import Budget
 from slurm_affinode.checkpoint.copying import How, Stopped, copy_files, shorten
 from slurm_affinode.checkpoint.entries import JOB, Entries
-from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Usage
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Sound, Usage
 from slurm_affinode.checkpoint.verifying import same_contents, same_files
 from slurm_affinode.checkpoint.writer import CRIU, TMP, ImageWriter, Place, begin_directory, locked
 from slurm_affinode.core.suspension import owns
@@ -205,20 +205,27 @@ class DirectoryStore:
 
     def verify(self, image: Image, *, progress: Callable[[int], None] | None = None) -> None:
         """Read all of it: inventory, owners, modes, links, sizes, digests. Raises ``ImageDamaged``."""
+        with self.verifying(image, progress=progress) as sound:
+            sound()
+
+    @contextmanager
+    def verifying(self, image: Image, *, progress: Callable[[int], None] | None = None) -> Iterator[Sound]:
+        """The same, with the pages of its processes still to be read within the context: as ``same_contents``."""
         label = f"{image.job}/{image.entry}"
-        fd = self.open(image)
-        try:
-            with rootdir.directory(fd, CRIU, owner=self._owner) as criu_fd:
+        with ExitStack() as stack:
+            fd = self.open(image)
+            stack.callback(os.close, fd)
+            with _named(label):
+                criu_fd = stack.enter_context(rootdir.directory(fd, CRIU, owner=self._owner))
                 same_files(fd, criu_fd, image.manifest)
-                same_contents(fd, criu_fd, image.manifest, self._owner, progress)
-        except (FileNotFoundError, EOFError):
-            raise ImageDamaged(f"{label}: is not complete") from None
-        except OSError as error:
-            raise ImageDamaged(f"{label}: cannot be read: {error.strerror}") from None
-        except ImageDamaged as error:
-            raise ImageDamaged(f"{label}: {error}") from None
-        finally:
-            os.close(fd)
+                contents = same_contents(fd, criu_fd, image.manifest, self._owner, progress)
+                same = stack.enter_context(contents)
+
+            def sound(timeout_s: float | None = None) -> None:
+                with _named(label):
+                    same(timeout_s)
+
+            yield sound
 
     # --- copying
 
@@ -322,3 +329,16 @@ class DirectoryStore:
             if not dry_run:
                 self._entries.tidy(name)
         return removed
+
+
+@contextmanager
+def _named(label: str) -> Iterator[None]:
+    """What is wrong with an image, said with its name."""
+    try:
+        yield
+    except (FileNotFoundError, EOFError):
+        raise ImageDamaged(f"{label}: is not complete") from None
+    except OSError as error:
+        raise ImageDamaged(f"{label}: cannot be read: {error.strerror}") from None
+    except CheckpointError as error:
+        raise type(error)(f"{label}: {error}", hint=error.hint) from None

@@ -201,6 +201,17 @@ class DumpResult:
     version: str
 
 
+class Sound(Protocol):
+    """Waits until all of an image is verified that is still being read."""
+
+    def __call__(self, timeout_s: float | None = None) -> None:
+        """For so many seconds; ``None``: as long as it takes. May be called again.
+
+        Raises ``ImageDamaged``, and ``CheckpointError`` where the time is over.
+        """
+        ...
+
+
 class Imager(Protocol):
     """Dumps and restores trees of processes that hold no GPU."""
 
@@ -216,9 +227,19 @@ class Imager(Protocol):
         ...
 
     def restore(
-        self, init_pid: int, directory_fd: int, inherit: Sequence[InheritFd], *, root_pid_ns: int, timeout_s: float
+        self,
+        init_pid: int,
+        directory_fd: int,
+        inherit: Sequence[InheritFd],
+        *,
+        root_pid_ns: int,
+        timeout_s: float,
+        sound: Sound,
     ) -> int:
-        """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``."""
+        """Put the tree below PID 1 of the namespace; its root's PID there. The tree runs when ``sound`` has returned.
+
+        Raises ``RestoreFailed``, and what ``sound`` raises: nothing of the tree is left.
+        """
         ...
 
 

@@ -65,7 +65,7 @@ def kill_all(
     """End every process of the namespace but its PID 1, which reaps them; whether all are gone."""
     deadline = clock() + wait_s
     while left := members(init_pid, proc=proc):
-        for pid in left.values():
+        for _, pid in sorted(left.items()):  # those of a tree before CRIU, which may hold them
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if clock() > deadline:

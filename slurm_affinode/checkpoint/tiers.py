@@ -10,19 +10,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
+from typing import TypeVar
 
 from slurm_affinode.checkpoint.blockio import Limiter
-from slurm_affinode.checkpoint.copying import How, Progress
+from slurm_affinode.checkpoint.copying import How
 from slurm_affinode.checkpoint.demand import SharedDemand
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Sound
 from slurm_affinode.checkpoint.pulls import Pulls
 from slurm_affinode.checkpoint.retention import Retention
 from slurm_affinode.checkpoint.tier import Copy, Tier
 from slurm_affinode.checkpoint.writer import ImageWriter
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 
+T = TypeVar("T")
 Fill = Callable[[ImageWriter], Image]
 """Writes an image and commits it."""
 LOG = logging.getLogger("slurm_affinode.agent")
@@ -192,37 +194,51 @@ class Tiers:
             with suppress(CheckpointError, OSError):
                 yield Copy(tier.store.get(name, seq), tier)
 
-    def sound(self, copies: Sequence[Copy], *, progress: Progress | None = None) -> Copy:
-        """The first of some copies of one image that is verified: on this node, or brought here.
+    def sound(self, copies: Sequence[Copy], use: Callable[[Copy, Sound], T]) -> T:
+        """Have ``use`` do something with the first of some copies of one image that is sound: on this node, or brought
+        here. What it gives is given back, what it raises is raised.
 
-        A damaged one is put aside and told, and the next is taken. Raises ``ImageDamaged`` where none is sound.
+        Of its copy the pages may still be verified meanwhile (``DirectoryStore.verifying``): ``use`` does nothing that
+        cannot be undone before its second argument has returned. A damaged copy, also one that is found to be while it
+        is used, is put aside and told, and the next is taken. Raises ``ImageDamaged`` where none is sound.
         """
         damage: list[str] = []
         bad: set[str] = set()
         for number, copy in enumerate(copies):
-            where = f"its copy in the tier {copy.tier.name}"
-            try:
-                # Through host memory it is read once; through a disk that would be slower than from where it is.
-                packed = copy.tier.shared and copy.tier.store.packed(copy.image)
-                if copy.tier.shared:
-                    # A bad copy that could not be put aside would be taken for the one that was brought.
-                    brought = self.pull(copy, expected_s=0.0, durable=packed, without=bad)
-                    if brought is not None:
-                        return brought
-                if packed:
-                    raise NoRoom("it is compressed, and no tier of this node has room for it")
-                copy.tier.store.verify(copy.image, progress=progress)
-            except (CheckpointError, OSError) as error:
-                damage.append(f"{copy.tier.name}: {_text(error)}")
-                if isinstance(error, ImageDamaged):
-                    bad.add(copy.tier.name)
-                    more = len(copies) > number + 1
-                    self._aside(copy, f"{where} is damaged: {error}", drop=more)
+            why: Exception
+            with ExitStack() as stack:
+                try:
+                    here, sound = self._here(copy, bad, stack)
+                except (CheckpointError, OSError) as error:
+                    why = error
                 else:
-                    self.report(copy.image.manifest.key, f"{where} cannot be read: {_text(error)}")
+                    try:
+                        return use(here, sound)
+                    except ImageDamaged as error:
+                        if here is not copy:  # it was sound when it was brought
+                            raise
+                        why = error
+            damage.append(f"{copy.tier.name}: {_text(why)}")
+            where = f"its copy in the tier {copy.tier.name}"
+            bad.add(copy.tier.name)
+            if isinstance(why, ImageDamaged):
+                self._aside(copy, f"{where} is damaged: {why}", drop=len(copies) > number + 1)
             else:
-                return copy
+                self.report(copy.image.manifest.key, f"{where} cannot be read: {_text(why)}")
         raise ImageDamaged("; ".join(damage) if len(damage) > 1 else damage[0].partition(": ")[2])
+
+    def _here(self, copy: Copy, bad: Collection[str], stack: ExitStack) -> tuple[Copy, Sound]:
+        """A copy that a tree can be restored from while ``stack`` is open: this one, or one brought here."""
+        # Through host memory it is read once; through a disk that would be slower than from where it is.
+        packed = copy.tier.shared and copy.tier.store.packed(copy.image)
+        if copy.tier.shared:
+            # A copy that is bad, or not known to be sound, and is still there would be taken for the one brought here.
+            brought = self.pull(copy, expected_s=0.0, durable=packed, without=bad)
+            if brought is not None:
+                return brought, _verified
+        if packed:
+            raise NoRoom("it is compressed, and no tier of this node has room for it")
+        return copy, stack.enter_context(copy.tier.store.verifying(copy.image))
 
     def _aside(self, copy: Copy, why: str, *, drop: bool) -> None:
         """``drop``: another copy is there. The last one stays where it is, for a person to look at."""
@@ -343,6 +359,10 @@ class Tiers:
 def _age(facts: Manifest) -> tuple[float, str, int]:
     """Lower is older; the same on every node."""
     return facts.dumped_epoch, facts.key.name, facts.seq
+
+
+def _verified(timeout_s: float | None = None) -> None:
+    """Of an image that was verified on its way."""
 
 
 def _text(error: Exception) -> str:

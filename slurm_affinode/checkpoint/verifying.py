@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 
 from slurm_affinode.checkpoint import digest, packing, rootdir
-from slurm_affinode.checkpoint.interface import ImageDamaged
+from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, Sound
 from slurm_affinode.checkpoint.writer import CRIU, MANIFEST, SIGNATURE
 from slurm_affinode.model.suspension import FileFact, Manifest
+
+_PAGES = re.compile(rf"{CRIU}/pages-[^/]+\.img")
+"""Memory of the tree: bytes that CRIU puts in their places. It finds nothing in them but the symbols of a vDSO, whose
+tables it reads within their bounds."""
 
 
 def same_files(fd: int, criu_fd: int, facts: Manifest) -> None:
@@ -28,31 +36,82 @@ def _form(fact: FileFact, here: set[str]) -> str:
     return packed if fact.size >= packing.LEAST and fact.path not in here and packed in here else fact.path
 
 
-def same_contents(fd: int, criu_fd: int, facts: Manifest, owner: int, progress: Callable[[int], None] | None) -> None:
+@contextmanager
+def same_contents(
+    fd: int, criu_fd: int, facts: Manifest, owner: int, progress: digest.Progress | None
+) -> Iterator[Sound]:
     """Each file is a regular one, its owner's alone, of the size and digest listed.
 
-    Raises ``ImageDamaged``, and ``CheckpointError`` where this node cannot make such digests.
+    Within the context this is so, but for the digests of the pages: threads make them, from the beginning of each file
+    on, until the context is left. What is given waits for them. Both raise ``ImageDamaged``, and ``CheckpointError``
+    where this node cannot make such digests or the time is over.
     """
     kind = digest.named(facts.digest)
-    packed = {at: {name for name in rootdir.names(at) if name.endswith(packing.SUFFIX)} for at in (fd, criu_fd)}
-    with digest.pool() as executor:
+    pages = [fact for fact in facts.files if _PAGES.fullmatch(fact.path)]
+    others = [fact for fact in facts.files if not _PAGES.fullmatch(fact.path)]
+    with digest.pool() as executor, ThreadPoolExecutor(1, thread_name_prefix="verify") as ahead:
+        packed = {at: {name for name in rootdir.names(at) if name.endswith(packing.SUFFIX)} for at in (fd, criu_fd)}
+        files = _Files(fd, criu_fd, packed, kind, owner, executor)
+        for fact in pages:
+            with files.opened(fact):
+                pass
+        files.verify(others, progress)
+        under_way = ahead.submit(files.verify, pages, progress)
 
-        @contextmanager
-        def reading(fact: FileFact) -> Iterator[digest.Reading]:
-            at, name = (criu_fd, fact.path[len(CRIU) + 1 :]) if "/" in fact.path else (fd, fact.path)
-            if fact.size >= packing.LEAST and name + packing.SUFFIX in packed[at]:
-                size = packing.packed_size(fact.size)
-                with rootdir.file(at, name + packing.SUFFIX, owner=owner, size=size) as opened:
-                    numbers = range(digest.count(fact.size))
-                    yield digest.Reading(
-                        fact.size, [executor.submit(packing.block, kind, opened, n, fact.size) for n in numbers]
-                    )
-                return
-            with rootdir.file(at, name, owner=owner, size=fact.size) as opened:
-                yield digest.begin(kind, opened, fact.size, executor)
+        def sound(timeout_s: float | None = None) -> None:
+            if not wait([under_way], timeout_s).done:
+                raise CheckpointError("could not be verified in time")
+            under_way.result()
 
-        made = digest.of_files(kind, map(reading, facts.files), progress)
-        with closing(made):
-            for fact, found in zip(facts.files, made, strict=True):
+        try:
+            yield sound
+        finally:
+            files.stop.set()
+
+
+class _Stopped(Exception):  # noqa: N818 - not a failure
+    """Nobody waits for the digests any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Of one image, being verified."""
+
+    fd: int
+    criu_fd: int
+    packed: Mapping[int, set[str]]
+    """Names of compressed files in either directory."""
+    kind: digest.Kind
+    owner: int
+    executor: ThreadPoolExecutor
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set: blocks that no thread has begun are left."""
+
+    def verify(self, facts: Sequence[FileFact], progress: digest.Progress | None) -> None:
+        """Raises ``ImageDamaged``, and ``EOFError`` and ``OSError`` of a file that cannot be read to its end."""
+        with closing(digest.of_files(self.kind, map(self._reading, facts), progress)) as made:
+            for fact, found in zip(facts, made, strict=True):
                 if found != fact.digest:
                     raise ImageDamaged(f"{fact.path}: its contents have changed")
+
+    @contextmanager
+    def opened(self, fact: FileFact) -> Iterator[tuple[int, bool]]:
+        """A file, as it is or in its compressed form (true)."""
+        at, name = (self.criu_fd, fact.path[len(CRIU) + 1 :]) if "/" in fact.path else (self.fd, fact.path)
+        packed = fact.size >= packing.LEAST and name + packing.SUFFIX in self.packed[at]
+        size = packing.packed_size(fact.size) if packed else fact.size
+        with rootdir.file(at, name + packing.SUFFIX if packed else name, owner=self.owner, size=size) as opened:
+            yield opened, packed
+
+    @contextmanager
+    def _reading(self, fact: FileFact) -> Iterator[digest.Reading]:
+        with self.opened(fact) as (opened, packed):
+            numbers = range(digest.count(fact.size))
+            yield digest.Reading(
+                fact.size, [self.executor.submit(self._block, opened, packed, n, fact.size) for n in numbers]
+            )
+
+    def _block(self, opened: int, packed: bool, number: int, size: int) -> bytes:
+        if self.stop.is_set():
+            raise _Stopped
+        return (packing.block if packed else digest.block)(self.kind, opened, number, size)

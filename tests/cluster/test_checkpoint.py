@@ -251,7 +251,7 @@ def test_a_restore_that_the_driver_fails_can_be_tried_again(drive: Callable[...,
 
 @pytest.mark.parametrize("what", ["bit", "truncate", "symlink", "pstree"])
 def test_a_changed_image_is_not_restored(drive: Callable[..., Drive], what: str) -> None:
-    """It is refused before CRIU sees it; nothing runs in the new namespace."""
+    """Nothing runs in the new namespace; CRIU sees no more of it than the memory of its processes."""
     on = drive()
     on("start", ["memory"])
     on("dump")

@@ -105,9 +105,11 @@ def test_it_is_gone_and_comes_back_from_its_image(  # noqa: PLR0917 - fixtures
         with tree.space(tmp_path) as second, looked_after(cuda, program):
             again = store.find(LiveRun(replace(key, submit_epoch=2), 0, 1))
             assert again is not None
-            store.verify(again)
             fd = store.open_criu(again)
-            _, restore_s = measured(lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=300))
+            with store.verifying(again) as sound:
+                _, restore_s = measured(
+                    lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=300, sound=sound)
+                )
             os.close(fd)
             program.pid = namespace.members(second.init)[root_ns]
             assert cuda.state(program.pid) is CudaState.CHECKPOINTED

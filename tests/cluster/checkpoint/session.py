@@ -185,14 +185,14 @@ class Session:
         init = self.shepherd()
         image = self.store.find(LiveRun(replace(JOB, submit_epoch=200), UID, 1))
         assert image is not None
-        self.store.verify(image)
         self.root = image.manifest.root_pid
-        fd = self.store.open_criu(image)
-        out = self.out.open("ab")
-        inherit = [InheritFd(out.fileno(), str(self.out).lstrip("/"))] if self.out.exists() else []
-        self.criu.restore(init, fd, inherit, root_pid_ns=self.root, timeout_s=60)
-        os.close(fd)
-        out.close()
+        with self.store.verifying(image) as sound, self.out.open("ab") as out:
+            fd = self.store.open_criu(image)
+            inherit = [InheritFd(out.fileno(), str(self.out).lstrip("/"))] if self.out.exists() else []
+            try:
+                self.criu.restore(init, fd, inherit, root_pid_ns=self.root, timeout_s=60, sound=sound)
+            finally:
+                os.close(fd)
         new = self.gpus()
         pairs = pair_gpus(image.manifest.gpus, new)
         if swap:

@@ -7,11 +7,13 @@ import logging
 import os
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_site import STEPS, World, make_job
-from agent_world import KEY, Agent
+from agent_site import STEPS, Process, World, make_job
+from agent_world import KEY, Agent, FakeImager
 
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.notes import NO_NOTE, Plan
@@ -20,7 +22,7 @@ from slurm_affinode.agent.prefetch import Prefetcher, load_demand
 from slurm_affinode.agent.shepherds import Hold, Restored
 from slurm_affinode.agent.waker import JobWaker, Lease
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import DumpNoRoom, Image, ImageDamaged, NoRoom
+from slurm_affinode.checkpoint.interface import DumpNoRoom, DumpResult, Image, ImageDamaged, NoRoom
 from slurm_affinode.checkpoint.tier import Copy, Tier
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.checkpoint.writer import ImageWriter
@@ -91,6 +93,61 @@ def test_a_flipped_bit_does_not_keep_a_job_from_waking(world: World, tier: str) 
         assert reply.trouble is not None
         assert f"copy in the tier {tier} is damaged" in reply.trouble
         assert tier not in agent.where()
+
+
+def test_pages_that_are_found_damaged_under_way(world: World) -> None:
+    """CRIU has begun with one copy, which lets nothing run; it begins again with the next, in an empty namespace."""
+    asleep(world).damage("memory")
+    agent = again_at(world, "c1")
+    tried: list[int] = []
+    restore = agent.imager.restore
+
+    def restores(*arguments: Any, sound: Any, **options: Any) -> int:
+        tried.append(len(world.nodes["c1"].processes))
+        world.nodes["c1"].processes = [Process(99, 2, cuda=None)]  # held
+        try:
+            sound()
+        except ImageDamaged:
+            world.nodes["c1"].processes.append(Process(98, 3, cuda=None))  # not seen by who ended them
+            raise
+        return restore(*arguments, sound=sound, **options)
+
+    agent.imager.restore = restores  # type: ignore[method-assign]
+    assert isinstance(agent.restore(), Restored)
+    assert tried == [0, 0]
+    assert world.steps() == [STEPS]
+    assert agent.where() == ["disk", "shared"]
+
+
+def test_where_no_copy_is_sound_the_job_is_held(world: World) -> None:
+    """Nothing of it runs; the last copy stays, and each is named."""
+    first = asleep(world)
+    for tier in ("memory", "disk", "shared"):
+        first.damage(tier)
+    agent = again_at(world, "c1")
+    reply = agent.restore()
+    assert isinstance(reply, Hold)
+    assert all(f"{tier}: alpha.7/0001: criu/pages-1.img: its contents" in reply.reason for tier in ("memory", "disk"))
+    assert world.nodes["c1"].processes == []
+    assert agent.where() == ["shared"]
+
+
+def test_what_criu_reads_for_itself_is_verified_before(world: World) -> None:
+    """It does not see that copy."""
+    first, dump = Tiered(world, "c1"), FakeImager.dump
+
+    def dumps(self: FakeImager, tree: Any, directory_fd: int, *, timeout_s: float) -> DumpResult:
+        Path(f"/proc/self/fd/{directory_fd}/inventory.img").write_bytes(b"inventory")
+        return dump(self, tree, directory_fd, timeout_s=timeout_s)
+
+    first.imager.dump = partial(dumps, first.imager)  # type: ignore[method-assign]
+    assert first.suspend().phase is Phase.QUEUED
+    first.settle()
+    first.damage("memory")  # its first file
+    agent = again_at(world, "c1")
+    assert isinstance(agent.restore(), Restored)
+    assert world.effect_log.count("criu restore") == 1
+    assert agent.where() == ["disk", "shared"]
 
 
 def test_on_another_node_the_image_comes_to_memory(world: World) -> None:
@@ -203,7 +260,7 @@ def test_trouble_is_in_the_status(world: World) -> None:
     agent.damage("memory")
     agent.parts.tiers.report = lambda key, text: _report(agent.parts, key, text)
     copies = list(agent.parts.tiers._all("alpha.7", 1))
-    assert agent.parts.tiers.sound(copies).tier.name == "disk"
+    assert agent.parts.tiers.sound(copies, lambda copy, sound: sound() or copy.tier.name) == "disk"  # type: ignore[func-returns-value]
     assert "copy in the tier memory is damaged" in (agent.asleep() or "")
 
 

@@ -11,7 +11,8 @@ import time
 import pytest
 from background import started_of
 
-from slurm_affinode.agent.tree import LinuxProcesses, TreeGoneError
+from slurm_affinode.agent import tree
+from slurm_affinode.agent.tree import LinuxProcesses, Member, TreeGoneError
 
 
 def wait_for(what, timeout_s=10.0):
@@ -97,3 +98,16 @@ def test_everything_ends_but_pid_1(namespace):
     with processes.hold(m.pid for m in members):
         processes.end(init, started, timeout_s=0.5)
     wait_for(lambda: not before & {m.pid for m in processes.members(init, started)})
+
+
+def test_a_tree_ends_before_the_criu_that_holds_it(monkeypatch):
+    """An agent that was killed has left both: without CRIU, whose number is above, the tree would run."""
+    criu, root, child = (
+        Member(pid, pid_ns, 1, 5, "S", name, 1000)
+        for pid, pid_ns, name in ((11, 900, "criu"), (12, 7, "root"), (13, 8, "child"))
+    )
+    there, sent = [[criu, root, child], []], []
+    monkeypatch.setattr(LinuxProcesses, "_all", lambda self, init_pid, init_started: there.pop(0))
+    monkeypatch.setattr(tree, "send", lambda members, number, read: sent.extend(members))
+    assert LinuxProcesses(sleep=lambda seconds: None).end(10, 5, timeout_s=60)
+    assert sent == [root, child, criu]

@@ -11,8 +11,8 @@ import pytest
 
 from slurm_affinode.checkpoint import digest
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import Image
-from slurm_affinode.checkpoint.tier import Tier
+from slurm_affinode.checkpoint.interface import Image, Sound
+from slurm_affinode.checkpoint.tier import Copy, Tier
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.checkpoint.writer import ImageWriter
 from slurm_affinode.model.suspension import (
@@ -137,6 +137,12 @@ class Node:
     def close(self) -> None:
         for store in self.tiers.stores:
             store.close()
+
+
+def whole(copy: Copy, sound: Sound) -> Copy:
+    """A use of a copy: it is verified to its end."""
+    sound()
+    return copy
 
 
 def run_of(image: Image) -> LiveRun:

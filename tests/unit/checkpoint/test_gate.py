@@ -10,6 +10,9 @@ import pytest
 
 from slurm_affinode.checkpoint.gate import Gate, work_directory
 from slurm_affinode.checkpoint.interface import RestoreFailed
+from slurm_affinode.errors import UnreachableError
+
+PRE_RESUME = {"CRTOOLS_SCRIPT_ACTION": "pre-resume", "PATH": os.environ["PATH"]}
 
 
 def criu_runs_it(directory: Path, action: str) -> int:
@@ -28,29 +31,49 @@ def test_the_look_comes_before_the_tree_runs(tmp_path: Path) -> None:
         assert looks == []
         assert criu_runs_it(tmp_path, "pre-resume") == 0
         assert looks == ["look"]
-    gate.check(passed=True)
+    gate.check_asked()
 
 
-@pytest.mark.parametrize("passed", [True, False])
-def test_what_the_look_raises_is_what_is_said(tmp_path: Path, passed: bool) -> None:
-    """Whatever CRIU says of it, which was killed meanwhile."""
+@pytest.mark.parametrize("error", [None, UnreachableError("no answer")])
+def test_what_the_look_raises_is_what_is_said(tmp_path: Path, error: Exception | None) -> None:
+    """Whatever CRIU came to, which was killed meanwhile."""
 
     def refuse() -> None:
         raise RestoreFailed("strange")
 
-    with Gate(tmp_path, refuse) as gate:
-        criu_runs_it(tmp_path, "pre-resume")
+    def criu() -> None:
+        with Gate(tmp_path, refuse):
+            criu_runs_it(tmp_path, "pre-resume")
+            if error is not None:
+                raise error
+
     with pytest.raises(RestoreFailed, match="strange"):
-        gate.check(passed=passed)
+        criu()
 
 
 def test_a_tree_that_was_let_go_unseen_is_a_failure(tmp_path: Path) -> None:
-    """CRIU goes on where its script cannot be run; that it failed by itself says something else."""
+    """CRIU goes on where its script cannot be run."""
     with Gate(tmp_path, lambda: None) as gate:
         pass
-    gate.check(passed=False)
     with pytest.raises(RestoreFailed, match="without asking"):
-        gate.check(passed=True)
+        gate.check_asked()
+
+
+def test_a_tree_stays_where_it_is_when_the_agent_dies(tmp_path: Path) -> None:
+    """CRIU would let it go when the script ends, however that ends."""
+    with Gate(tmp_path, lambda: None):
+        script = (tmp_path / "gate").read_text()
+    for name in ("ask", "go"):
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+    agents = os.open(tmp_path / "go", os.O_RDWR)
+    with subprocess.Popen(["sh", "-c", script], cwd=tmp_path, env=PRE_RESUME) as held:
+        (tmp_path / "ask").read_bytes()
+        os.close(agents)
+        with (tmp_path / "go").open("wb") as another:  # opens when somebody reads at the other end
+            assert held.poll() is None
+            another.write(b"\n")
+        assert held.wait(30) == 0
 
 
 def test_a_work_directory_goes_again() -> None:

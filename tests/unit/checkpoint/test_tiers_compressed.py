@@ -14,7 +14,7 @@ from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged
 from slurm_affinode.checkpoint.writer import ImageWriter
 
-from .conftest import JOB, KEY, LATER, MANIFEST, MIB, SMALL, Node
+from .conftest import JOB, KEY, LATER, MANIFEST, MIB, SMALL, Node, whole
 
 
 @pytest.fixture
@@ -55,12 +55,12 @@ def test_the_shared_tier_may_be_compressed(packing_node: Node) -> None:
     for store in (node.memory, node.disk):
         store.remove(image)
     copies, _ = node.tiers.copies(LATER)
-    found = node.tiers.sound(copies)
+    found = node.tiers.sound(copies, whole)
     assert found.tier.name == "memory"
     node.memory.verify(found.image)
     node.memory.remove(image)
     node.left = -1
-    assert node.tiers.sound(node.tiers.copies(LATER)[0]).tier.name == "disk"
+    assert node.tiers.sound(node.tiers.copies(LATER)[0], whole).tier.name == "disk"
 
 
 def test_compressed_and_no_room_to_unpack(packing_node: Node) -> None:
@@ -71,7 +71,7 @@ def test_compressed_and_no_room_to_unpack(packing_node: Node) -> None:
         store.remove(image)
         store.budget.reserve = 1 << 60
     with pytest.raises(ImageDamaged, match="no tier of this node has room"):
-        node.tiers.sound(node.tiers.copies(LATER)[0])
+        node.tiers.sound(node.tiers.copies(LATER)[0], whole)
     assert node.where(image) == ["shared"]
 
 

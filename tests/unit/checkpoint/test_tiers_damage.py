@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
+from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, RestoreFailed, Sound
+from slurm_affinode.checkpoint.tier import Copy
 
-from .conftest import JOB, LATER, SMALL, Node
+from .conftest import JOB, LATER, SMALL, Node, whole
 
 
 @pytest.mark.parametrize("bad", ["memory", "disk", "shared"])
@@ -27,7 +28,7 @@ def test_a_flipped_bit_in_one_tier_is_put_aside(make_node: Callable[..., Node], 
     # From the bad one on: as on a node that has no faster one.
     copies, _ = node.tiers.copies(LATER)
     start = [one.tier.name for one in copies].index(bad)
-    sound = node.tiers.sound([*copies[start:], *copies[:start]])
+    sound = node.tiers.sound([*copies[start:], *copies[:start]], whole)
     assert sound.tier.name != bad
     sound.tier.store.verify(sound.image)
     assert bad not in node.where(image)
@@ -46,7 +47,7 @@ def test_a_flipped_bit_in_every_tier_is_an_error(make_node: Callable[..., Node])
     for store in node.tiers.stores:
         node.flip(store, image)
     with pytest.raises(ImageDamaged, match=r"memory: .*; disk: .*; shared: "):
-        node.tiers.sound(node.tiers.copies(LATER)[0])
+        node.tiers.sound(node.tiers.copies(LATER)[0], whole)
     assert node.where(image) == ["shared"]
 
 
@@ -74,7 +75,7 @@ def test_a_bad_copy_that_cannot_be_put_aside_is_not_used(
     node.disk.remove(image)
     node.flip(node.memory, image)
     monkeypatch.setattr(node.memory, "set_aside", read_only)
-    sound = node.tiers.sound(node.tiers.copies(LATER)[0])
+    sound = node.tiers.sound(node.tiers.copies(LATER)[0], whole)
     sound.tier.store.verify(sound.image)
     assert sound.tier.name == "shared"
 
@@ -120,7 +121,7 @@ def test_a_manifest_that_was_tampered_with(make_node: Callable[..., Node], bad: 
     assert [one.tier.name for one in copies] == [name for name in ("memory", "disk", "shared") if name != bad]
     assert damage is not None
     assert len(node.told) == 1
-    sound = node.tiers.sound(copies)
+    sound = node.tiers.sound(copies, whole)
     assert node.tiers.move(sound, next(one for one in node.tiers.tiers if one.name == bad)).tier.name == bad
     assert node.where(image) == ["memory", "disk", "shared"]
     store.verify(image)
@@ -165,5 +166,80 @@ def test_a_copy_that_left_its_tier_meanwhile_is_no_damaged_one(make_node: Callab
     image = node.dump()
     copies, _ = node.tiers.copies(LATER)
     node.memory.remove(image)
-    assert node.tiers.sound(copies).tier.name == "disk"
+    assert node.tiers.sound(copies, whole).tier.name == "disk"
     assert node.told == []
+
+
+def test_damage_that_is_found_during_the_use_of_a_copy_is_as_any_other(make_node: Callable[..., Node]) -> None:
+    """It is put aside, and the next one is used from the beginning on; the last one stays."""
+    node = make_node()
+    image = node.dump()
+    used: list[str] = []
+
+    def use(copy: Copy, sound: Sound) -> str:
+        used.append(f"{copy.tier.name} begun")
+        sound()
+        used.append(f"{copy.tier.name} sound")
+        return copy.tier.name
+
+    node.flip(node.memory, image)
+    copies, _ = node.tiers.copies(LATER)
+    assert node.tiers.sound(copies, use) == "disk"
+    assert used == ["memory begun", "disk begun", "disk sound"]
+    assert node.where(image) == ["disk", "shared"]
+    node.flip(node.disk, image)
+    node.file(node.shared, image).with_name("pstree.img").write_bytes(b"tref")
+    used.clear()
+    with pytest.raises(ImageDamaged, match=r"disk: .*pages-1.img: its contents .*; shared: .*pstree.img: its contents"):
+        node.tiers.sound(node.tiers.copies(LATER)[0], use)
+    assert used == ["disk begun"]
+    assert node.where(image) == ["shared"]
+
+
+@pytest.mark.parametrize("error", [RestoreFailed("no"), CheckpointError("no"), OSError(errno.EIO, "no")])
+def test_what_fails_with_a_sound_copy_is_not_laid_to_it(make_node: Callable[..., Node], error: Exception) -> None:
+    """No other copy is tried, and nothing is said of this one."""
+    node = make_node()
+    image = node.dump()
+    used: list[str] = []
+
+    def use(copy: Copy, sound: Sound) -> None:
+        used.append(copy.tier.name)
+        raise error
+
+    with pytest.raises(type(error), match="no"):
+        node.tiers.sound(node.tiers.copies(LATER)[0], use)
+    assert used == ["memory"]
+    assert node.where(image) == ["memory", "disk", "shared"]
+    assert node.told == []
+
+
+def test_a_copy_that_was_brought_is_sound(make_node: Callable[..., Node]) -> None:
+    """What is found wrong with it later is not laid to the one that it was made from."""
+    node = make_node()
+    image = node.dump()
+    for store in (node.memory, node.disk):
+        store.remove(image)
+
+    def use(copy: Copy, sound: Sound) -> None:
+        sound(0)
+        raise ImageDamaged(f"{copy.tier.name}: is not there any more")
+
+    with pytest.raises(ImageDamaged, match=r"^memory: is not there"):
+        node.tiers.sound(node.tiers.copies(LATER)[0], use)
+    assert node.where(image) == ["memory", "shared"]
+
+
+def test_a_copy_that_cannot_be_verified_is_not_taken_for_one_that_was_brought(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies where the one of the shared tier would be brought."""
+    node = make_node()
+    image = node.dump()
+    node.disk.remove(image)
+
+    def cannot(*_: object) -> None:
+        raise CheckpointError("its digests are BLAKE3")
+
+    monkeypatch.setattr(node.memory, "verifying", cannot)
+    assert node.tiers.sound(node.tiers.copies(LATER)[0], whole).tier.name == "shared"

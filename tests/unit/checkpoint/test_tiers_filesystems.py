@@ -19,7 +19,7 @@ from slurm_affinode.model.suspension import JobKey, Manifest
 from slurm_affinode.nodeconfig import SuspendConfig
 from slurm_affinode.tierconfig import TiersConfig
 
-from .conftest import JOB, KEY, LATER, MANIFEST, MIB, Node, run_of
+from .conftest import JOB, KEY, LATER, MANIFEST, MIB, Node, run_of, whole
 
 
 def test_a_tier_that_went_away_is_passed_over(make_node: Callable[..., Node]) -> None:
@@ -30,7 +30,7 @@ def test_a_tier_that_went_away_is_passed_over(make_node: Callable[..., Node]) ->
     second = node.dump(2)
     assert node.where(second) == ["disk", "shared"]
     (copy, *_), _ = node.tiers.copies(run_of(first))
-    assert node.tiers.sound([copy])
+    assert node.tiers.sound([copy], whole)
 
 
 @pytest.mark.parametrize("bad", ["memory", "disk"])
@@ -46,7 +46,7 @@ def test_a_tier_that_answers_with_errors_is_passed_over(make_node: Callable[...,
     others = [name for name in ("memory", "disk", "shared") if name != bad]
     assert node.where(second) == others
     copies, _ = node.tiers.copies(run_of(first))
-    assert node.tiers.sound(copies).tier.name == others[0]
+    assert node.tiers.sound(copies, whole).tier.name == others[0]
     node.tiers.relieve()
     (error,) = store.images()
     assert "cannot be read: Bad file descriptor" in str(error)
@@ -161,7 +161,7 @@ def test_a_tier_that_becomes_read_only(tmp_path: Path, mounted: Callable[..., Pa
     with page.open("r+b") as file:
         file.write(b"damage")
     subprocess.run(["mount", "-o", "remount,ro", memory], check=True)
-    assert tiers.sound(tiers.copies(LATER)[0]).tier.name == "disk"
+    assert tiers.sound(tiers.copies(LATER)[0], whole).tier.name == "disk"
     assert "cannot be set aside" in told[0]
     assert first.manifest.seq == 1
     for store in tiers.stores:
@@ -181,7 +181,7 @@ def test_an_unmounted_tier(tmp_path: Path, mounted: Callable[..., Path]) -> None
     again = open_tiers(config(tmp_path, memory), KEY)
     assert [tier.name for tier in again.tiers] == ["disk", "shared"]
     assert "not on a tmpfs" in again.missing[0]
-    assert again.sound(again.copies(LATER)[0]).tier.name == "disk"
+    assert again.sound(again.copies(LATER)[0], whole).tier.name == "disk"
     for store in again.stores:
         store.close()
     memory.rmdir()

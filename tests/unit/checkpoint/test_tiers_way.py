@@ -15,7 +15,7 @@ from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, Image, NoRoom
 from slurm_affinode.checkpoint.writer import ImageWriter
 
-from .conftest import JOB, LATER, MANIFEST, MIB, SMALL, Node
+from .conftest import JOB, LATER, MANIFEST, MIB, SMALL, Node, whole
 
 
 def test_a_dump_goes_to_memory_and_is_durable_before_it_counts(make_node: Callable[..., Node]) -> None:
@@ -31,7 +31,7 @@ def test_a_dump_goes_to_memory_and_is_durable_before_it_counts(make_node: Callab
     copies, damage = node.tiers.copies(LATER)
     assert [one.tier.name for one in copies] == ["memory", "disk", "shared"]
     assert damage is None
-    assert node.tiers.sound(copies).tier.name == "memory"
+    assert node.tiers.sound(copies, whole).tier.name == "memory"
     assert not node.told
 
 
@@ -94,7 +94,7 @@ def test_another_node_brings_the_image_to_its_fast_tier(make_node: Callable[...,
     other.tiers.retention.tiers = (*other.tiers.tiers[:2], node.tiers.tiers[2])
     copies, _ = other.tiers.copies(LATER)
     assert [one.tier.name for one in copies] == ["shared"]
-    found = other.tiers.sound(copies)
+    found = other.tiers.sound(copies, whole)
     assert found.tier.name == "memory"
     assert found.image.manifest == image.manifest
     assert other.tiers.on_node(JOB.name, 1) == found
@@ -193,7 +193,7 @@ def test_a_restore_does_not_read_what_is_being_brought(
     with ThreadPoolExecutor(2) as executor:
         ahead = executor.submit(node.tiers.pull, copy, expected_s=60.0)
         assert begun.wait(20)
-        waits = executor.submit(node.tiers.sound, [copy])
+        waits = executor.submit(node.tiers.sound, [copy], whole)
         while not node.tiers._pulls._under_way[copy.id].wanted.is_set():
             assert not waits.done()
         go_on.set()

@@ -1,0 +1,160 @@
+"""The pages of an image are verified while something else goes on; all else is before."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.checkpoint import digest, verifying
+from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
+
+from .conftest import Node
+
+
+def open_files() -> int:
+    """How many this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def threads() -> list[str]:
+    """Those that verify."""
+    return [one.name for one in threading.enumerate() if one.name.startswith(("digest", "verify"))]
+
+
+def test_other_pages_are_told_to_who_waits(make_node: Callable[..., Node]) -> None:
+    """Again to who asks again; until then the image can be used. Nothing is left of it."""
+    node = make_node()
+    image = node.dump()
+    before = open_files()
+    node.flip(node.disk, image)
+    with node.disk.verifying(image) as sound:
+        for _ in range(2):
+            with pytest.raises(ImageDamaged, match=r"123/0001: criu/pages-1.img: its contents have changed"):
+                sound()
+    with node.memory.verifying(image) as sound:
+        sound(60)
+        sound(0)
+    assert threads() == []
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("what", ["other", "short", "mode", "names", "missing", "link", "extra"])
+def test_what_is_wrong_beside_the_contents_of_pages_is_told_first(make_node: Callable[..., Node], what: str) -> None:
+    """Also of the files with pages."""
+    node = make_node()
+    image = node.dump()
+    pages = node.file(node.disk, image)
+    if what == "other":
+        pages.with_name("pstree.img").write_bytes(b"tref")
+    elif what == "short":
+        os.truncate(pages, 5)
+    elif what == "mode":
+        pages.chmod(0o644)
+    elif what == "names":
+        pages.with_name("pages-2.img").hardlink_to(pages)
+    elif what == "missing":
+        pages.unlink()
+    elif what == "link":
+        pages.rename(node.disk.path / "elsewhere")
+        pages.symlink_to(node.disk.path / "elsewhere")
+    else:
+        pages.with_name("pages-2.img").write_bytes(b"")
+    before = open_files()
+    with pytest.raises(ImageDamaged), node.disk.verifying(image):
+        raise AssertionError("it was taken for sound")
+    assert threads() == []
+    assert open_files() == before
+
+
+class Slow(ThreadPoolExecutor):
+    """Ends when it is said to, and says so."""
+
+    ends = threading.Event()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """See ``ThreadPoolExecutor``."""
+        self.ends.set()
+        super().shutdown(wait, cancel_futures=cancel_futures)
+
+
+def test_who_does_not_wait_any_more_has_it_stopped(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time is over: that is told, and no damage; only blocks that were begun are digested to their end."""
+    node = make_node()
+    image = node.dump()
+    begun: list[int] = []
+    block, started = digest.block, threading.Event()
+
+    def waits(kind: digest.Kind, fd: int, number: int, size: int) -> bytes:
+        if size > len(b"tree"):
+            begun.append(number)
+            started.set()
+            assert Slow.ends.wait(60)
+        return block(kind, fd, number, size)
+
+    Slow.ends.clear()
+    monkeypatch.setattr(digest, "block", waits)
+    monkeypatch.setattr(verifying, "ThreadPoolExecutor", Slow)
+    with ExitStack() as stack:
+        sound = stack.enter_context(node.disk.verifying(image))
+        assert started.wait(60)
+        with pytest.raises(CheckpointError, match="could not be verified in time") as caught:
+            sound(-1)
+        assert not isinstance(caught.value, ImageDamaged)
+    assert len(begun) <= digest.workers() < digest.count(image.manifest.size)
+    assert threads() == []
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "why"),
+    [
+        (OSError(errno.EIO, "Input/output error"), ImageDamaged, "cannot be read: Input/output error"),
+        (TimeoutError(errno.ETIMEDOUT, "Connection timed out"), ImageDamaged, "cannot be read: Connection timed out"),
+        (EOFError(), ImageDamaged, "is not complete"),
+        (MemoryError("no memory"), MemoryError, "no memory"),
+    ],
+)
+def test_no_error_of_a_thread_is_lost(
+    make_node: Callable[..., Node],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    expected: type[Exception],
+    why: str,
+) -> None:
+    """Neither of the file system nor of ours."""
+    node = make_node()
+    image = node.dump()
+    block = digest.block
+
+    def fails(kind: digest.Kind, fd: int, number: int, size: int) -> bytes:
+        if number == 1:
+            raise error
+        return block(kind, fd, number, size)
+
+    monkeypatch.setattr(digest, "block", fails)
+    with node.disk.verifying(image) as sound, pytest.raises(expected, match=why):
+        sound()
+    assert threads() == []
+
+
+def test_files_are_named_as_criu_names_them() -> None:
+    """What CRIU reads for itself is not among those that are verified later."""
+    found = verifying._PAGES.fullmatch
+    assert all(found(name) for name in ("criu/pages-1.img", "criu/pages-shmem-7.img", "criu/pages-12345.img"))
+    others = (
+        "criu/pagemap-1.img",
+        "pages-1.img",
+        "criu/pages-1.img.zst",
+        "criu/local-1",
+        "out.1",
+        "criu/x/pages-1.img",
+    )
+    assert not any(found(name) for name in others)
