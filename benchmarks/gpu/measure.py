@@ -272,7 +272,10 @@ def _imaged(run: Programs, ours: Ours, criu: Criu, store: DirectoryStore, mib: i
         assert again is not None
         seconds["verify"] = timed(lambda: store.verify(again))
         fd = store.open_criu(again)
-        seconds["restore image"] = timed(lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=480))
+        with store.verifying(again) as sound:
+            seconds["restore image"] = timed(
+                lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=480, sound=sound)
+            )
         os.close(fd)
         program.pid = namespace.members(second.init)[root_ns]
         for name in ("restore", "unlock"):
