@@ -76,6 +76,9 @@ class Gpus:
             xid=0,
         )
 
+    def free_mib(self, device: Device) -> float | None:
+        return self.read(device).fb_free_mib
+
     def processes(self, device: Device) -> Sequence[GpuProcess]:
         self._alive()
         return [GpuProcess(pid, 1024.0, "compute") for pid in self.holders.get(device.index, [])]

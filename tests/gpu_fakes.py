@@ -36,6 +36,9 @@ class FakeDriver:
             raise reading
         return reading
 
+    def free_mib(self, device: Device) -> float | None:
+        return self.read(device).fb_free_mib
+
     def processes(self, device: Device) -> list[GpuProcess]:
         found = self.running.get(device, [])
         if isinstance(found, GpuError):

@@ -63,7 +63,7 @@ class Ours:
     def free(self) -> dict[str, int | None]:
         """Free bytes of the GPUs that are needed, by UUID."""
         devices = [one for one in self.nvml.devices() if one.mig is None and one.uuid in self.needs]
-        found = {one.uuid: self.nvml.read(one).fb_free_mib for one in devices}
+        found = {one.uuid: self.nvml.free_mib(one) for one in devices}
         return {uuid: None if mib is None else int(mib * MIB) for uuid, mib in found.items()}
 
     def phases(self, pid: int) -> dict[str, Callable[[], Any]]:
@@ -85,7 +85,7 @@ def timed(action: Callable[[], Any]) -> float:
 
 def sizes(machine: Machine, nvml: NvmlDriver, wanted_mib: list[int]) -> tuple[list[int], list[str]]:
     """Those that fit into GPU and host memory, and why the others do not."""
-    free = (nvml.read(nvml.devices()[0]).fb_free_mib or 0) * 0.97 - 1024 * (not machine.emulated)
+    free = (nvml.free_mib(nvml.devices()[0]) or 0) * 0.97 - 1024 * (not machine.emulated)
     fit, left_out = [], []
     for mib in wanted_mib:
         if mib > free:

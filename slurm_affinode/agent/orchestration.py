@@ -93,7 +93,7 @@ class NodeGpus:
     def free_bytes(self, device: Device) -> int | None:
         """Free memory of a device."""
         with self._driver() as driver:
-            free = driver.read(device).fb_free_mib
+            free = driver.free_mib(device)
         return None if free is None else round(free * _MIB)
 
     def version(self) -> str | None:

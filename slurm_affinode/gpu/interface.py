@@ -44,6 +44,10 @@ class GpuDriver(Protocol):
         """What the device shows now; what it cannot say is None. Raises ``GpuLost`` and ``DriverMissing``."""
         ...
 
+    def free_mib(self, device: Device) -> float | None:
+        """Free memory alone, which is quicker than ``read`` and raises as that does."""
+        ...
+
     def processes(self, device: Device) -> Sequence[GpuProcess]:
         """The processes on the device that are visible from here. Raises ``GpuError``."""
         ...

@@ -98,6 +98,12 @@ class NvmlDriver:
             xid=self._xids.get(device.uuid, 0) if device.uuid in self._watched else None,
         )
 
+    def free_mib(self, device: Device) -> float | None:
+        """See ``GpuDriver.free_mib``."""
+        one = self._of(device)
+        with self._asking(f"the memory of GPU {device.index}", one):
+            return self._memory(one.handle).get("fb_free_mib")
+
     def processes(self, device: Device) -> Sequence[GpuProcess]:
         """See ``GpuDriver.processes``."""
         one = self._of(device)
@@ -230,7 +236,7 @@ class NvmlDriver:
         try:
             if not self._nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
                 return None
-            return Activity(self._nvml, handle, instance)
+            return Activity(self._nvml, handle, instance, self._clock)
         except self._nvml.NVMLError:
             return None
 

@@ -84,7 +84,7 @@ def find() -> Machine | Missing:
         shown = driver.devices()
         devices = [one for one in shown if one.mig is None]
         version = driver.version()
-        free = [driver.read(one).fb_free_mib or 0.0 for one in devices]
+        free = [driver.free_mib(one) or 0.0 for one in devices]
     except GpuError as error:
         if _DEVICE.exists():
             return Missing(f"{_DEVICE} is here, but no NVIDIA driver answers: {error}", broken=True)

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
 
 def free_mib(nvml: NvmlDriver, index: int = 0) -> float:
     """Free memory of a GPU, as NVML tells it."""
-    found = nvml.read(next(one for one in nvml.devices() if one.index == index)).fb_free_mib
+    found = nvml.free_mib(next(one for one in nvml.devices() if one.index == index))
     assert found is not None
     return found
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
 
 def free(nvml: NvmlDriver) -> dict[str, int | None]:
     """Free bytes by UUID."""
-    found = {one.uuid: nvml.read(one).fb_free_mib for one in nvml.devices() if one.mig is None}
+    found = {one.uuid: nvml.free_mib(one) for one in nvml.devices() if one.mig is None}
     return {uuid: None if mib is None else int(mib * MIB) for uuid, mib in found.items()}
 
 

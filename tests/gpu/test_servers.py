@@ -149,9 +149,9 @@ def held_mib(nvml: NvmlDriver, pid: int) -> float | None:
 
 def leave_room_for_one(run: Programs, nvml: NvmlDriver, held: float) -> None:
     """What is more on the GPU than that a server has 60 % of the rest is taken by somebody else."""
-    free = nvml.read(nvml.devices()[0]).fb_free_mib or 0.0
+    free = nvml.free_mib(nvml.devices()[0]) or 0.0
     other = run.start()
-    context = free - (nvml.read(nvml.devices()[0]).fb_free_mib or 0.0)
+    context = free - (nvml.free_mib(nvml.devices()[0]) or 0.0)
     more = int(free + held - context - held / SHARE)
     if more > 0:
         other.ask("hold", mib=more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from types import SimpleNamespace
 
 import pynvml
@@ -94,13 +95,27 @@ def refusal(code):
 def test_activity_is_the_mean_since_the_last_reading():
     """None at the first, a share after it; what is not a number or not there is None; all is given back."""
     binding = Gpm()
-    driver = NvmlDriver(binding)
+    driver = NvmlDriver(binding, clock=count(0.0, 0.5).__next__)
     [device] = driver.devices()
     first, second = driver.read(device), driver.read(device)
     assert (first.engine_active, first.sm_active) == (None, None)
     assert (second.engine_active, second.sm_active, second.tensor_active, second.dram_active) == (0.98, 1.0, None, None)
     driver.close()
     assert (binding.freed, binding.shut) == (2, 1)
+
+
+def test_who_asks_at_once_again_takes_nothing_from_the_next_one():
+    """Two jobs on a GPU are read one after the other, and free memory is asked for in between: both see all of it."""
+    now = [0.0]
+    binding = Gpm(nvmlDeviceGetMemoryInfo=SimpleNamespace(total=10 * MIB, used=2 * MIB, free=7 * MIB, reserved=MIB))
+    driver = NvmlDriver(binding, clock=lambda: now[0])
+    [device] = driver.devices()
+    driver.read(device)
+    now[0] = 5.0
+    seen = driver.read(device).engine_active
+    binding.nvmlGpmMetricsGet = pytest.fail
+    now[0] = 5.001
+    assert (seen, driver.read(device).engine_active, driver.free_mib(device)) == (0.98, 0.98, 7.0)
 
 
 def test_a_gpu_that_says_nothing_still_is_one():
@@ -132,7 +147,7 @@ def test_mig_instances_are_devices_of_their_own():
         nvmlDeviceGetMemoryInfo=memory,
         nvmlDeviceGetPowerUsage=250_000,
     )
-    driver = NvmlDriver(binding)
+    driver = NvmlDriver(binding, clock=count(0.0, 0.5).__next__)
     whole, one, two = driver.devices()
     assert (one.mig, two.mig, one.mig_profile, one.memory_mib) == ("7", "9", "1g.10gb", 9856.0)
     assert {one.uuid, two.uuid} == {whole.uuid}
