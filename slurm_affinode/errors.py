@@ -38,3 +38,8 @@ class UnreachableError(AffinodeError):
     """A service, program or directory that is needed does not answer."""
 
     exit_code = 3
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """What a library says of an error, which may be several lines, as one."""
+    return " ".join(str(error).split())[:most]

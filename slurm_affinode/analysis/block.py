@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_affinode.analysis.segments import Flags, Floats, Ints
+from slurm_affinode.errors import UnreachableError
 
 Float32s = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]
@@ -69,6 +70,14 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.time)
+
+
+def out_of_order(row: int) -> UnreachableError:
+    """What is raised where the samples of a block, whose first has number ``row``, are not as its pieces say."""
+    return UnreachableError(
+        f"the GPU history is damaged: times of the samples from number {row:,} on are not in order",
+        hint="remove the directory of the damaged day and take its files in again",
+    )
 
 
 class Scratch:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_affinode.analysis.block import Block, Pieces
+from slurm_affinode.analysis.block import Block, Pieces, out_of_order
 from slurm_affinode.analysis.segments import Cells, Flags, Floats, Ints, ranges
 
 
@@ -28,22 +28,28 @@ class Rows:
 
     @classmethod
     def of(cls, block: Block, pieces: Pieces) -> Rows:
-        """The pieces that lie in ``block``, in part or whole, cut to its rows."""
+        """The pieces that lie in ``block``, in part or whole, cut to its rows. Raises ``UnreachableError`` where
+        times are not theirs."""
         behind = block.row + len(block)
         here = slice(
             int(np.searchsorted(pieces.end, block.row, side="right")),
             int(np.searchsorted(pieces.row, behind, side="left")),
         )
+        if here.start >= here.stop or pieces.end[here][-1] < behind:
+            raise out_of_order(block.row)
         following = pieces.next_time[here]
         if pieces.end[here][-1] > behind:
             following = np.append(following[:-1], block.next_time)
         step, limit = pieces.step[here], pieces.limit[here]
         last = np.minimum(pieces.end[here], behind) - block.row - 1
         last_time = block.time[last]
+        first = np.maximum(pieces.row[here] - block.row, 0)
+        if (block.time[first] < pieces.first_time[here]).any() or (last_time >= pieces.reach[here]).any():
+            raise out_of_order(block.row)
         goes_on = following - last_time <= limit
         return cls(
             device=pieces.device[here],
-            first=np.maximum(pieces.row[here] - block.row, 0),
+            first=first,
             last=last,
             step=step,
             limit=limit,

@@ -22,9 +22,10 @@ import pyarrow.parquet as pq
 from slurm_affinode import memory
 from slurm_affinode.analysis.block import COLUMNS, Block, Column, Pieces
 from slurm_affinode.analysis.segments import FAR, Ints
-from slurm_affinode.errors import UnreachableError
-from slurm_affinode.history.parts import DEVICES, JOBS, read_sidecars
-from slurm_affinode.history.schema import IDENTITY
+from slurm_affinode.errors import UnreachableError, one_line
+from slurm_affinode.history import parts as history_parts
+from slurm_affinode.history.parts import DEVICES, JOBS, POLARS_ERRORS, read_sidecars
+from slurm_affinode.history.schema import IDENTITY, METRICS, TIME
 from slurm_affinode.history.store import SampleStore
 
 BLOCK_ROWS = 512 * 1024
@@ -33,6 +34,9 @@ FEW_ROWS = 10
 """A day with fewer samples of a device does not tell its sampling step."""
 FEW_SAMPLES = 3
 _DAY = timedelta(days=1)
+_SCHEMA = {name: TIME if name == "time" else METRICS[name] for name in COLUMNS}
+_TYPES = {name: pa.timestamp("ms", "UTC") if name == "time" else pa.float32() for name in COLUMNS}
+_OTHER_TYPES = "its columns are not those of a part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
             later.append(table)
             continue
         rows = int(table["rows"].sum())
+        if of_day[0].single and rows != of_day[0].rows:
+            raise damaged(of_day[0].files.devices, f"{rows:,} samples instead of {of_day[0].rows:,}")
         sources.append(Source(day, of_day[0].path if of_day[0].single else None, row, rows))
         tables.append(table.with_columns(pl.lit(row, dtype=pl.Int64).alias("base")))
         labels += [tables_of[part.path][1] for part in of_day]
@@ -108,7 +114,7 @@ def _merged_devices(store: SampleStore, day: date) -> pl.DataFrame:
             gap.alias("step_ms"),
         )
     )
-    return table.select(pl.col(name).cast(dtype) for name, dtype in DEVICES.items()).collect()
+    return _collect(table.select(pl.col(name).cast(dtype) for name, dtype in DEVICES.items()), store.root)
 
 
 def _merged(store: SampleStore, day: date) -> pl.LazyFrame:
@@ -196,7 +202,7 @@ def _rows_by_number(store: SampleStore, source: Source) -> Callable[[int, int], 
     """A function of the first row and the number of rows."""
     if source.path is not None:
         return partial(rows_of, source.path)
-    return _merged(store, source.day).select(COLUMNS).collect().slice
+    return _collect(_merged(store, source.day).select(COLUMNS), store.root).slice
 
 
 def _joined(start: Ints, end: Ints, most: int) -> Iterator[tuple[int, int]]:
@@ -215,49 +221,60 @@ def _frames(index: Index, block_rows: int) -> Iterator[pl.DataFrame]:
         sources = list(group)
         if merged:
             for source in sources:
-                yield from _merged(index.store, source.day).select(COLUMNS).collect().iter_slices(block_rows)
+                whole = _collect(_merged(index.store, source.day).select(COLUMNS), index.store.root)
+                yield from whole.iter_slices(block_rows)
             continue
         paths = [source.path for source in sources if source.path is not None]
-        lazy = pl.scan_parquet(paths).select(_columns(paths))
+        lazy = pl.scan_parquet(paths).select(_columns(sources))
         try:
             for frame in lazy.collect_batches(maintain_order=True):
                 yield from [frame] if len(frame) <= block_rows else frame.iter_slices(block_rows)
-        except (OSError, pl.exceptions.PolarsError) as error:
+        except POLARS_ERRORS as error:
             raise damaged(paths[0].parents[1], error) from error
 
 
 def rows_of(path: Path, start: int, count: int) -> pl.DataFrame:
     """Some rows of a part. Raises ``UnreachableError``."""
-    return _collect(pl.scan_parquet(path).select(COLUMNS).slice(start, count), path)
+    frame = _collect(pl.scan_parquet(path).select(COLUMNS).slice(start, count), path)
+    if dict(frame.schema) != _SCHEMA:
+        raise damaged(path, _OTHER_TYPES)
+    return frame
 
 
 def _collect(lazy: pl.LazyFrame, path: Path) -> pl.DataFrame:
     try:
         return lazy.collect()
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except POLARS_ERRORS as error:
         raise damaged(path, error) from error
 
 
-def damaged(where: Path, error: Exception) -> UnreachableError:
+def damaged(where: Path, error: BaseException | str) -> UnreachableError:
     """What is raised for a part that cannot be read."""
-    return UnreachableError(
-        f"{where}: the GPU history cannot be read: {error}",
-        hint="remove the directory of the damaged day and take its files in again",
-    )
+    return history_parts.damaged(where, error if isinstance(error, str) else one_line(error))
 
 
-def _columns(paths: Sequence[Path]) -> list[str]:
-    """The columns that have a value somewhere, by the statistics of the files."""
+def _columns(sources: Sequence[Source]) -> list[str]:
+    """The columns that have a value somewhere, by the statistics of the files. Raises ``UnreachableError`` for a file
+    that is not the part that its tables speak of."""
     absent = [name for name in COLUMNS if name != "time"]
-    for path in paths:
-        if not absent:
-            break
-        try:
-            meta = pq.read_metadata(path)
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise damaged(path, error) from error
-        absent = [name for name in absent if not _has_values(meta, name)]
+    for source in sources:
+        if source.path is not None:
+            meta = _metadata(source.path, source.rows)
+            absent = [name for name in absent if not _has_values(meta, name)]
     return [name for name in COLUMNS if name not in absent]
+
+
+def _metadata(path: Path, rows: int) -> pq.FileMetaData:
+    try:
+        meta = pq.read_metadata(path)
+        types = meta.schema.to_arrow_schema()
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise damaged(path, error) from error
+    if meta.num_rows != rows:
+        raise damaged(path, f"{meta.num_rows:,} samples instead of {rows:,}")
+    if any(types.get_field_index(name) < 0 or types.field(name).type != kind for name, kind in _TYPES.items()):
+        raise damaged(path, _OTHER_TYPES)
+    return meta
 
 
 def _has_values(meta: pq.FileMetaData, name: str) -> bool:

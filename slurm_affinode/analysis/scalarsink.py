@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_affinode.analysis import rowgroups, scalar, scalararrays, scalarwindows, windows
-from slurm_affinode.analysis.block import FB, FRACTIONS, POWER, UTIL, Block, Pieces
+from slurm_affinode.analysis.block import FB, FRACTIONS, POWER, UTIL, Block, Pieces, out_of_order
 from slurm_affinode.analysis.join import SUMS
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.analysis.rowgroups import Decoder, RowGroup
 from slurm_affinode.analysis.segments import Allocations, Cells, Ints, build
 from slurm_affinode.analysis.totals import Totals
-from slurm_affinode.errors import UnreachableError
 
 WORKERS = 2
 _AHEAD = 1
@@ -53,10 +52,7 @@ class _Worker:
         block = rows if isinstance(rows, Block) else rows.read(self._decoder)
         values = self._values(block)
         if not scalararrays.in_order(values.time, block.row, stretches.end):
-            raise UnreachableError(
-                f"the GPU history is damaged: times of the samples from number {block.row:,} on are not in order",
-                hint="remove the directory of the damaged day and take its files in again",
-            )
+            raise out_of_order(block.row)
         room = len(block) + self._cells + 1
         if len(self._chunk.idle) < room:
             # Of memory that is never touched the system makes nothing.

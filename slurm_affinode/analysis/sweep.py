@@ -26,6 +26,7 @@ from slurm_affinode.analysis.block import (
     Float32s,
     Int32s,
     Scratch,
+    out_of_order,
 )
 from slurm_affinode.analysis.places import Places, Rows
 from slurm_affinode.analysis.result import Thresholds
@@ -87,7 +88,7 @@ def sweep(block: Block, rows: Rows, at: Places, thresholds: Thresholds, scratch:
     gaps: list[tuple[Ints, Ints]] = []
     for tile in _tiles(at.start, count):
         here = slice(tile.low, tile.high)
-        gaps.append(_weigh(block.time, rows, tile, weight))
+        gaps.append(_weigh(block.time, rows, tile, weight, block.row))
         size = tile.high - tile.low
         signals = {n: Column(c.values[here], c.complete) for n, c in block.columns.items() if n not in (FB, POWER)}
         classify(signals, thresholds, scratch, activity[here])
@@ -121,8 +122,9 @@ def _tiles(start: Ints, count: int) -> Iterator[_Tile]:
         yield _Tile(int(start[first]), high, first, behind)
 
 
-def _weigh(time: Ints, rows: Rows, tile: _Tile, weight: Int32s) -> tuple[Ints, Ints]:
-    """Fill in the weights of a tile; return the rows in it that a gap follows, and their pieces."""
+def _weigh(time: Ints, rows: Rows, tile: _Tile, weight: Int32s, row: int) -> tuple[Ints, Ints]:
+    """Fill in the weights of a tile; return the rows in it that a gap follows, and their pieces. Raises
+    ``UnreachableError``, with the number ``row`` of the first row, where times do not ascend."""
     # Within a piece, that is within a day, distances fit 32 bits; modulo 2^32 they come from the low words alone.
     low = time.view(np.int32)[::2] if sys.byteorder == "little" else time.astype(np.int32)
     high = min(tile.high, len(time) - 1)
@@ -131,6 +133,8 @@ def _weigh(time: Ints, rows: Rows, tile: _Tile, weight: Int32s) -> tuple[Ints, I
     some = slice(*np.searchsorted(rows.last, (tile.low, tile.high)).tolist())
     last = rows.last[some]
     weight[last] = 0
+    if len(here) and here.min() < 0:
+        raise out_of_order(row)
     gap = piece = np.empty(0, np.int64)
     least = rows.limit.min()
     if len(here) and here.max() > least:

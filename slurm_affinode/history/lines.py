@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 import polars as pl
 import pyarrow as pa
 
-from slurm_affinode.errors import InputError
+from slurm_affinode.errors import InputError, one_line
 
 CHUNK = 16 * 2**20
 _COMPRESSIONS: tuple[tuple[bytes, str], ...] = (
@@ -56,7 +56,7 @@ def reading(name: str) -> Iterator[None]:
     except PermissionError:
         raise InputError("cannot be read: permission denied", where=name) from None
     except OSError as error:
-        why = error.strerror or " ".join(str(error).split())
+        why = error.strerror or one_line(error)
         raise InputError(f"cannot be read: {why}", where=name) from error
 
 

@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slurm_affinode.errors import InputError
+from slurm_affinode.errors import InputError, one_line
 from slurm_affinode.history.lines import reading
 from slurm_affinode.history.reading import Notes, ReadOptions
 from slurm_affinode.history.tabular import TableReader, layout
@@ -40,7 +40,7 @@ def read(path: Path, notes: Notes, options: ReadOptions, fallback_node: str | No
             notes.problem_count = quiet.problem_count
             notes.unknown.update(quiet.unknown)
     except (pa.ArrowException, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        raise InputError(f"is damaged or no Parquet file: {_one_line(error)}", where=notes.name) from error
+        raise InputError(f"is damaged or no Parquet file: {one_line(error, 200)}", where=notes.name) from error
 
 
 def _check_names(wanted: Sequence[str], header: Sequence[str], notes: Notes) -> None:
@@ -59,10 +59,6 @@ def _in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
         for column in batch.columns
     ]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def _as_text(rows: pl.DataFrame, first: int) -> pl.DataFrame:

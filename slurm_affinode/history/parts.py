@@ -18,12 +18,14 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slurm_affinode.errors import UnreachableError
+from slurm_affinode.errors import UnreachableError, one_line
 from slurm_affinode.history.manifest import PartEntry
 from slurm_affinode.history.merge import SAMPLE_COLUMNS
 from slurm_affinode.history.schema import IDENTITY, METRICS, TIME
 
 ROW_GROUP = 256 * 1024
+POLARS_ERRORS = (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
+"""What Polars raises for a file that is gone or damaged; some damage makes it panic."""
 _FILES_AT_ONCE = 256
 
 DEVICES: dict[str, pl.DataType] = {
@@ -120,14 +122,20 @@ class Part:
         return read_sidecar(self.files.jobs)
 
 
+def damaged(path: Path, what: str) -> UnreachableError:
+    """What is raised for a file of a part that cannot be read or says what cannot be."""
+    return UnreachableError(
+        f"{path}: the GPU history cannot be read: {what}",
+        hint="remove the directory of the damaged day and take its files in again",
+    )
+
+
 def read_sidecar(path: Path) -> pl.DataFrame:
     """Read a small table beside a part. Raises ``UnreachableError`` where it is gone or damaged."""
     try:
-        return pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise UnreachableError(
-            f"{path}: cannot be read: {error}", hint="remove the directory of that day and take its files in again"
-        ) from error
+        return _checked(pl.read_parquet(path), path)
+    except POLARS_ERRORS as error:
+        raise damaged(path, one_line(error)) from error
 
 
 def read_sidecars(paths: Sequence[Path]) -> list[pl.DataFrame]:
@@ -135,10 +143,24 @@ def read_sidecars(paths: Sequence[Path]) -> list[pl.DataFrame]:
     try:
         # Of more than 512 that wait for a file at the same time Polars warns that they may be stuck.
         slices = (paths[begin : begin + _FILES_AT_ONCE] for begin in range(0, len(paths), _FILES_AT_ONCE))
-        return [frame for some in slices for frame in pl.collect_all([pl.scan_parquet(path) for path in some])]
-    except (OSError, pl.exceptions.PolarsError):
+        frames = [frame for some in slices for frame in pl.collect_all([pl.scan_parquet(path) for path in some])]
+    except POLARS_ERRORS:
         # One by one it is known which of them is damaged.
         return [read_sidecar(path) for path in paths]
+    return [_checked(frame, path) for frame, path in zip(frames, paths, strict=True)]
+
+
+def _checked(table: pl.DataFrame, path: Path) -> pl.DataFrame:
+    """``table``, if it has the columns and can be true. Raises ``UnreachableError``."""
+    of_devices = path.name.startswith(PartFiles.of(path.parent, "").devices.stem)
+    wanted = DEVICES if of_devices else JOBS
+    if dict(table.schema) != wanted:
+        raise damaged(path, "its columns are not those of such a table")
+    if any(table[name].has_nulls() for name in ("device", "first", "last", "rows")) or (table["rows"] < 1).any():
+        raise damaged(path, "a row of it says nothing")
+    if of_devices and (table["device"].is_duplicated().any() or (table["step_ms"] < 0).any()):
+        raise damaged(path, "its rows contradict each other")
+    return table
 
 
 class PartWriter:
@@ -331,8 +353,14 @@ def job_runs(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def read_rows(path: Path, start: int, length: int) -> pl.DataFrame:
-    """``length`` samples of a part from row ``start``, without their identity."""
-    return pl.scan_parquet(path).select(*SAMPLE_COLUMNS).slice(start, length).collect()
+    """``length`` samples of a part from row ``start``, without their identity. Raises ``UnreachableError``."""
+    try:
+        rows = pl.scan_parquet(path).select(*SAMPLE_COLUMNS).slice(start, length).collect()
+    except POLARS_ERRORS as error:
+        raise damaged(path, one_line(error)) from error
+    if len(rows) != length:
+        raise damaged(path, f"it ends before row {start + length:,}")
+    return rows
 
 
 def concat(frames: Iterable[pl.DataFrame]) -> pl.DataFrame:

@@ -128,6 +128,45 @@ def test_progress_is_told_in_samples(history: History, samples: Samples, jobs: J
     assert told[-1] == (50, 50)
 
 
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("devices", pl.col("rows") + 1),
+        ("devices", pl.lit(None, pl.Int64).alias("rows")),
+        ("devices", pl.col("rows").cast(pl.Float64)),
+        ("devices", -pl.col("step_ms")),
+        ("jobs", pl.lit("x").alias("first")),
+        ("jobs", pl.lit(None, pl.UInt64).alias("device")),
+        ("samples", pl.col("time").dt.cast_time_unit("us")),
+        ("samples", pl.col("util_pct").cast(pl.Float64)),
+        ("samples", pl.col("time").reverse()),
+        ("samples", pl.col("time") - pl.duration(days=30)),
+        ("samples", pl.col("time").dt.offset_by("1d")),
+        ("samples", pl.lit(None, pl.Datetime("ms", "UTC")).alias("time")),
+    ],
+)
+def test_tables_that_cannot_be_true_are_an_error(  # noqa: PLR0917
+    history: History, samples: Samples, jobs: Jobs, t0: datetime, table: str, change: pl.Expr
+) -> None:
+    """Rather than figures of something else."""
+    store = history(two_sources(samples)[0])
+    path = getattr(store.parts()[0].files, table)
+    pl.read_parquet(path).with_columns(change).write_parquet(path)
+    with pytest.raises(UnreachableError, match=r"^[^\n]*(?:cannot be read: [^\n]+|are not in order)$"):
+        analysed(store, jobs({"start": 0, "end": 7200}), t0)
+
+
+def test_a_part_of_fewer_samples_than_its_table_says_is_an_error(
+    history: History, samples: Samples, jobs: Jobs, t0: datetime
+) -> None:
+    """Also where that part is not the first."""
+    store = history(samples([3600.0 * i for i in range(48)], util_pct=5.0))
+    path = store.parts()[1].path
+    pl.read_parquet(path).head(3).write_parquet(path)
+    with pytest.raises(UnreachableError, match="3 samples instead of 24"):
+        analysed(store, jobs({"start": 0, "end": 7200}), t0, hours=48)
+
+
 def test_compiled_loops_are_for_long_histories(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numba's half second pays for long histories only, and where it is installed."""
     assert not kernel.compiled(1_000_000)

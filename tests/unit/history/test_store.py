@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stored_history import files, values
 
+from slurm_affinode.errors import UnreachableError
 from slurm_affinode.history import writer
 from slurm_affinode.history.identity import device_id, with_device
-from slurm_affinode.history.parts import read_sidecars
+from slurm_affinode.history.parts import JOBS, read_sidecars
 from slurm_affinode.history.schema import METRICS, SAMPLES
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.history.writer import Source
@@ -256,10 +257,22 @@ def test_tables_of_years_of_days_are_read_some_hundred_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Polars may take more than 512 files that wait at once for a deadlock, and says so on standard error."""
-    path = tmp_path / "one.parquet"
-    pl.DataFrame({"a": [1]}).write_parquet(path)
+    path = tmp_path / "jobs-one.parquet"
+    pl.DataFrame(schema=JOBS).write_parquet(path)
     asked: list[int] = []
     collect = pl.collect_all
     monkeypatch.setattr(pl, "collect_all", lambda frames: asked.append(len(frames)) or collect(frames))
     assert len(read_sidecars([path] * 1100)) == sum(asked) == 1100
     assert max(asked) < 512
+
+
+def test_an_ingest_into_a_day_with_a_damaged_part_says_so(store: SampleStore, samples: Samples) -> None:
+    """One line that names the file; the new samples are there, beside the damaged ones."""
+    store.ingest(samples([1.0] * 200), source="a")
+    (part,) = store.parts()
+    whole = part.path.read_bytes()
+    part.path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UnreachableError, match=rf"{part.path}: the GPU history cannot be read: [^\n]+$"):
+        store.ingest(samples([2.0], node="gpu02", uuid="GPU-2"), source="b")
+    assert part.path.exists()
+    assert len(store.parts()) == 2
