@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,10 +140,13 @@ def _write() -> None:
         "machine": machine,
         "tests": [*_earlier(machine), *_tests.values()],
     }
-    _RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    new = _RESULTS.with_name(_RESULTS.name + ".new")
-    new.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    new.rename(_RESULTS)
+    try:
+        _RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        new = _RESULTS.with_name(_RESULTS.name + ".new")
+        new.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        new.rename(_RESULTS)
+    except OSError as error:  # the tests themselves are what matters
+        print(f"the results cannot be written: {error}", file=sys.__stderr__)
 
 
 def _earlier(machine: dict[str, Any] | None) -> list[dict[str, Any]]:
