@@ -91,7 +91,7 @@ class JobWaker:
         if job.ended:
             raise Refused(Refusal("ended", f"job {key.job_id} is over ({job.state.lower()})"))
         if not job.pending:
-            raise Refused(Refusal("running", f"job {key.job_id} is {job.state.lower()}"))
+            raise Refused(Refusal("running", f"job {key.job_id} is not suspended: it is {job.state.lower()}"))
         if note is None:
             raise Refused(Refusal("no-note", f"job {key.job_id} cannot be woken now: {NO_NOTE}"))
         parts.log.info("job %s: woken by %s", key.job_id, who)
