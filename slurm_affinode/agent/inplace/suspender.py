@@ -9,7 +9,7 @@ way back is that of a sleeper that is woken.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -28,7 +28,7 @@ from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.tree import Member, TreeGoneError
 from slurm_affinode.agent.undo import Undo
 from slurm_affinode.checkpoint import preflight
-from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.interface import CheckpointError, HelperLost
 from slurm_affinode.core.inplace import Card, sleeps_forever
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuError
@@ -101,7 +101,7 @@ class InPlaceSuspender:
         root = next((one.pid for one in members if one.pid_ns == job.root), 0)
         tree = parts.look(job.init_pid, root)
         try:
-            users = parts.cuda.users(one.pid for one in members)
+            users = self._users(one.pid for one in members)
             held = self._held(users)
             used = sum(held.values())
             found += preflight.refusals(
@@ -119,6 +119,14 @@ class InPlaceSuspender:
         except (CheckpointError, GpuError) as error:
             found.append(Refusal("driver", str(error)))
         return found
+
+    def _users(self, pids: Iterable[int]) -> frozenset[int]:
+        """Those that use CUDA. A helper that has ended is no reason against anything: the next one is asked."""
+        asked = tuple(pids)
+        try:
+            return self._parts.cuda.users(asked)
+        except HelperLost:
+            return self._parts.cuda.users(asked)
 
     def _asked_for(self, job: WatchedJob) -> WatchedJob:
         """With Slurm's word, where it says one."""
@@ -240,7 +248,7 @@ class InPlaceSuspender:
     def _begin(self, job: WatchedJob, slurm: Job, why: str, before: asking.Look) -> _Attempt:
         parts = self._parts
         members = self._members(job)
-        cuda = tuple(sorted(parts.cuda.users(member.pid for member in members)))
+        cuda = tuple(sorted(self._users(member.pid for member in members)))
         held = self._held(frozenset(cuda))
         assert slurm.submit is not None  # noqa: S101 - the caller has looked
         key = JobKey(parts.cluster, job.job_id, round(slurm.submit.timestamp()))

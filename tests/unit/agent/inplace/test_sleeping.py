@@ -16,6 +16,7 @@ from slurm_affinode.agent.inplace.sharing import Rules
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.memory import HostMemory
 from slurm_affinode.checkpoint.facts import MemoryFacts, ProcessFacts
+from slurm_affinode.checkpoint.interface import HelperLost
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase
 
@@ -294,3 +295,20 @@ def test_a_prolog_waits_for_one_that_falls_asleep(world, node):
         node.round()
         assert waiting[0].result(20) == []
     assert awake(world)
+
+
+def test_a_helper_that_has_ended_is_no_reason_against_it(world, node, monkeypatch):
+    """The next one is asked; a job that is to make room is not kept for the time that an answer is good for."""
+    users, lost = node.agent.cuda.users, []
+
+    def once(pids):
+        if not lost:
+            lost.append(True)
+            raise HelperLost("the helper for the CUDA driver was ended by signal 9")
+        return users(pids)
+
+    monkeypatch.setattr(node.agent.cuda, "users", once)
+    assert node.suspender.refusals(node.job()) == []
+    assert lost
+    node.sleep()
+    assert asleep(world)
