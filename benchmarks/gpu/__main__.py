@@ -175,6 +175,7 @@ def _steps(bench: Bench, options: argparse.Namespace, fit: list[int]) -> Iterato
     """What takes longest comes last."""
     machine, run = bench.machine, bench.run
     ours, bare = measure.Ours(bench.cuda, bench.nvml), measure.Bare()
+    bench.cuda.devices()  # initialises CUDA in the helper, as that of an agent has been long ago
     largest = EMULATED_MIB[-1] if machine.emulated else machine.mib
     middle, link = min(MIDDLE_MIB, largest), min(LINK_MIB, largest)
     rounds = options.rounds

@@ -192,7 +192,8 @@ def stored(run: Programs, ours: Ours, mib: int, directory: Path, rounds: int) ->
         return f"{directory}: {error}"
     finally:
         run.close()
-        ours.cuda.close()  # its helper holds a context on the GPU now; the next call has a new one
+        ours.cuda.close()  # its helper holds a context on the GPU now
+        ours.cuda.devices()  # a new one, initialised
     medians = {one: statistics.median(values) for one, values in taken.items()}
     return {"directory": str(directory), "bytes": mib * MIB, "seconds": medians}
 
@@ -207,8 +208,8 @@ def parallel(run: Programs, nvml: NvmlDriver, mib: int, counts: tuple[int, ...] 
             program.restored = True
         drivers = [Cuda(driver_version=nvml.version) for _ in started]
         try:
-            for cuda, program in zip(drivers, started, strict=True):
-                cuda.users([program.pid])  # its helper is there
+            for cuda in drivers:
+                cuda.devices()  # its helper is there, and has initialised CUDA, which a restore wants
             one = {"processes": count, "bytes": count * max(8, mib // count) * MIB}
             for name, workers in (("in_turn", 1), ("at_once", count)):
                 one[name] = _all(drivers, started, workers)  # type: ignore[assignment]
