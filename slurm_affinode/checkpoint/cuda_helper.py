@@ -70,6 +70,8 @@ def _state(driver: Driver, pid: int) -> str:
 
 
 def _lock(driver: Driver, pid: int, timeout_ms: int) -> None:
+    # The restore wants it: where it cannot be done nothing is begun, and whoever wakes first does not wait for it.
+    driver.initialise()
     arguments = driver.load().CUcheckpointLockArgs()
     arguments.timeoutMs = timeout_ms
     driver.call("cuCheckpointProcessLock", pid, arguments)

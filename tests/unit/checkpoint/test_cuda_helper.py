@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
 from slurm_affinode.checkpoint.cuda_driver import Driver
@@ -44,6 +45,26 @@ def test_who_uses_cuda_and_who_has_ended_meanwhile() -> None:
     assert ask(bindings, "users", pids=[1, 2, GONE]) == {"ok": [1]}
     says[os.getpid()] = Code.CUDA_ERROR_OPERATING_SYSTEM
     assert ask(bindings, "users", pids=[os.getpid()]) == {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}
+
+
+def test_nothing_is_locked_where_a_restore_could_not_be_done() -> None:
+    """That wants CUDA to be initialised, which takes long the first time and may fail: it comes first, and once."""
+    done: list[str] = []
+
+    def called(name: str, code: Code) -> Callable[..., Any]:
+        return lambda *_: (done.append(name), (code,))[1]
+
+    arguments = {"pid": 7, "timeout_ms": 50}
+    broken = Bindings(cuInit=called("init", Code.CUDA_ERROR_NOT_INITIALIZED))
+    assert ask(broken, "lock", **arguments) == {"cuda": "CUDA_ERROR_NOT_INITIALIZED"}
+    sound = Bindings(
+        cuInit=called("init", Code.CUDA_SUCCESS), cuCheckpointProcessLock=called("lock", Code.CUDA_SUCCESS),
+        CUcheckpointLockArgs=SimpleNamespace,
+    )  # fmt: skip
+    driver = Driver(sound)
+    for _ in range(2):
+        assert json.loads(answer(driver, json.dumps({"call": "lock", **arguments}))) == {"ok": None}
+    assert done == ["init", "init", "lock", "lock"]
 
 
 def test_a_call_that_is_not_known_is_answered() -> None:
