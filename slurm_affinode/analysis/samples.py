@@ -102,7 +102,6 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
 
 
 def _merged_devices(store: SampleStore, day: date) -> pl.DataFrame:
-    gap = pl.col("time").diff().dt.total_milliseconds().median().round().cast(pl.Int64)
     table = (
         _merged(store, day)
         .group_by("device", maintain_order=True)
@@ -111,7 +110,7 @@ def _merged_devices(store: SampleStore, day: date) -> pl.DataFrame:
             pl.len().cast(pl.Int64).alias("rows"),
             pl.col("time").first().alias("first"),
             pl.col("time").last().alias("last"),
-            gap.alias("step_ms"),
+            history_parts.sampling_step().alias("step_ms"),
         )
     )
     return _collect(table.select(pl.col(name).cast(dtype) for name, dtype in DEVICES.items()), store.root)

@@ -24,6 +24,9 @@ from slurm_affinode.history.merge import SAMPLE_COLUMNS
 from slurm_affinode.history.schema import IDENTITY, METRICS, TIME
 
 ROW_GROUP = 256 * 1024
+_TELLING_ROWS = 10
+_APART = 3
+"""Neighbouring gaps of one source do not differ so much all the time."""
 POLARS_ERRORS = (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
 """What Polars raises for a file that is gone or damaged; some damage makes it panic."""
 _FILES_AT_ONCE = 256
@@ -34,7 +37,7 @@ DEVICES: dict[str, pl.DataType] = {
     "rows": pl.Int64(),  # of the device in the part; their running sum gives the offsets
     "first": TIME,
     "last": TIME,
-    "step_ms": pl.Int64(),  # median gap between samples; None where there are fewer than two
+    "step_ms": pl.Int64(),  # ``sampling_step``; None where there are fewer than two samples
 }
 """The table of a part's devices, in the order of the part."""
 
@@ -300,14 +303,26 @@ def _dictionary(values: pl.Series, texts: pl.Series) -> pa.Array:
 
 
 def _summary(rows: pl.DataFrame) -> pl.DataFrame:
-    """Per device, in order: rows, first, last, median gap."""
-    gap = pl.col("time").diff().dt.total_milliseconds().median().round().cast(pl.Int64)
+    """Per device, in order: rows, first, last, sampling step."""
     return rows.group_by("device", maintain_order=True).agg(
         pl.len().cast(pl.Int64).alias("rows"),
         pl.col("time").first().alias("first"),
         pl.col("time").last().alias("last"),
-        gap.alias("step_ms"),
+        sampling_step().alias("step_ms"),
     )
+
+
+def sampling_step() -> pl.Expr:
+    """The sampling step, ms, of a device's ascending times: the median gap.
+
+    Two sources that take turns, a moment apart, make every other gap a small one, and the median with it; then it is
+    what the larger of two neighbouring gaps mostly reaches.
+    """
+    gap = pl.col("time").diff().dt.total_milliseconds()
+    larger = pl.when(gap.shift(-1) > gap).then(gap.shift(-1)).when(gap.shift(-1).is_not_null()).then(gap)
+    mostly, median = larger.quantile(0.25, "lower"), gap.median()
+    turns = (pl.len() >= _TELLING_ROWS) & (mostly > _APART * median)
+    return pl.when(turns).then(mostly).otherwise(median).round().cast(pl.Int64)
 
 
 def job_runs(rows: pl.DataFrame) -> pl.DataFrame:

@@ -266,6 +266,24 @@ def test_tables_of_years_of_days_are_read_some_hundred_at_a_time(
     assert max(asked) < 512
 
 
+@pytest.mark.parametrize("apart_s", [0.1, 5.0, 12.0])
+@pytest.mark.parametrize("more", [0, 1])
+def test_two_sources_that_take_turns(store: SampleStore, samples: Samples, apart_s: float, more: int) -> None:
+    """The time between them is no sampling step: else what lies between two of its samples would be a gap."""
+    store.ingest(samples([5.0] * 40), source="dcgm")
+    store.ingest(samples([5.0] * (39 + more), start=EIGHT + timedelta(seconds=apart_s)), source="nvidia-smi")
+    (step,) = store.devices()["step_ms"]
+    assert 3 * step >= 30_000 - apart_s * 1000
+    assert step <= 30_000
+
+
+def test_gaps_and_bursts_do_not_change_the_step(store: SampleStore, samples: Samples) -> None:
+    """Samples in threes with pauses: the step is that within them."""
+    for number in range(8):
+        store.ingest(samples([5.0] * 3, start=EIGHT + timedelta(seconds=600 * number)), source=str(number))
+    assert store.devices()["step_ms"].to_list() == [30_000]
+
+
 def test_an_ingest_into_a_day_with_a_damaged_part_says_so(store: SampleStore, samples: Samples) -> None:
     """One line that names the file; the new samples are there, beside the damaged ones."""
     store.ingest(samples([1.0] * 200), source="a")
