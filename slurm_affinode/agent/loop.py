@@ -22,7 +22,7 @@ from slurm_affinode.core.idle import IdleDetector, IdleState, still_idle
 from slurm_affinode.core.policy import Candidate, Decision, Policy, Surroundings, decide
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuError
-from slurm_affinode.model.suspension import Mode, Phase, Pressure, Refusal
+from slurm_affinode.model.suspension import Phase, Pressure, Refusal
 from slurm_affinode.nodeconfig import AgentConfig
 from slurm_affinode.timespec import parse_span_s
 
@@ -235,10 +235,15 @@ class Loop:
             candidates = {job.job_id: self._candidate(job, under_way, latest) for job in jobs}
             full = [one for one in candidates.values() if one.idle is not None and one.idle.reached]
             ready = [one for one in full if not one.in_place]  # the others give no GPU back to Slurm
-            surroundings = self._surroundings(latest, under_way)
+            surroundings = self._surroundings(latest)
+            for job_id, what in under_way.items():
+                if what == SUSPENDING and job_id in candidates:
+                    surroundings = surroundings.with_one_more(candidates[job_id])
             found = []
             for job in jobs:
                 decision = decide(self.policy, candidates[job.job_id], surroundings, ready)
+                if decision.act:  # two whose windows are full at once are two
+                    surroundings = surroundings.with_one_more(candidates[job.job_id])
                 self._state(job).decision = decision
                 found.append((job, decision))
             return found
@@ -277,12 +282,10 @@ class Loop:
             return None
         return idle.progress_s
 
-    def _surroundings(self, latest: Queue | None, under_way: Mapping[int, str]) -> Surroundings:
-        jobs = [self.registry.get(job_id) for job_id, what in under_way.items() if what == SUSPENDING]
-        in_place = sum(job is not None and job.option.mode is Mode.INPLACE for job in jobs)
-        suspending, no_room = len(jobs) - in_place, self._no_room
+    def _surroundings(self, latest: Queue | None) -> Surroundings:
+        """Before what is under way here is counted."""
         if latest is None:
-            return Surroundings(None, None, suspending, in_place, no_room)
+            return Surroundings(None, None, no_room=self._no_room)
         promises = self.promises.known()
         partitions, accounts, users = latest.suspended()
         room = latest.room(self.node)
@@ -290,8 +293,9 @@ class Loop:
             # What is being freed is as good as free: one waiting job must not cost two jobs their place.
             room = replace(room, free_gpus=room.free_gpus + self.work.freeing())
         return Surroundings(
-            latest.waiting(), room, suspending, in_place, no_room, partitions, accounts, users, promises
-        )
+            latest.waiting(), room, no_room=self._no_room, suspended_partitions=partitions,
+            suspended_accounts=accounts, suspended_users=users, promises=promises,
+        )  # fmt: skip
 
     def _follow(self, job: WatchedJob, decision: Decision) -> None:
         state = self._state(job)

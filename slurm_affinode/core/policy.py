@@ -147,6 +147,22 @@ class Surroundings:
     promises: tuple[Promise, ...] = ()
     """Of all nodes: one pending job must not cost two jobs their place."""
 
+    def with_one_more(self, candidate: Candidate) -> Surroundings:
+        """The same when a job is being suspended, too."""
+        if candidate.in_place:
+            return replace(self, in_place_under_way=self.in_place_under_way + 1)
+        return replace(
+            self,
+            under_way=self.under_way + 1,
+            suspended_partitions=_one_more(self.suspended_partitions, candidate.partition),
+            suspended_accounts=_one_more(self.suspended_accounts, candidate.account),
+            suspended_users=_one_more(self.suspended_users, candidate.user),
+        )
+
+
+def _one_more(counts: Mapping[str, int], name: str | None) -> Mapping[str, int]:
+    return counts if name is None else {**counts, name: counts.get(name, 0) + 1}
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:

@@ -186,6 +186,21 @@ def test_one_in_place_does_not_wait_for_the_image_of_another(node: Node1) -> Non
     assert node.daemon.work.under_way().keys() == {7, 8}
 
 
+def test_two_whose_windows_are_full_at_once_are_two(tmp_path: Path) -> None:
+    """No more begin in one round than the site has at a time."""
+    with agent(config_of(tmp_path, suspend="max_at_once = 2")) as node:
+        watched(node, option="window=1,when=always")
+        wait_until("a suspension begins", lambda: node.daemon.work.under_way().get(7))
+        loop, registry = node.daemon.loop, node.daemon.registry
+        with loop._lock, registry._lock:
+            for job_id in (8, 9):
+                registry._jobs[job_id] = replace(registry._jobs[7], job_id=job_id)
+                loop.states[job_id] = replace(loop.states[7], refusals_s=-1e9)
+        wait_until("another begins", node.daemon.work.under_way, lambda found: len(found) > 1)
+        (last,) = {7, 8, 9} - node.daemon.work.under_way().keys()
+        assert loop.states[last].decision.code == "node-busy"
+
+
 def test_signal_comes_first(node: Node1) -> None:
     """The job is told before, as it asked."""
     node.acts.go.set()

@@ -23,7 +23,7 @@ from slurm_affinode.core.policy import (
     pressing,
 )
 from slurm_affinode.core.spans import span
-from slurm_affinode.model.suspension import Pressure, Refusal, SuspendOption
+from slurm_affinode.model.suspension import Mode, Pressure, Refusal, SuspendOption
 
 
 def idle(progress_s: float = 900.0, window_s: float = 900.0, verdict: Verdict = Verdict.IDLE) -> IdleState:
@@ -208,6 +208,21 @@ def test_rules_of_the_site(policy: Policy, surroundings: Surroundings, code: str
     decision = decide(policy, JOB, surroundings)
     assert not decision.act
     assert decision.code == code
+
+
+def test_one_more_counts_for_every_limit_that_is_its() -> None:
+    """What is decided in one round is known to the next decision of it."""
+    policy = Policy(
+        max_at_once=9, users={"alice": Limit(1)}, accounts={"vision": Limit(2)}, partitions={"gpu": Limit(3)}
+    )
+    one = PRESSED.with_one_more(JOB)
+    assert decide(policy, JOB, PRESSED).act
+    assert [two.code for two in decide(policy, JOB, one).against] == ["limit-user"]
+    codes = [two.code for two in decide(policy, JOB, one.with_one_more(JOB).with_one_more(JOB)).against]
+    assert codes == ["limit-partition", "limit-account", "limit-user"]
+    in_place = PRESSED.with_one_more(replace(JOB, option=replace(JOB.option, mode=Mode.INPLACE)))
+    assert (in_place.under_way, in_place.in_place_under_way) == (0, 1)
+    assert decide(Policy(), JOB, in_place).act
 
 
 def test_rules_about_others_do_not_matter() -> None:
