@@ -17,16 +17,18 @@ from gpu.skips import without
 from slurm_affinode.agent.peers import Inspector
 from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.watch import Watch
-from slurm_affinode.core.idle import IdleDetector, IdleRule, IdleState, Verdict
+from slurm_affinode.core.idle import IdleDetector, IdleRule, IdleState, Verdict, still_idle
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.suspension import SuspendOption
+from slurm_affinode.nodeconfig import AgentConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 EVERY_S = 0.25
 SETTLES_S = 30.0
 FLOORS = {"memory": 1.0, "engine": 1.0, "sm": 1.0, "tensor": 1.0, "dram": 1.0}
-"""What a quiet GPU may show of itself: the counters of a shared clock are not exactly 0."""
+"""What a quiet GPU may show of itself: the counters of a shared clock are not exactly 0. Whether it is within what the
+agent allows by default is among the results."""
 
 
 @pytest.fixture
@@ -95,6 +97,12 @@ def why_not_counted(uuid: str) -> Missing:
     return Missing("NVML counts engine and DRAM activity here, and gave no engine activity", broken=True)
 
 
+def by_default(watch: Watch, job: WatchedJob) -> str:
+    """What an agent that nobody has configured would say now."""
+    rule = IdleRule(window_s=2.0, floors_pct=AgentConfig().floors_pct)
+    return still_idle(rule, watch.sample(job, rule)) or "idle"
+
+
 def values(state: IdleState) -> dict[str, float | None]:
     """Signal -> what it showed."""
     return {one.name: one.value for one in state.signals if one.of != "host"}
@@ -116,6 +124,7 @@ def test_work_is_busy_and_held_memory_is_idle(run: Programs, nvml: NvmlDriver, n
 
     idle, states = until(watch, job, detector, lambda state: state.reached, "idle for its window")
     note("idle", values(idle))
+    note("by_the_agents_defaults", by_default(watch, job))
     assert idle.used_bytes is not None
     assert idle.used_bytes >= 64 << 20
     assert idle.progress_s >= 2.0
@@ -155,6 +164,7 @@ def test_engine_and_memory_activity_where_the_gpu_counts_them(
     program.answer(asked)
     idle, _ = until(watch, job, detector, lambda state: state.reached, "idle for its window")
     note("idle", values(idle))
+    note("by_the_agents_defaults", by_default(watch, job))
     assert all((values(idle)[name] or 0.0) <= FLOORS[name] for name in ("engine", "dram"))
 
 
