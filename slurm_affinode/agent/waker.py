@@ -136,7 +136,8 @@ class JobWaker:
             if note.job_id in by_id and by_id[note.job_id].pending and by_id[note.job_id].held
         ]
         for note, job in asleep:
-            if note.wake not in ("auto", "hold"):
+            # One whose restore has failed waits until somebody asks for it anew: it would fail again and again.
+            if note.wake not in ("auto", "hold") and note.failure is None:
                 self._try_release(note, job)
         candidates = [(note, job) for note, job in asleep if note.wake == "auto" and self._may(note)]
         if candidates:

@@ -76,6 +76,22 @@ def test_the_option_says_when(asleep, wake, released):
     assert any(effect.startswith("begin 20") for effect in world.effect_log) is (wake not in ("hold", "now"))
 
 
+@pytest.mark.parametrize("wake", ["auto", "now", "now+30"])
+def test_one_whose_restore_has_failed_is_not_released_again_by_itself(asleep, wake):
+    """It would fail again and again; who asks for it anew gets another try."""
+    world, agent = asleep
+    (note,) = agent.parts.notes.all()
+    agent.parts.notes.write(replace(note, wake=wake, failure="criu/pages-1.img: its contents have changed"))
+    for _ in range(3):
+        world.clock += 1000
+        look(world, agent, (NODE,))
+    assert world.held
+    (one,) = agent.keeper.suspended()
+    assert (one.wake, one.failure) == ("hold", "criu/pages-1.img: its contents have changed")
+    agent.waker.wake(note.key, "alice")
+    assert not world.held
+
+
 def test_a_job_that_slurm_does_not_release_keeps_no_other_asleep(asleep):
     """Its begin time is refused; the one behind it wakes."""
     world, agent = asleep
