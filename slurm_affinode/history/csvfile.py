@@ -24,9 +24,10 @@ DELIMITERS = (",", "\t", ";", "|")
 _TELLING = (*VALUES, "value")
 """Fields of which a header names at least one."""
 _SMI_COLUMN = re.compile(
-    r"(?:utilization|memory|power|pci|temperature|clocks|pstate|fan|ecc|mig|gpu|clocks_event_reasons|enforced)"
-    r"[._][\w.]+(?:\s*\[.+\])?|timestamp|name|uuid|index|count|serial|pstate|driver_version|vbios_version"
+    r"(?:[a-z]\w*(?:\.\w+)+|gpu_\w+|timestamp|name|uuid|index|count|serial|pstate|hostname|module_id|compute_cap|"
+    r"\w+_(?:mode|version|attached|active))(?:\s*\[.+\])?"
 )
+"""``nvidia-smi --help-query-gpu``: names of several words joined by dots, and these."""
 _SMI_MARK = re.compile(r"(?:utilization\.|memory\.|power\.draw|pci\.bus_id)")
 
 

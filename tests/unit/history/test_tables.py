@@ -43,6 +43,25 @@ def test_nvidia_smi_without_a_header_needs_the_list_of_fields(read: Reader, reco
         read(path, node="gpu01", fields=fields[:4])
 
 
+@pytest.mark.parametrize(
+    ("fields", "cells"),
+    [
+        ("pstate, pcie.link.gen.max, temperature.gpu", "P0, 4, 33"),
+        ("clocks.current.sm [MHz], clocks_throttle_reasons.active", "1410 MHz, 0x0000000000000001"),
+        ("ecc.errors.uncorrected.volatile.total, retired_pages.pending, fan.speed [%]", "0, No, [N/A]"),
+        ("compute_mode, persistence_mode, display_active, vbios_version", "Default, Enabled, Disabled, 92.00"),
+    ],
+)
+def test_any_query_of_nvidia_smi_is_a_log(read: Reader, tmp_path: Path, fields: str, cells: str) -> None:
+    """Whatever else was asked for: it may still be being written."""
+    path = tmp_path / "gpu01.csv"
+    row = f"2026/11/01 08:00:00.000, {UUID}, {cells}, 45 %"
+    path.write_text(f"timestamp, uuid, {fields}, utilization.gpu [%]\n{row}\n{row[:40]}")
+    result = read(path)
+    assert result.format == "nvidia-smi"
+    assert [row["util_pct"] for row in result.rows] == [45.0]
+
+
 def test_a_log_that_goes_on_with_other_columns(read: Reader, tmp_path: Path) -> None:
     """The logger was started again with the fields in another order: the new header counts from there on."""
     path = tmp_path / "gpu01.log"
