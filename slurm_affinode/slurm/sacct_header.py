@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from slurm_affinode.errors import InputError
-from slurm_affinode.slurm.fields import KNOWN
+from slurm_affinode.slurm.fields import FREE_TEXT, KNOWN
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _NOT_NAME = re.compile(r"[^A-Za-z0-9_%]+")
@@ -35,6 +35,11 @@ class Header:
     def id_column(self) -> int:
         """The position of the job id."""
         return self.names.index("jobidraw" if "jobidraw" in self.names else "jobid")
+
+    @property
+    def text_before_id(self) -> bool:
+        """Whether a text that a person chose stands before the job id."""
+        return not FREE_TEXT.isdisjoint(self.names[: self.id_column])
 
 
 def parse_header(line: str, *, where: str, delimiter: str | None = None) -> Header:

@@ -81,13 +81,21 @@ def _first_header(buffer: bytes, where: str, delimiter: str | None) -> tuple[Hea
 
 
 def _cut(buffer: bytes, header: Header) -> int:
-    """Where the last regular line begins: what follows it may still belong to it."""
+    """Where the last regular line begins: what follows it may still belong to it.
+
+    Where a text stands before the id, what stands before a regular line may belong to it, unless that is regular, too.
+    """
     needle = (header.delimiter or "\n").encode()
     end = buffer.rfind(b"\n")
+    begun = None
     while end > 0:
         start = buffer.rfind(b"\n", 0, end) + 1
-        if header.delimiter is None or buffer.count(needle, start, end) == header.delimiters:
+        regular = header.delimiter is None or buffer.count(needle, start, end) == header.delimiters
+        if regular and not header.text_before_id:
             return start
+        if regular and begun is not None:
+            return begun
+        begun = start if regular else None
         end = start - 1
     return 0
 

@@ -39,7 +39,7 @@ _FORMS: dict[str, str] = {
     **dict.fromkeys(("alloctres", "reqtres"), _TRES),
     **dict.fromkeys(("allocgres", "reqgres"), _GRES),
     **dict.fromkeys(("exitcode", "derivedexitcode"), r"(?:|-?\d+:\d+)"),
-    "state": r"(?:|[A-Z][A-Z_]*\+?|CANCELLED by .+)",
+    "state": r"(?:|[A-Z][A-Z_]*\+?|CANCELLED by [\w.@\\-]+\+?)",
     "nodelist": _NODES,
     "blockid": r"\d*",
     "layout": r"(?:|[A-Z][A-Za-z,_]*)",
@@ -48,6 +48,9 @@ _FORMS: dict[str, str] = {
 _WORD = r"[^\r\n]*"
 _COMMAND = re.compile(r"^$|^(?:[\w./~-]*/)?(?:sbatch|srun|salloc|scrontab|sattach|swrap|slurmrestd)\b")
 _MAX_READINGS = 64
+_TRES_NUMBERS = {
+    name: i for i, name in enumerate(("cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"))
+}
 
 
 @lru_cache(maxsize=512)
@@ -64,8 +67,8 @@ def repair(pieces: list[str], header: Header) -> list[str] | None:
     """Give each column its part of ``pieces``, the texts between the delimiters of one record.
 
     ``None`` where no reading has every cell in the form of its column, or several differ in what the figures
-    need. Among readings that differ in texts alone: a SubmitLine that begins as a command line, then the text in the
-    last column.
+    need. Lists of resources are read as long as they are in Slurm's order. Among readings that differ in texts alone: a
+    SubmitLine that begins as a command line, then the text in the last column.
     """
     if header.trailing:
         if pieces[-1].strip():
@@ -80,6 +83,7 @@ def repair(pieces: list[str], header: Header) -> list[str] | None:
             break
     if not found:
         return None
+    found = _longest_lists(found, header)
     fixed = [i for i, name in enumerate(header.names) if name in USED and name not in FREE_TEXT]
     if any([cells[i] for i in fixed] != [found[0][i] for i in fixed] for cells in found[1:]):
         return None
@@ -87,6 +91,25 @@ def repair(pieces: list[str], header: Header) -> list[str] | None:
         at = header.names.index("submitline")
         found = [cells for cells in found if _COMMAND.match(cells[at])] or found
     return found[0]
+
+
+def _longest_lists(found: list[list[str]], header: Header) -> list[list[str]]:
+    """The readings in which most lists of resources are in order, then those that have most resources."""
+    lists = [i for i, name in enumerate(header.names) if name in ("alloctres", "reqtres")]
+
+    def worth(cells: list[str]) -> tuple[int, int]:
+        named = [[re.split("[:=]", part)[0] for part in cells[i].split(",")] for i in lists]
+        return sum(map(_in_order, named)), sum(map(len, named))
+
+    worths = [worth(cells) for cells in found]
+    return [cells for cells, value in zip(found, worths, strict=True) if value == max(worths)]
+
+
+def _in_order(names: list[str]) -> bool:
+    """By name, as Slurm prints what was allocated, or by its numbers of them, as it keeps what was asked for; without
+    types, which may stand on either side."""
+    numbers = [_TRES_NUMBERS.get(name, len(_TRES_NUMBERS)) for name in names]
+    return names == sorted(names) or numbers == sorted(numbers)
 
 
 def _readings(pieces: list[str], header: Header) -> Iterator[list[str]]:

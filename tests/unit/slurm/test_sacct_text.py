@@ -85,6 +85,49 @@ def test_a_comma_between_two_lists_of_resources_is_told_from_those_within() -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("cells", "tres", "name"),
+    [
+        ("billing=4,cpu=4,gres/gpu:a100=2,gres/gpu=2,mem=4G,node=1,train", 6, "train"),
+        ("cpu=4,mem=4G,node=1,billing=4,gres/gpu=1,a,b", 5, "a,b"),
+        ("billing=4,cpu=4,mem=4G,node=1,gres/gpu=9", 4, "gres/gpu=9"),
+        (",a=b", 0, "a=b"),
+    ],
+)
+def test_a_comma_after_a_list_of_resources_begins_the_name(cells: str, tres: int, name: str) -> None:
+    """The list goes on as long as it is in one of Slurm's orders: a name that looks like a resource adds none."""
+    found = parse(f"JobID,State,AllocTRES,JobName\n1,COMPLETED,{cells}\n").jobs
+    assert found["job_name"].to_list() == [name]
+    assert len([part for part in (found["alloc_tres"][0] or "").split(",") if part]) == tres
+
+
+def test_who_cancelled_ends_at_the_delimiter() -> None:
+    """A name with the delimiter in it does not make the columns between the two a part of the state."""
+    found = parse(
+        "JobID|State|NodeList|User|JobName\n1|CANCELLED by 1000|n1|ann|a|b\n2|CANCELLED by DOM\\bob|n2|bob|c|d\n"
+    )
+    assert found.jobs.select("cancelled_by", "node_list", "user", "job_name").rows() == [
+        ("1000", "n1", "ann", "a|b"), ("DOM\\bob", "n2", "bob", "c|d"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("header", ["JobName|JobID|State|End", "State|JobName|End|JobID", "State|End|JobID|JobName"])
+@pytest.mark.parametrize("name", ["a\nb", "a\n\nb c", "a|b\nc", "x\n|y", "plain", "a||b"])
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 30])
+def test_names_over_several_lines_stand_anywhere(header: str, name: str, chunk_bytes: int) -> None:
+    """Also before the id, where the line on which a record begins does not have it."""
+    columns = header.split("|")
+
+    def line(job: str, name: str) -> str:
+        cells = {"JobID": job, "JobName": name, "State": "COMPLETED", "End": "2026-11-01T00:00:00"}
+        return "|".join(cells[column] for column in columns)
+
+    lines = [header, line("1", name), line("2", "p"), line("3", name), line("4", name), ""]
+    found = read("\n".join(lines).encode(), where="in", how=Reading(chunk_bytes=chunk_bytes))
+    assert found.jobs.select("job_id", "job_name").rows() == [(1, name), (2, "p"), (3, name), (4, name)]
+    assert found.problems == ()
+
+
 def test_the_delimiter_can_be_given() -> None:
     """An override that fits is taken; one that does not is one clear line."""
     assert parse("JobID|State\n1|FAILED\n", delimiter="|").jobs.height == 1
