@@ -168,6 +168,7 @@ class Aftermath:
             gpus=facts.get("gpus") or 0, gpu_bytes=facts.get("gpu_bytes") or 0,
             image_bytes=facts.get("image_bytes") or 0, wake=option.wake, user=facts.get("user"),
             trouble=None if facts.get("trouble") is None else words.one(facts["trouble"]),
+            passed=None if facts.get("passed") is None else words.one(facts["passed"]),
         )  # fmt: skip
 
     def _copy(self, record: Record) -> None:

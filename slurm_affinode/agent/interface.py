@@ -69,6 +69,8 @@ class SuspendedJob:
     why: str
     failure: str | None = None
     """Why its last restore failed."""
+    passed: str | None = None
+    """Tiers that did not take its image, and why."""
 
 
 class Suspender(Protocol):

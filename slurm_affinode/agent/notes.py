@@ -50,6 +50,8 @@ class Note:
     """Why its last restore failed."""
     trouble: str | None = None
     """What its image had trouble with; it can be restored all the same."""
+    passed: str | None = None
+    """Tiers that did not take its image when it was written, and why."""
     released_epoch: float | None = None
     given_up: bool = False
     """None of its images is to be restored any more: it starts from its beginning."""

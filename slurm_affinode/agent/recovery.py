@@ -370,6 +370,7 @@ class JobKeeper:
                     key=note.key, uid=note.uid, node=note.node, seq=note.seq, since_epoch=note.since_epoch,
                     image_bytes=note.image_bytes, gpu_bytes=note.gpu_bytes, gpus=note.gpus, where=where,
                     wake=note.wake if note.failure is None else "hold", why=note.why, failure=note.failure or trouble,
+                    passed=note.passed,
                 )
             )  # fmt: skip
         return found

@@ -80,6 +80,7 @@ def suspended(job: SuspendedJob, *, user: str, now_epoch: float) -> dict[str, An
         "wake": job.wake,
         "why": job.why,
         "failure": job.failure,
+        "passed_over": job.passed,
     }
 
 

@@ -71,6 +71,8 @@ class _Attempt:
     image_bytes: int | None = None
     trouble: str | None = None
     """What went wrong on the way, and was mended."""
+    passed: list[str] = field(default_factory=list)
+    """Tiers that did not take the image, and why."""
 
 
 class JobSuspender:
@@ -262,11 +264,13 @@ class JobSuspender:
         # The GPU memory is among that of the processes by now.
         estimate = preflight.estimate(parts.look(job.init_pid, attempt.root.pid), 0, _OUTPUT_BYTES)
         image = parts.tiers.write(
-            attempt.key, partial(self._fill, attempt), uid=job.uid, estimate=estimate, at_least=self._next_seq(attempt)
-        )
-        parts.tiers.settle(image)
+            attempt.key, partial(self._fill, attempt), uid=job.uid, estimate=estimate, at_least=self._next_seq(attempt),
+            passed=attempt.passed.append,
+        )  # fmt: skip
+        parts.tiers.settle(image, passed=attempt.passed.append)
         attempt.image_bytes = image.manifest.size
-        self._mark(attempt, Phase.DUMPED, image_bytes=image.manifest.size, trouble=attempt.trouble)
+        passed = "; ".join(dict.fromkeys(attempt.passed)) or None
+        self._mark(attempt, Phase.DUMPED, image_bytes=image.manifest.size, trouble=attempt.trouble, passed=passed)
 
     def _fill(self, attempt: _Attempt, writer: ImageWriter) -> Image:
         """The dump into one store. Raises ``NoRoom`` where that ran full; the tree can then be dumped into another."""

@@ -27,6 +27,8 @@ from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 T = TypeVar("T")
 Fill = Callable[[ImageWriter], Image]
 """Writes an image and commits it."""
+Passed = Callable[[str], None]
+"""Told of a tier that did not take an image, with its name and why."""
 LOG = logging.getLogger("slurm_affinode.agent")
 _NO_LIMIT = Limiter(0)
 
@@ -116,11 +118,14 @@ class Tiers:
                 return
         raise why or NoRoom("there is no durable image store")
 
-    def write(self, key: JobKey, fill: Fill, *, uid: int, estimate: int, at_least: int = 1) -> Image:
+    def write(
+        self, key: JobKey, fill: Fill, *, uid: int, estimate: int, at_least: int = 1, passed: Passed = lambda text: None
+    ) -> Image:
         """Have ``fill`` write a new image in the fastest tier that takes it; where that runs full, in the next one.
 
         ``fill`` is called anew for each tier that takes the image, and raises ``NoRoom`` where that ran full. ``uid``,
-        ``estimate``, ``at_least``: as of ``DirectoryStore.begin``. Raises ``NoRoom``, and what else ``fill`` raises.
+        ``estimate``, ``at_least``: as of ``DirectoryStore.begin``. ``passed`` is told of each tier that took nothing.
+        Raises ``NoRoom``, and what else ``fill`` raises.
         """
         why: list[str] = []
         self.demand.requested(key.name, self._now())
@@ -130,6 +135,7 @@ class Tiers:
                 writer = tier.store.begin(key, uid=uid, estimate=estimate, at_least=at_least)
             except (CheckpointError, OSError) as error:
                 why.append(_text(error))
+                passed(f"{tier.name}: {why[-1]}")
                 continue
             try:
                 with writer:
@@ -144,8 +150,11 @@ class Tiers:
             self.report(key, f"no tier takes its image: {'; '.join(why)}")
         raise NoRoom(why[0] if why else "there is no image store")
 
-    def settle(self, image: Image) -> Copy:
-        """Have a durable copy: the first thing after a dump. Raises ``CheckpointError`` where that cannot be."""
+    def settle(self, image: Image, *, passed: Passed = lambda text: None) -> Copy:
+        """Have a durable copy: the first thing after a dump. Raises ``CheckpointError`` where that cannot be.
+
+        ``passed``: as of ``write``.
+        """
         copies = self._copies_of(image.manifest)
         durable = [copy for copy in copies if copy.tier.durable]
         if durable:
@@ -160,6 +169,7 @@ class Tiers:
                 raise
             except CheckpointError as error:
                 why = error
+                passed(f"{tier.name}: {_text(error)}")
         raise why or NoRoom("there is no durable image store")
 
     # --- reading

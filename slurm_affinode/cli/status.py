@@ -164,6 +164,8 @@ def _asleep(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("image", f"{size(row['image_bytes'])} on disk, with the contents of host and GPU memory; {where}"),
         ("wake", f"{_wakes(row['wake'], row['since'])}; or: slurm-affinode wake {row['job_id']}"),
     ]
+    if row.get("passed_over"):
+        pairs.append(("passed over", f"tiers that did not take the image: {row['passed_over']}"))
     if row["suspensions"] > 1:
         pairs.append(("suspended", _times(row["suspensions"])))
     if row["failure"]:

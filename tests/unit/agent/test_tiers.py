@@ -196,12 +196,25 @@ def test_where_no_tier_takes_the_image_the_job_runs_on(world: World, caplog: pyt
 
 
 def test_a_full_memory_tier_is_passed_over(world: World) -> None:
-    """The dump goes to the disk."""
+    """The dump goes to the disk, and status says why: that is no failure."""
     agent = Tiered(world, "c1", memory=10)
     assert agent.suspend().phase is Phase.QUEUED
     agent.settle()
     assert agent.where() == ["disk", "shared"]
     assert agent.asleep() is None
+    (one,) = agent.keeper.suspended()
+    assert (one.passed or "").startswith(f"memory: {world.root}/c1/memory: 10 B free, ")
+
+
+def test_a_disk_that_takes_nothing_is_passed_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its durable copy is in the shared tier; status says why."""
+    agent = Tiered(world, "c1")
+    monkeypatch.setattr(agent.parts.local._entries, "mounted", read_only_store)
+    assert agent.suspend().phase is Phase.QUEUED
+    agent.settle()
+    assert agent.where() == ["memory", "shared"]
+    (one,) = agent.keeper.suspended()
+    assert one.passed == "disk: shared: is read-only"
 
 
 @pytest.mark.parametrize("when", ["while CRIU writes", "when it is committed"])

@@ -148,6 +148,13 @@ def test_list_of_jobs(run: Any) -> None:
     assert "No job of yours" in run(reach, "status").stdout
 
 
+def test_status_names_tiers_that_did_not_take_an_image(run: Any) -> None:
+    """With the reason."""
+    row = SUSPENDED | {"passed_over": "memory: /dev/shm/images: 0 B free, 53.0 GiB needed"}
+    text = run(Reach({"jobs": [row]}), "status", "8").stdout
+    assert "tiers that did not take the image: memory: /dev/shm/images: 0 B free, 53.0 GiB needed" in text
+
+
 def test_suspend_waits_until_it_is_done(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks until the job is suspended, also while it is for a moment in no list."""
     monkeypatch.setattr("slurm_affinode.cli.suspend.POLL_S", 0.001)
