@@ -109,6 +109,10 @@ def ingest() -> None:
     """Load history into the store. The same input twice changes nothing."""
 
 
+def _not_utf8(argument: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in argument)
+
+
 def main() -> NoReturn:
     """Run the command line; a user's mistake ends in one line on standard error and an exit status."""
     try:
@@ -130,6 +134,13 @@ def main() -> NoReturn:
     except OSError as error:  # what no adapter has translated: a full disk, no more file descriptors
         where = f"{error.filename}: " if error.filename else ""
         click.echo(f"slurm-affinode: {where}{error.strerror or error}", err=True)
+        sys.exit(2)
+    except UnicodeEncodeError:
+        # Only names of files may be bytes that are no text; any other argument ends where it is stored or printed.
+        odd = next((one for one in sys.argv[1:] if _not_utf8(one)), None)
+        if odd is None:
+            raise
+        click.echo(f"slurm-affinode: {odd!r}: this argument is not UTF-8", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         click.echo("slurm-affinode: interrupted", err=True)

@@ -97,6 +97,17 @@ def test_errors_become_one_line_and_a_status(
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.parametrize("words", [("report", "--title"), ("ingest", "sacct", "--cluster")])
+def test_an_argument_that_is_no_text_is_one_line(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Names of files may be any bytes; a title or a name that goes into a store or a page may not."""
+    state, file = str(tmp_path / "state"), tmp_path / "caf\udce9.txt"
+    file.write_text("JobID|Start|End\n1|2026-11-01T00:00:00|2026-11-01T01:00:00\n")
+    assert run("ingest", "sacct", str(file), "--state", state).returncode == 0
+    rest = [str(file)] if words[0] == "ingest" else ["--since", "2026-11-01", "--out", str(tmp_path / "out")]
+    done = run(*words, "caf\udce9", *rest, "--state", state)
+    assert (done.returncode, done.stderr) == (2, "slurm-affinode: 'caf\\udce9': this argument is not UTF-8\n")
+
+
 def test_names_cannot_drive_the_terminal() -> None:
     """Escape sequences in a job name are shown, not obeyed."""
     assert printable("a\x1b[31mb\n") == "a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}"
