@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -11,6 +11,8 @@ import polars as pl
 
 from slurm_affinode.history.schema import TIME
 
+POSSIBLE = (datetime(1970, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC))
+"""What lies outside was no time, or was taken for one of another unit."""
 _NUMBER = r"^[+-]?\d+(?:\.\d*)?(?:[eE][+]?\d+)?$"
 _CLOCK = (
     r"^(\d{4})[-/](\d{1,2})[-/](\d{1,2})"

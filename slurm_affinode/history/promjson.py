@@ -14,9 +14,12 @@ import polars as pl
 
 from slurm_affinode.errors import InputError
 from slurm_affinode.history.lines import open_binary, reading
+from slurm_affinode.history.localtime import POSSIBLE
 from slurm_affinode.history.longform import FIELD_CODES, LongForm
 from slurm_affinode.history.reading import Identifier, Identity, Notes, ReadOptions, measured
 from slurm_affinode.history.schema import TIME
+
+_LATEST_MS = POSSIBLE[1].timestamp() * 1000
 
 
 def read(path: Path, notes: Notes, options: ReadOptions, fallback_node: str | None) -> Iterator[pl.DataFrame]:
@@ -75,7 +78,10 @@ def _points(points: list[Any], notes: Notes, options: ReadOptions, number: int) 
     try:
         times = [round(float(time) * 1000) for time, _ in points]
         values = [str(value) for _, value in points]
-    except (TypeError, ValueError):
+        sound = all(0 <= time < _LATEST_MS for time in times)
+    except (TypeError, ValueError, OverflowError):
+        sound = False
+    if not sound:
         notes.problem(None, f"series {number}: its points are no pairs of time and value", strict=options.strict)
         times, values = [], []
     frame = pl.DataFrame({"ms": times, "raw": values}, schema={"ms": pl.Int64(), "raw": pl.String()})

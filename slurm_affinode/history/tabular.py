@@ -147,7 +147,10 @@ class TableReader:
             return frame.with_columns(self._ticks.times([devices[at] for at in frame["at"]], frame["number"]))
         frame = frame.with_columns(self._clock.times(frame[f"c{position}"], frame["at"], self._notes))
         self.reject(frame.filter(pl.col("time").is_null()), "the time cannot be read", position)
-        return frame.filter(pl.col("time").is_not_null())
+        frame = frame.filter(pl.col("time").is_not_null())
+        possible = pl.col("time").is_between(*localtime.POSSIBLE)
+        self.reject(frame.filter(~possible), "the time is none of a GPU", position)
+        return frame.filter(possible)
 
     def _wide(self, frame: pl.DataFrame) -> pl.DataFrame:
         for field, (position, alias) in self.layout.values.items():

@@ -62,6 +62,33 @@ def test_any_query_of_nvidia_smi_is_a_log(read: Reader, tmp_path: Path, fields: 
     assert [row["util_pct"] for row in result.rows] == [45.0]
 
 
+@pytest.mark.parametrize("time", ["-5", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "9e15", "4200000000"])
+def test_times_that_are_none_are_bad_lines(read: Reader, tmp_path: Path, time: str) -> None:
+    """A number of another kind, or the sentinel of a database: it would make a day of its own."""
+    path = tmp_path / "s.csv"
+    path.write_text(f"time,node,uuid,util\n{time},n1,{UUID},5\n1793520000,n1,{UUID},6\n")
+    result = read(path)
+    assert [row["util_pct"] for row in result.rows] == [6.0]
+    assert [(problem.line, problem.reason) for problem in result.notes.problems] in (
+        [(2, f"the time is none of a GPU: time is {time!r}")],
+        [(2, f"the time cannot be read: time is {time!r}")],
+    )
+
+
+@pytest.mark.parametrize("time", ["Infinity", "1e300", "-5", "NaN", '"soon"'])
+def test_times_of_prometheus_that_are_none(read: Reader, tmp_path: Path, time: str) -> None:
+    """The series is left out and named, the others count."""
+    path = tmp_path / "range.json"
+    labels = [f'{{"__name__": "DCGM_FI_DEV_GPU_UTIL", "Hostname": "n1", "gpu": "{gpu}"}}' for gpu in (0, 1)]
+    series = [
+        f'{{"metric": {label}, "values": [[{at}, "5"]]}}' for label, at in zip(labels, (time, 1793520000), strict=True)
+    ]
+    path.write_text(f'{{"status": "success", "data": {{"resultType": "matrix", "result": [{", ".join(series)}]}}}}')
+    result = read(path)
+    assert [row["index"] for row in result.rows] == [1]
+    assert "no pairs of time and value" in result.notes.problems[0].reason
+
+
 def test_a_log_that_goes_on_with_other_columns(read: Reader, tmp_path: Path) -> None:
     """The logger was started again with the fields in another order: the new header counts from there on."""
     path = tmp_path / "gpu01.log"
