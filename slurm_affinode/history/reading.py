@@ -18,7 +18,7 @@ from slurm_affinode.history.schema import IDENTITY
 KEPT_PROBLEMS = 100
 """Problems of a file that are kept with their text; the rest is counted."""
 
-_DEVICE = re.compile(r"(?:/dev/)?(?:nvidia|gpu)?\s*(\d{1,4})", re.IGNORECASE)
+_DEVICE = re.compile(r"(?:/dev/)?(?:nvidia|gpu)?\s*(\d{1,4})(?:\.0+)?", re.IGNORECASE)
 _BARE_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - names that say nothing, nothing is bound
 _JOB_SEPARATORS = re.compile(r"[\s,;]+")
@@ -133,7 +133,7 @@ def _marks(raw: Mapping[str, str]) -> tuple[str | None, str | None, int | None, 
     """UUID, PCI address, index, MIG id; each recognised by its form, also in the wrong column."""
     uuid = pci = mig = None
     index: int | None = None
-    mig = raw.get("mig", "").strip() or None
+    mig = _whole(raw.get("mig", "").strip()) or None
     for column in ("uuid", "pci", "index"):
         text = raw.get(column, "").strip()
         if text.startswith("MIG-"):
@@ -145,25 +145,28 @@ def _marks(raw: Mapping[str, str]) -> tuple[str | None, str | None, int | None, 
             pci = pci or address
         elif column == "index" and (match := _DEVICE.fullmatch(text)) and int(match.group(1)) < 2**15:
             index = int(match.group(1))
-        elif column == "uuid" and text and not text.isdigit():
+        elif column == "uuid" and text and not _whole(text).isdigit():
             uuid = uuid or text
-        elif column == "uuid" and text.isdigit() and int(text) < 2**15:
-            index = int(text)
+        elif column == "uuid" and text and int(_whole(text)) < 2**15:
+            index = int(_whole(text))
     return uuid, pci, index, mig
 
 
 def job_ids(text: str) -> str | None:
     """Job ids in canonical form: sorted, joined by ``,``; None where the text names no job."""
-    ids = {part for part in _JOB_SEPARATORS.split(text.strip()) if part.lower() not in _NO_JOB}
-    return ",".join(sorted(_whole(one) for one in ids)) or None
+    ids = {_whole(part) for part in _JOB_SEPARATORS.split(text.strip())}
+    return ",".join(sorted(one for one in ids if one.lower() not in _NO_JOB)) or None
 
 
 def _whole(text: str) -> str:
-    """``4.2e+07`` and ``123.0`` as the whole numbers they are; anything else as it is."""
+    """``4.2e+07`` and ``123.0`` as the whole numbers they are; anything else as it is.
+
+    Tables in which a number is missing somewhere have it so.
+    """
     if not _FLOAT.fullmatch(text):
         return text
     number = float(text)
-    return str(int(number)) if number == int(number) and 0 < number < 2**53 else text
+    return str(int(number)) if number == int(number) and 0 <= number < 2**53 else text
 
 
 def identity_frame(identities: list[Identity]) -> pl.DataFrame:

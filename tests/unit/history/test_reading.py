@@ -76,6 +76,8 @@ def test_a_node_is_taken_from_a_path_only_where_it_is_plain(path: str, node: str
         ({"index": "nvidia4", "mig": "7"}, (None, None, 4, "7")),
         ({"index": "18406264533268036793", "uuid": "5"}, (None, None, 5, None)),
         ({"uuid": "card-x"}, ("card-x", None, None, None)),
+        ({"index": "1.0", "mig": "7.0"}, (None, None, 1, "7")),
+        ({"uuid": "0.0", "mig": "0.0"}, (None, None, 0, "0")),
     ],
 )
 def test_marks_are_told_by_their_form(raw: dict[str, str], marks: tuple[object, ...]) -> None:
@@ -86,7 +88,16 @@ def test_marks_are_told_by_their_form(raw: dict[str, str], marks: tuple[object, 
 
 @pytest.mark.parametrize(
     ("text", "ids"),
-    [("7", "7"), ("9, 7;7", "7,9"), ("4.2e+07", "42000000"), ("0", None), ("", None), ("N/A", None), ("12_3", "12_3")],
+    [
+        ("7", "7"),
+        ("9, 7;7", "7,9"),
+        ("4.2e+07", "42000000"),
+        ("0", None),
+        ("0.0", None),
+        ("", None),
+        ("N/A", None),
+        ("12_3", "12_3"),
+    ],
 )
 def test_job_ids_have_one_form(text: str, ids: str | None) -> None:
     """Sorted, each once, whole numbers; 0 and empty are no job."""
