@@ -21,10 +21,11 @@ def parse_span_s(text: str) -> float:
     return sum(float(number) * _UNIT_S[unit] for number, unit in _SPAN_PART.findall(clean))
 
 
-def parse_when(text: str, *, now: datetime, zone: tzinfo = UTC) -> datetime:
+def parse_when(text: str, *, now: datetime, zone: tzinfo | None = UTC) -> datetime:
     """The UTC time that ``text`` names: ``now``, ``today``, ``yesterday``, a span before now, or an ISO date or time.
 
-    A date or time without a zone is in ``zone``. Raises ``AffinodeError``.
+    A date or time without a zone is in ``zone``; ``None`` is this machine's, with the offset of that day. Raises
+    ``AffinodeError``.
     """
     try:
         moment = _when(text.strip(), now, zone)
@@ -35,14 +36,14 @@ def parse_when(text: str, *, now: datetime, zone: tzinfo = UTC) -> datetime:
     return moment
 
 
-def _when(clean: str, now: datetime, zone: tzinfo) -> datetime:
+def _when(clean: str, now: datetime, zone: tzinfo | None) -> datetime:
     word = clean.lower()
     if word == "now":
         return now.astimezone(UTC)
     midnight = now.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
     if word in ("today", "yesterday"):
         day = midnight if word == "today" else midnight - timedelta(days=1)
-        return day.replace(tzinfo=zone).astimezone(UTC)
+        return _utc(day, zone)
     if _SPAN.fullmatch(word):
         return now.astimezone(UTC) - timedelta(seconds=parse_span_s(word))
     try:
@@ -52,6 +53,8 @@ def _when(clean: str, now: datetime, zone: tzinfo) -> datetime:
             f"{clean!r} is not a time",
             hint="write for example 7d (seven days ago), now, 2026-11-01 or 2026-11-01T08:00",
         ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=zone)
-    return moment.astimezone(UTC)
+    return _utc(moment, zone) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def _utc(naive: datetime, zone: tzinfo | None) -> datetime:
+    return (naive if zone is None else naive.replace(tzinfo=zone)).astimezone(UTC)

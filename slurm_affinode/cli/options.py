@@ -84,8 +84,7 @@ class When(click.ParamType[datetime]):
         """Parse ``value`` against the present; a mistake is a usage error."""
         if isinstance(value, datetime):
             return value
-        local = datetime.now().astimezone().tzinfo or UTC
-        return parse_when(str(value), now=datetime.now(UTC), zone=local)
+        return parse_when(str(value), now=datetime.now(UTC), zone=None)
 
 
 class Span(click.ParamType[float]):

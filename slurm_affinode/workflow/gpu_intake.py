@@ -40,7 +40,7 @@ def read_options(
     Raises ``ConfigError``, and ``AffinodeError`` for a zone or time that is none.
     """
     of_times = _zone(zone or config.cluster.timezone)
-    of_start = of_times or local_zone() or now().astimezone().tzinfo or UTC
+    of_start = of_times or local_zone()
     return ReadOptions(
         aliases=aliases.load(config.gpu_history.aliases, config.gpu_history.columns),
         cluster=cluster,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from slurm_affinode.cli.options import When
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.timespec import parse_span_s, parse_when
 
@@ -52,6 +55,31 @@ def test_a_moment_that_no_calendar_of_ours_has_is_refused(text: str) -> None:
     """Arithmetic with it would end in an overflow later."""
     with pytest.raises(AffinodeError, match="is not a time between 1900 and 2999"):
         parse_when(text, now=NOW, zone=ZoneInfo("Europe/Oslo"))
+
+
+@pytest.fixture
+def in_oslo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The machine's zone."""
+    with monkeypatch.context() as there:
+        there.setenv("TZ", "Europe/Oslo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_oslo")
+@pytest.mark.parametrize(
+    ("text", "when"),
+    [
+        ("2026-07-01", datetime(2026, 6, 30, 22, tzinfo=UTC)),
+        ("2026-11-01T08:00", datetime(2026, 11, 1, 7, tzinfo=UTC)),
+        ("yesterday", datetime(2026, 11, 7, 23, tzinfo=UTC)),
+    ],
+)
+def test_a_local_time_has_the_offset_of_its_day(text: str, when: datetime) -> None:
+    """A day of July that is typed in November begins at midnight of summer time."""
+    assert parse_when(text, now=NOW, zone=None) == when
+    assert text == "yesterday" or When().convert(text, None, None) == when, "as the commands do"
 
 
 def test_what_is_not_a_moment() -> None:
