@@ -128,7 +128,7 @@ class Loop:
             state = self.states.get(job_id)
             if state is not None:
                 state.detector.restart()
-                state.refusals_s = -1e9
+                state.refusals, state.refusals_s = (), -1e9  # of what it was until now: asleep, for one
 
     def _state(self, job: WatchedJob) -> JobState:
         state = self.states.get(job.job_id)

@@ -145,7 +145,7 @@ class Service:
         """What the policy needs to know: the queue and the refusals, as fresh as they may be."""
         if self.loop.queue.due():
             self.loop.refresh()
-        for job in jobs[:16]:
+        for job in [one for one in jobs if one.phase is Phase.RUNNING][:16]:
             state = self.loop.states.get(job.job_id)
             if state is None or self.loop.clock() - state.refusals_s > FRESH_S:
                 self.loop.refusals(job.job_id)

@@ -141,6 +141,17 @@ def test_refusals_are_shown_and_kept_to(node: Node1) -> None:
     assert not node.acts.suspended_jobs
 
 
+def test_refusals_of_what_a_job_was_before_do_not_count(node: Node1) -> None:
+    """It slept, or was worked on: what was against it then is asked anew, and not shown meanwhile."""
+    node.acts.refused.append(Refusal("recovering", "an earlier suspension of it is still being put in order"))
+    watched(node, option="window=1,when=always")
+    loop = node.daemon.loop
+    wait_until("the refusal is known", lambda: 7 in loop.states and loop.states[7].refusals)
+    node.daemon._aside.shutdown(wait=True)  # nobody asks any more
+    loop.restart(7)
+    assert loop.states[7].refusals == ()
+
+
 def test_dry_run_only_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """In the log and to those who ask."""
     with agent(config_of(tmp_path, suspend="dry_run = true")) as node, caplog.at_level("INFO"):
