@@ -67,10 +67,13 @@ def _pairs(coming: pl.DataFrame, there: pl.DataFrame) -> pl.DataFrame:
         .select(*_RUN, "submit")
         .join(known, on=_RUN)
         .filter(pl.col("submit") != pl.col("old"))
-        .join(there.select(_KEY), on=_KEY, how="anti")
+        .join(there.select(*_KEY, pl.col("start").alias("began"), taken=True), on=_KEY, how="left")
+        # Where the key is that of another run, which has started, the run keeps the key that it has.
+        .filter(pl.col("taken").is_null() | (pl.col("began") != pl.col("start")))
         .unique(_RUN)
     )
     earlier = (pl.col("submit") > 0) & ((pl.col("submit") < pl.col("old")) | (pl.col("old") <= 0))
+    earlier &= pl.col("taken").is_null()
     return pairs.with_columns(pl.when(earlier).then("submit").otherwise("old").alias("known_as"))
 
 

@@ -321,6 +321,18 @@ def test_both_kinds_of_record_in_one_input_are_one_run(repository, jobs, steps, 
     assert repository.counts().steps == 2
 
 
+def test_a_later_run_that_comes_with_the_submit_time_of_the_first_replaces_none(repository, jobs, all_jobs):
+    """Two runs were told apart when they came together; the second comes again, alone, as it ended."""
+    again = T0 + 2 * HOUR
+    repository.upsert(jobs(ended(state="REQUEUED"), running(submit=T0 + HOUR, start=again)))
+    last = jobs(ended(start=again, end=again + HOUR))
+    assert repository.upsert(last).jobs == Counts(updated=1)
+    assert [(job["submit"], job["start"], job["state"]) for job in all_jobs()] == [
+        (T0, T0, "REQUEUED"), (T0 + HOUR, again, "COMPLETED"),
+    ]  # fmt: skip
+    assert repository.upsert(last).jobs == Counts(unchanged=1)
+
+
 def test_a_requeued_run_stays_a_run_of_its_own_beside_a_guessed_one(repository, jobs, all_jobs):
     again = T0 + 2 * HOUR
     repository.upsert(jobs(ended(submit=T0), ended(submit=again, start=again, end=again + HOUR)))
