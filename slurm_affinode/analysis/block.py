@@ -72,12 +72,16 @@ class Block:
         return len(self.time)
 
 
-def out_of_order(row: int) -> UnreachableError:
-    """What is raised where the samples of a block, whose first has number ``row``, are not as its pieces say."""
-    return UnreachableError(
-        f"the GPU history is damaged: times of the samples from number {row:,} on are not in order",
-        hint="remove the directory of the damaged day and take its files in again",
-    )
+class OutOfOrderError(UnreachableError):
+    """The samples of a block are not as its pieces say: a file is damaged."""
+
+    def __init__(self, row: int) -> None:
+        """``row``: the number of the first row of the block."""
+        super().__init__(
+            f"the GPU history is damaged: times of the samples from number {row:,} on are not in order",
+            hint="remove the directory of the damaged day and take its files in again",
+        )
+        self.row = row
 
 
 class Scratch:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 
 from slurm_affinode.analysis import arraysink, samples
-from slurm_affinode.analysis.block import Block, Pieces
+from slurm_affinode.analysis.block import Block, OutOfOrderError, Pieces
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.analysis.segments import Allocations, Cells
 from slurm_affinode.analysis.totals import Totals
@@ -47,10 +47,16 @@ def run_all(
     thresholds: Thresholds,
     advance: Callable[[int], None] | None = None,
 ) -> Totals:
-    """The same with all samples: where the loops are compiled, each thread also reads what it folds."""
-    if not compiled(index.rows):
-        return run(samples.blocks(index), index.pieces, allocations, cells, thresholds, advance)
-    from slurm_affinode.analysis import rowgroups, scalarsink  # noqa: PLC0415
+    """The same with all samples: where the loops are compiled, each thread also reads what it folds.
 
-    groups = rowgroups.row_groups(index)
-    return scalarsink.run(groups, index.pieces, allocations, cells, thresholds, advance=advance)
+    Raises ``UnreachableError``, with the file that is damaged.
+    """
+    try:
+        if not compiled(index.rows):
+            return run(samples.blocks(index), index.pieces, allocations, cells, thresholds, advance)
+        from slurm_affinode.analysis import rowgroups, scalarsink  # noqa: PLC0415
+
+        groups = rowgroups.row_groups(index)
+        return scalarsink.run(groups, index.pieces, allocations, cells, thresholds, advance=advance)
+    except OutOfOrderError as error:
+        raise samples.damaged(index.where(error.row), "times of its samples are not in order") from error

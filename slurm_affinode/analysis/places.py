@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_affinode.analysis.block import Block, Pieces, out_of_order
+from slurm_affinode.analysis.block import Block, OutOfOrderError, Pieces
 from slurm_affinode.analysis.segments import Cells, Flags, Floats, Ints, ranges
 
 
@@ -36,7 +36,7 @@ class Rows:
             int(np.searchsorted(pieces.row, behind, side="left")),
         )
         if here.start >= here.stop or pieces.end[here][-1] < behind:
-            raise out_of_order(block.row)
+            raise OutOfOrderError(block.row)
         following = pieces.next_time[here]
         if pieces.end[here][-1] > behind:
             following = np.append(following[:-1], block.next_time)
@@ -45,7 +45,7 @@ class Rows:
         last_time = block.time[last]
         first = np.maximum(pieces.row[here] - block.row, 0)
         if (block.time[first] < pieces.first_time[here]).any() or (last_time >= pieces.reach[here]).any():
-            raise out_of_order(block.row)
+            raise OutOfOrderError(block.row)
         goes_on = following - last_time <= limit
         return cls(
             device=pieces.device[here],

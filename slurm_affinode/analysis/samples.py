@@ -66,6 +66,11 @@ class Index:
         """Number of rows of all sources."""
         return self.sources[-1].row + self.sources[-1].rows if self.sources else 0
 
+    def where(self, row: int) -> Path:
+        """The file that has a row; of a day that is merged on reading, the directory of the history."""
+        source = next((one for one in self.sources if one.row <= row < one.row + one.rows), None)
+        return self.store.root if source is None or source.path is None else source.path
+
 
 def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_steps: float) -> Index:
     """The index of the parts that touch the half-open interval. Raises ``UnreachableError`` for a damaged part."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_affinode.analysis import rowgroups, scalar, scalararrays, scalarwindows, windows
-from slurm_affinode.analysis.block import FB, FRACTIONS, POWER, UTIL, Block, Pieces, out_of_order
+from slurm_affinode.analysis.block import FB, FRACTIONS, POWER, UTIL, Block, OutOfOrderError, Pieces
 from slurm_affinode.analysis.join import SUMS
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.analysis.rowgroups import Decoder, RowGroup
@@ -52,7 +52,7 @@ class _Worker:
         block = rows if isinstance(rows, Block) else rows.read(self._decoder)
         values = self._values(block)
         if not scalararrays.in_order(values.time, block.row, stretches.end):
-            raise out_of_order(block.row)
+            raise OutOfOrderError(block.row)
         room = len(block) + self._cells + 1
         if len(self._chunk.idle) < room:
             # Of memory that is never touched the system makes nothing.

@@ -25,8 +25,8 @@ from slurm_affinode.analysis.block import (
     Column,
     Float32s,
     Int32s,
+    OutOfOrderError,
     Scratch,
-    out_of_order,
 )
 from slurm_affinode.analysis.places import Places, Rows
 from slurm_affinode.analysis.result import Thresholds
@@ -134,7 +134,7 @@ def _weigh(time: Ints, rows: Rows, tile: _Tile, weight: Int32s, row: int) -> tup
     last = rows.last[some]
     weight[last] = 0
     if len(here) and here.min() < 0:
-        raise out_of_order(row)
+        raise OutOfOrderError(row)
     gap = piece = np.empty(0, np.int64)
     least = rows.limit.min()
     if len(here) and here.max() > least:
