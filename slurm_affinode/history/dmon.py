@@ -25,7 +25,20 @@ _APART = re.compile(r"\s{2,}")
 _NOTHING = re.compile(rf"^\s*{_STAMP}(?:dmon was stopped due to receiving a signal\.)?\s*$")
 """Lines between samples; ``ts`` puts a time in front of these too."""
 _ENTITIES = {"GPU": "index", "GPU-I": "mig"}
-_OTHERS = ("GPU-CI", "VGPU", "vGPU", "CPU", "Switch", "Link", "NvSwitch", "NVSwitch", "ConnectX", "Core", "CPU-Core", "CX")
+_OTHERS = (
+    "GPU-CI",
+    "VGPU",
+    "vGPU",
+    "CPU",
+    "Switch",
+    "Link",
+    "NvSwitch",
+    "NVSwitch",
+    "ConnectX",
+    "Core",
+    "CPU-Core",
+    "CX",
+)
 
 _Row = tuple[int, list[str | None]]
 
