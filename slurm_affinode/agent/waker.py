@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from slurm_affinode.agent.interface import Refused
@@ -202,7 +202,7 @@ class JobWaker:
     def _begin(self, note: Note) -> None:
         parts = self._parts
         try:
-            when = wake_time(note.wake, datetime.fromtimestamp(note.since_epoch).astimezone())
+            when = datetime.fromtimestamp(wake_time(note.wake, note.since_epoch), UTC)
         except ValueError as error:  # the plugin takes no such option
             parts.log.warning("job %s: %s; it wakes now", note.job_id, error)
             return

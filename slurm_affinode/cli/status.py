@@ -217,10 +217,10 @@ def _wakes(wake: str, since: float) -> str:
     if wake in said:
         return said[wake]
     try:
-        at = wake_time(wake, datetime.fromtimestamp(since, UTC).astimezone())
+        at = wake_time(wake, since)
     except ValueError:
         return f"at {wake}"
-    return f"at {_time(at.timestamp())} ({wake})"
+    return f"at {_time(at)} ({wake})"
 
 
 def _times(count: int) -> str:

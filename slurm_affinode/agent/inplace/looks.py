@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 
 from slurm_affinode.agent import words
 from slurm_affinode.agent.inplace import asking
@@ -84,8 +83,7 @@ class Looks:
             return None
         if wake != "auto":
             try:
-                since = datetime.fromtimestamp(one.since_epoch, UTC).astimezone()
-                return f"wake={wake}" if wake_time(wake, since).timestamp() <= now else None
+                return f"wake={wake}" if wake_time(wake, one.since_epoch) <= now else None
             except ValueError:
                 return None
         if one.can_be_asked or now - one.since_epoch < self._wake_backoff_s or not fits(one):

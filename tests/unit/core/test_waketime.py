@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from time import tzset
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -35,7 +37,7 @@ ASLEEP = datetime(2026, 11, 20, 15, 30, tzinfo=UTC)
 )
 def test_times_are_those_that_slurm_would_take(text, expected):
     """Words, clock times, dates, and spans from the moment the job fell asleep."""
-    assert wake_time(text, ASLEEP) == datetime.fromisoformat(expected).replace(tzinfo=UTC)
+    assert wake_time(text, ASLEEP.timestamp(), UTC) == datetime.fromisoformat(expected).replace(tzinfo=UTC).timestamp()
 
 
 @pytest.mark.parametrize(
@@ -43,4 +45,21 @@ def test_times_are_those_that_slurm_would_take(text, expected):
 )
 def test_what_is_no_time_is_an_error(text):
     with pytest.raises(ValueError, match=r"time|month|hour|day"):
-        wake_time(text, ASLEEP)
+        wake_time(text, ASLEEP.timestamp(), UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"), [("06:00", 15), ("tomorrow", 8), ("2026-10-26T06:00", 39), ("now+1day", 24)]
+)
+def test_clock_times_have_the_offset_of_their_day(text, hours, monkeypatch):
+    """Clocks go back in the night in which the job sleeps; of this machine's zone as of a given one."""
+    berlin = ZoneInfo("Europe/Berlin")
+    asleep = datetime(2026, 10, 24, 16, 0, tzinfo=berlin).timestamp()
+    assert wake_time(text, asleep, berlin) == asleep + hours * 3600
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    tzset()
+    try:
+        assert wake_time(text, asleep) == asleep + hours * 3600
+    finally:
+        monkeypatch.undo()
+        tzset()
