@@ -1,0 +1,89 @@
+"""Sleepers in place that others stop, kill or signal: Slurm, the kernel, a person on the node."""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from cluster.driver import WORKLOADS, Cluster, wait_until
+from cluster.servers import BY_HAND, NODE, ask, in_place, process_states, put_to_sleep, serve, wait_awake
+from cluster.sleepers import agent_pid, status, wait_for_agents
+
+pytestmark = pytest.mark.cluster
+
+MEMORY_MIB = 200
+# The script hears what becomes of its server, and of SIGTERM. Arguments: port.
+SCRIPT = f"""trap 'echo it was told' TERM
+{WORKLOADS}/model_server.py --memory-mib {MEMORY_MIB} --port {{port}} &
+while wait $!; status=$?; kill -0 $! 2>/dev/null; do :; done
+echo ended with $status"""
+
+# Signals that wait for the processes of scripts, as the kernel writes them.
+WAITING = "for pid in $(pgrep -u alice -f '[s]lurm_script'); do grep ShdPnd: /proc/$pid/status; done"
+
+
+def told(said: str) -> bool:
+    """SIGTERM is among them."""
+    return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in said.split()[1::2])
+
+
+@pytest.fixture(autouse=True)
+def agents(cluster: Cluster) -> None:
+    """They answer."""
+    wait_for_agents(cluster)
+
+
+def scripted(cluster: Cluster, port: int) -> str:
+    """A server below a script that looks after it, asleep."""
+    script = "#!/bin/bash\n" + SCRIPT.format(port=port)
+    job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", "--gres=shard:6", BY_HAND, script=script)
+    cluster.wait_for_output(job, "listening")
+    put_to_sleep(cluster, job)
+    return job
+
+
+def test_one_that_slurm_suspends_sleeps_on_until_it_is_resumed(cluster: Cluster) -> None:
+    """A request waits, and status says for what; nothing runs meanwhile; then it is answered."""
+    server = serve(cluster, 8001, memory_mib=MEMORY_MIB)
+    put_to_sleep(cluster, server.job)
+    cluster.exec("login", "scontrol", "suspend", server.job)
+    wait_until(  # it tells a job two seconds before
+        "Slurm stops it", lambda: in_place(cluster, server.job), lambda one: bool(one and one["suspended_by_slurm"])
+    )
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, cluster, server.url)
+        seen = wait_until(
+            "the request is seen", lambda: in_place(cluster, server.job), lambda one: bool(one and one["waits"])
+        )
+        assert seen is not None
+        assert not seen["overdue"]
+        assert seen["waits"] == f"Slurm has suspended it; it goes on with: scontrol resume {server.job}"
+        assert process_states(cluster) == {"T"}
+        cluster.exec("login", "scontrol", "resume", server.job)
+        assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
+    wait_awake(cluster, server.job)
+
+
+def test_one_whose_process_is_killed_wakes(cluster: Cluster) -> None:
+    """As the kernel does it where memory is short: its script hears of it, and ends."""
+    job = scripted(cluster, 8001)
+    cluster.shell(NODE, "kill -KILL $(pgrep -u alice -f '[m]odel_server.py.*--port 8001')")
+    cluster.wait_for_state(job, "COMPLETED")
+    assert "ended with 137" in cluster.output(job)
+
+
+def test_a_signal_that_came_while_there_was_no_agent_is_taken(cluster: Cluster) -> None:
+    """The next one sees that it waits, and lets the job go."""
+    job = scripted(cluster, 8001)
+    agent = agent_pid(cluster, NODE)
+    cluster.shell(NODE, f"kill -STOP {agent}")
+    try:
+        cluster.exec("login", "scancel", "--batch", "--signal=TERM", job, user="alice")
+        wait_until("the signal waits for the script", lambda: cluster.run(NODE, "sh", "-c", WAITING).stdout, told)
+    finally:
+        cluster.shell(NODE, f"kill -KILL {agent}")
+    cluster.wait_for_output(job, "it was told")
+    wait_for_agents(cluster)
+    wait_awake(cluster, job)
+    assert status(cluster, job)["jobs"][0]["last"]["text"].startswith("awake after ")
