@@ -6,11 +6,13 @@ import ctypes
 from contextlib import suppress
 from functools import cache
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 """Of ``malloc.h`` in glibc."""
-_ARRAY = 32 << 20
-"""Larger ones are given back at once as before. The most that glibc before 2.35 takes (``HEAP_MAX_SIZE / 2``)."""
+_ARRAYS = (64 << 20, 32 << 20)
+"""Larger ones are given back at once as before. glibc before 2.35 takes no more than the second of these
+(``HEAP_MAX_SIZE / 2``)."""
 _KEPT = 512 << 20
+_STEP = 16 << 20
 
 
 @cache
@@ -22,6 +24,7 @@ def keep_freed() -> None:
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        # Set alone, the second would keep the first from growing with what is freed.
-        if mallopt(_M_MMAP_THRESHOLD, _ARRAY):
+        # Set alone, the others would keep the first from growing with what is freed.
+        if any(mallopt(_M_MMAP_THRESHOLD, size) for size in _ARRAYS):
             mallopt(_M_TRIM_THRESHOLD, _KEPT)
+            mallopt(_M_TOP_PAD, _STEP)
