@@ -119,7 +119,7 @@ def test_image_that_was_tampered_with_is_not_restored(cluster: Cluster, harm: st
     held = wait_until(
         "it is held with a reason",
         lambda: cluster.job(job),
-        lambda seen: seen["Comment"].startswith("not") and seen["Priority"] == "0",
+        lambda seen: seen["Comment"].startswith("not") and seen["Priority"] == "0" and seen["JobState"] != "RUNNING",
         timeout_s=90,
     )
     assert held["JobState"] in ("PENDING", "COMPLETING")
