@@ -173,7 +173,8 @@ def ours(directory: Path, plan: Plan) -> Sums:
 def _join(directory: Path, plan: Plan) -> Sums:
     table = pl.read_parquet(directory / "allocations.parquet")
     index = samples.read_index(SampleStore(directory / "history"), START, plan.until, max_gap_steps=3)
-    row = table.join(index.devices.with_row_index("at"), on="device", how="left", maintain_order="left")["at"]
+    rows = index.devices.select("device").with_row_index("at")
+    row = table.select("device").join(rows, on="device", how="left", maintain_order="left")["at"]
     allocations = segments.Allocations.of(row, table["run"], table["start"], table["end"])
     since_ms, until_ms = (int(moment.timestamp() * 1000) for moment in (START, plan.until))
     cells = segments.build(allocations, taking_part=np.ones(plan.devices, bool), since=since_ms, until=until_ms)
