@@ -1,0 +1,74 @@
+"""An agent with three tiers of images, for the stories of what becomes of them."""
+
+from __future__ import annotations
+
+import errno
+
+from agent_site import World
+from agent_world import KEY, Agent
+
+from slurm_affinode.agent.orchestration import _report
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import NoRoom
+from slurm_affinode.checkpoint.tier import Tier
+from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.model.suspension import Phase
+
+
+class Tiered(Agent):
+    """An agent with a tier in host memory, too."""
+
+    def __init__(self, world: World, node: str, memory: int = 1 << 30) -> None:
+        super().__init__(world, node)
+        store = DirectoryStore(world.root / node / "memory", KEY, quota=memory)
+        tiers = Tiers(
+            [Tier("memory", store, durable=False), *self.parts.tiers.tiers], now=world.now,
+            report=lambda key, text: _report(self.parts, key, text),
+        )  # fmt: skip
+        object.__setattr__(self.parts, "tiers", tiers)
+
+    def where(self) -> list[str]:
+        """Tiers with the image."""
+        return [copy.tier.name for copy in self.parts.tiers._all("alpha.7", 1)]
+
+    def asleep(self) -> str | None:
+        """What ``status`` says of trouble."""
+        (one,) = self.keeper.suspended()
+        return one.failure
+
+    def damage(self, tier: str) -> None:
+        """Another byte in a file of the image."""
+        store = next(one.store for one in self.parts.tiers.tiers if one.name == tier)
+        path = next(
+            path for path in sorted((store.path / "alpha.7" / "0001" / "criu").iterdir()) if path.stat().st_size
+        )
+        data = bytearray(path.read_bytes())
+        data[0] ^= 1
+        path.write_bytes(data)
+
+
+def asleep(world: World) -> Tiered:
+    """The job was suspended on c1, and its image is everywhere."""
+    agent = Tiered(world, "c1")
+    assert agent.suspend().phase is Phase.QUEUED
+    agent.settle()
+    assert agent.where() == ["memory", "disk", "shared"]
+    return agent
+
+
+def again_at(world: World, node: str) -> Tiered:
+    """Slurm starts the job again."""
+    world.start_run(node)
+    if node != "c1":
+        world.nodes["c1"].init = None
+    return Tiered(world, node)
+
+
+def read_only(*_: object, **__: object) -> None:
+    """What a file system says that was mounted anew."""
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+def read_only_store(*_: object) -> None:
+    """What a store says then."""
+    raise NoRoom("shared: is read-only")
