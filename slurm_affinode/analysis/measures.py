@@ -72,9 +72,12 @@ def _shares(totals: Totals, cell: Ints, owner: Ints, share: Floats, count: int) 
         if len(begins) < len(rows):
             at = begins - begins[0]
             shares, peaks = np.add.reduceat(shares, at, axis=0), np.fmax.reduceat(peaks, at)
-        peak[by[begins]] = peaks
+        to = by[begins]
+        # Nearly always they follow one another, and a slice is filled twice as fast.
+        where = slice(to[0], to[-1] + 1) if to[-1] - to[0] + 1 == len(to) else to
+        peak[where] = peaks
         for own, values in zip(sums, shares.T, strict=True):
-            own[by[begins]] = values
+            own[where] = values
     return sums, peak
 
 

@@ -15,14 +15,8 @@ import numpy as np
 from slurm_affinode.analysis.block import IDLE, Classes, Float32s, Int32s
 from slurm_affinode.analysis.compiled import compiled, inlined
 from slurm_affinode.analysis.scalararrays import (
-    EARLIEST,
-    END,
     FB,
-    HELD,
-    INSIDE,
-    LATEST,
     POWER,
-    START,
     UTIL,
     Chunk,
     State,
@@ -205,11 +199,11 @@ def change(kinds: Classes, words: Words, at: int, high: int) -> np.int64:
 
 
 @compiled
-def first_cell(cells: Ints, low: int, high: int, time: int) -> int:
+def first_cell(starts: Ints, low: int, high: int, time: int) -> int:
     """The cell in which ``time`` lies, of the cells ``low`` to ``high``."""
     while high - low > 1:
         middle = (low + high) >> 1
-        if cells[middle, START] <= time:
+        if starts[middle] <= time:
             low = middle
         else:
             high = middle
@@ -271,7 +265,7 @@ def fold(  # noqa: PLR0917, PLR0915
 
     One function for all that is done per cell: a call that hands over the tuples costs more than the work.
     """
-    times, cells, sums, peaks = v.time, line.cells, s.sums, s.peak
+    times, ends, sums, peaks = v.time, line.end, s.sums, s.peak
     util, fb, power, weights, kinds = v.util, v.fb, v.power, chunk.weight, chunk.activity
     words, fb_bits = chunk.words, fb.view(np.int32)
     has_util, has_fb, has_power = v.present[0], v.present[1], v.present[2]
@@ -284,7 +278,7 @@ def fold(  # noqa: PLR0917, PLR0915
         stop = min(p.end[piece] - row, count)
         following = p.next_time[piece] if p.end[piece] - row <= count else next_time
         step, limit, device = p.step[piece], p.limit[piece], p.device[piece]
-        cell = first_cell(cells, line.offset[device], line.offset[device + 1], times[begin])
+        cell = first_cell(line.start, line.offset[device], line.offset[device + 1], times[begin])
         while begin < stop:
             # A chunk: rows of one piece.
             behind_chunk = min(begin + len(weights), stop)
@@ -303,9 +297,9 @@ def fold(  # noqa: PLR0917, PLR0915
             low = 0
             while low < size:
                 # The rows of the chunk in one cell.
-                while times[begin + low] >= cells[cell, END]:
+                while times[begin + low] >= ends[cell]:
                     cell += 1
-                end = cells[cell, END]
+                end = ends[cell]
                 high = behind(times, begin + low, behind_chunk, end, step) - begin
                 if has_util == 2:
                     sum_plainly(util, low, high, begin, weights, sums, cell)
@@ -321,7 +315,7 @@ def fold(  # noqa: PLR0917, PLR0915
                     sum_complete(power, low, high, begin, weights, kinds, sums, cell, POWER)
                 elif has_power:
                     sum_up(power, low, high, begin, weights, kinds, sums, cell, POWER)
-                if cells[cell, INSIDE]:
+                if line.inside[cell]:
                     samples += high - low
                 run_class, run_begin = -1, 0
                 lost = 0
@@ -342,9 +336,9 @@ def fold(  # noqa: PLR0917, PLR0915
                         # The time in the gap for which a run that counts held the device.
                         held, c = 0, cell
                         while after < _FAR:
-                            if cells[c, HELD]:
-                                held += max(0, min(after, cells[c, END]) - max(until, cells[c, START]))
-                            if cells[c, END] >= after:
+                            if line.held[c]:
+                                held += max(0, min(after, ends[c]) - max(until, line.start[c]))
+                            if ends[c] >= after:
                                 break
                             c += 1
                         gaps += held > 0
@@ -375,12 +369,12 @@ def fold(  # noqa: PLR0917, PLR0915
                     # The sums of values have all of the last sample, the time only what lies in the cell.
                     sums[cell, run_class] += reach - end
                     add(sums, cell, end - reach, run_class, util[last], fb[last], power[last])
-                while cells[c, END] < reach:
+                while ends[c] < reach:
                     # The rest is for the cells behind, as far as their owners held the device when it was taken.
                     c += 1
-                    duration = min(reach, cells[c, END]) - cells[c, START]
-                    if taken >= cells[c, EARLIEST]:
-                        if taken >= cells[c, LATEST]:
+                    duration = min(reach, ends[c]) - line.start[c]
+                    if taken >= line.earliest[c]:
+                        if taken >= line.latest[c]:
                             add(sums, c, duration, run_class, util[last], fb[last], power[last])
                         else:
                             n = s.counters[0] + partly
@@ -389,7 +383,7 @@ def fold(  # noqa: PLR0917, PLR0915
                             add(s.partly_sums, n, duration, run_class, util[last], fb[last], power[last])
                             partly += 1
                         if run_class == _IDLE:
-                            event = record(events, event, c, cells[c, START], cells[c, START] + duration, taken)
+                            event = record(events, event, c, line.start[c], line.start[c] + duration, taken)
                 low = high
             begin = behind_chunk
         piece += 1

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from slurm_affinode.analysis.block import Classes, Float32s, Int32s
 from slurm_affinode.analysis.compiled import compiled
-from slurm_affinode.analysis.segments import FAR, Floats, Ints
+from slurm_affinode.analysis.segments import FAR, Flags, Floats, Ints
 
 _FAR = int(FAR)
 
@@ -47,18 +47,18 @@ class Stretches(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """``segments.Cells`` and what is needed of the allocations."""
+    """``segments.Cells``."""
 
     offset: Ints
     """First cell of each device, and the number of cells behind the last."""
-    cells: Ints
-    """A row per cell, one cache line: start, end, earliest and latest start of its owners, whether it lies inside the
-    asked interval, whether a run that counts holds it."""
+    start: Ints
+    end: Ints
+    earliest: Ints
+    latest: Ints
+    inside: Flags
+    held: Flags
     owner_offset: Ints
     owners: Ints
-
-
-START, END, EARLIEST, LATEST, INSIDE, HELD, CELL_WIDTH = 0, 1, 2, 3, 4, 5, 8
 
 
 class State(NamedTuple):
@@ -75,20 +75,22 @@ class State(NamedTuple):
 
 
 class Open(NamedTuple):
-    """Idle windows; of those that may go on, one per allocation."""
+    """Idle windows; of those that may go on, one per allocation. All but the last three: per allocation."""
 
-    rows: Ints
-    """A row per allocation, one cache line: its start, whether it counts; number and longest of its windows; begin and
-    end of the open one."""
-    share: Floats
+    owner_start: Ints
+    counted: Flags
+    begin: Ints
     """Of the open window."""
+    end: Ints
+    share: Floats
+    windows: Ints
+    """Number of those that are closed."""
+    longest: Ints
+    """Of them."""
     bin_counts: Ints
     bin_share: Floats
     bounds: Ints
     """Bounds of the bins, ms."""
-
-
-OWNER_START, COUNTED, WINDOWS, LONGEST, OPEN_BEGIN, OPEN_END, OPEN_WIDTH = 0, 1, 2, 3, 4, 5, 8
 
 
 class Chunk(NamedTuple):

@@ -146,8 +146,8 @@ def _totals(states: list[scalararrays.State], ended: scalararrays.Open) -> Total
         partly_cell=np.concatenate([s.partly_cell[rows] for s, rows in zip(states, partly, strict=True)]),
         partly_sums=np.concatenate([s.partly_sums[rows] for s, rows in zip(states, partly, strict=True)]),
         partly_time=np.concatenate([s.partly_time[rows] for s, rows in zip(states, partly, strict=True)]),
-        windows=ended.rows[:, scalararrays.WINDOWS].copy(),
-        longest_ms=ended.rows[:, scalararrays.LONGEST].copy(),
+        windows=ended.windows,
+        longest_ms=ended.longest,
         window_counts=ended.bin_counts,
         window_share_ms=ended.bin_share,
         gap_ms=gap_ms,
@@ -158,13 +158,14 @@ def _totals(states: list[scalararrays.State], ended: scalararrays.Open) -> Total
 
 def _timeline(cells: Cells) -> scalararrays.Timeline:
     devices = int(cells.device[-1]) + 1 if len(cells) else 0
-    rows = np.zeros((len(cells), scalararrays.CELL_WIDTH), np.int64)
-    columns = (cells.start, cells.end, cells.earliest_start, cells.latest_start, cells.inside, cells.held)
-    for position, column in enumerate(columns):
-        rows[:, position] = column
     return scalararrays.Timeline(
         offset=np.searchsorted(cells.device, np.arange(devices + 1)),
-        cells=rows,
+        start=cells.start,
+        end=cells.end,
+        earliest=cells.earliest_start,
+        latest=cells.latest_start,
+        inside=cells.inside,
+        held=cells.held,
         owner_offset=cells.owner_offset,
         owners=cells.owners,
     )
@@ -184,13 +185,15 @@ def _state(cells: Cells) -> scalararrays.State:
 
 
 def _open(allocations: Allocations) -> scalararrays.Open:
-    rows = np.zeros((len(allocations), scalararrays.OPEN_WIDTH), np.int64)
-    rows[:, scalararrays.OWNER_START] = allocations.start
-    rows[:, scalararrays.COUNTED] = allocations.counted
-    rows[:, scalararrays.OPEN_BEGIN] = rows[:, scalararrays.OPEN_END] = -1
+    count = len(allocations)
     return scalararrays.Open(
-        rows=rows,
-        share=np.zeros(len(allocations)),
+        owner_start=allocations.start,
+        counted=allocations.counted,
+        begin=np.full(count, -1),
+        end=np.full(count, -1),
+        share=np.zeros(count),
+        windows=np.zeros(count, np.int64),
+        longest=np.zeros(count, np.int64),
         bin_counts=np.zeros(len(windows.BOUNDS_S) + 1, np.int64),
         bin_share=np.zeros(len(windows.BOUNDS_S) + 1),
         bounds=np.array(windows.BOUNDS_S, np.int64) * 1000,

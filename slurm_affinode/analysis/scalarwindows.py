@@ -6,27 +6,18 @@ By the same rules as ``windows``; ``scalar.fold`` finds the idle time.
 from __future__ import annotations
 
 from slurm_affinode.analysis.compiled import compiled, inlined
-from slurm_affinode.analysis.scalararrays import (
-    COUNTED,
-    LONGEST,
-    OPEN_BEGIN,
-    OPEN_END,
-    OWNER_START,
-    WINDOWS,
-    Open,
-    Timeline,
-)
+from slurm_affinode.analysis.scalararrays import Open, Timeline
 from slurm_affinode.analysis.segments import Ints
 
 
 @inlined
 def end_window(allocation: int, o: Open) -> None:
     """Count the open idle window of ``allocation``."""
-    length = o.rows[allocation, OPEN_END] - o.rows[allocation, OPEN_BEGIN]
+    length = o.end[allocation] - o.begin[allocation]
     if length > 0:
-        o.rows[allocation, WINDOWS] += 1
-        o.rows[allocation, LONGEST] = max(o.rows[allocation, LONGEST], length)
-        if o.rows[allocation, COUNTED]:
+        o.windows[allocation] += 1
+        o.longest[allocation] = max(o.longest[allocation], length)
+        if o.counted[allocation]:
             at = 0
             for bound in o.bounds:
                 at += length >= bound
@@ -43,19 +34,19 @@ def give_idle(idle: Ints, line: Timeline, o: Open) -> None:
         low, high = line.owner_offset[cell], line.owner_offset[cell + 1]
         for n in range(low, high):
             a = line.owners[n]
-            if o.rows[a, OWNER_START] > taken:
+            if o.owner_start[a] > taken:
                 continue
-            if o.rows[a, OPEN_END] == begin:
+            if o.end[a] == begin:
                 o.share[a] += (end - begin) / (high - low)
             else:
                 end_window(a, o)
-                o.rows[a, OPEN_BEGIN] = begin
+                o.begin[a] = begin
                 o.share[a] = (end - begin) / (high - low)
-            o.rows[a, OPEN_END] = end
+            o.end[a] = end
 
 
 @compiled
 def end_all_windows(o: Open) -> None:
     """Count the idle windows that are open when all blocks are done."""
-    for allocation in range(len(o.rows)):
+    for allocation in range(len(o.begin)):
         end_window(allocation, o)

@@ -139,20 +139,17 @@ def build(
     devices = np.arange(len(taking_part), dtype=np.int64)
     active = devices[taking_part]
     times = [
+        (allocations.device, allocations.start),
+        (allocations.device, allocations.end),
         (devices, np.full(len(devices), since - 1)),
         (active, np.full(len(active), since)),
         (active, np.full(len(active), until)),
-        (allocations.device, allocations.start),
-        (allocations.device, allocations.end),
     ]
     if cut_device is not None and cut_time is not None:
         wanted = (cut_time > since) & (cut_time < until) & taking_part[cut_device]
         times.append((cut_device[wanted], cut_time[wanted]))
     span = until - since + 3
-    # Mostly in order, device by device: a stable sort finds that out and is six times as fast.
-    key = np.sort(np.concatenate([d * span + (t - (since - 1)) for d, t in times]), kind="stable")
-    # Sorted already: numpy's unique would hash first.
-    key = key[np.append(True, key[1:] != key[:-1])] if len(key) else key
+    key, cell = _cut(np.concatenate([d * span + (t - (since - 1)) for d, t in times]))
     device, offset = np.divmod(key, span)
     start = offset + (since - 1)
     first = offset == 0
@@ -160,7 +157,8 @@ def build(
     end = np.append(start[1:], -FAR)
     end[end == -FAR] = FAR
     inside = ~first & (start < until) & taking_part[device]
-    owner_offset, owners = _owners(allocations, key, span, since)
+    count = len(allocations)
+    owner_offset, owners = _owners(cell[:count], cell[count : 2 * count], len(key))
     sharers = np.diff(owner_offset)
     earliest, latest = _owner_starts(allocations, owner_offset, owners, inside, since)
     length = np.where(inside, end - start, 0)
@@ -200,19 +198,28 @@ def ranges(first: Ints, count: Ints) -> Ints:
     return numbers
 
 
-def _owners(allocations: Allocations, key: Ints, span: int, since: int) -> tuple[Ints, Ints]:
-    base = allocations.device * span - (since - 1)
-    first = np.searchsorted(key, base + allocations.start)
-    # Most hold one cell: only the others' ends have to be searched.
-    count = np.ones(len(first), np.int64)
-    more = np.flatnonzero(key[first + 1] != base + allocations.end)
-    count[more] = np.searchsorted(key, (base + allocations.end)[more]) - first[more]
+def _cut(keys: Ints) -> tuple[Ints, Ints]:
+    """The cells that begin at ``keys``, in order, each once; and for each element of ``keys`` the number of its cell."""
+    # Mostly in order, device by device: a stable sort finds that out and is six times as fast.
+    order = np.argsort(keys, kind="stable")
+    ascending = keys[order]
+    new = np.ones(len(keys), np.bool_)
+    np.not_equal(ascending[1:], ascending[:-1], out=new[1:])
+    number = np.empty(len(keys), np.int64)
+    number[order] = np.cumsum(new) - 1
+    return ascending[new], number
+
+
+def _owners(first: Ints, stop: Ints, cells: int) -> tuple[Ints, Ints]:
+    """``owner_offset`` and ``owners`` of ``Cells``, from the cell that each allocation begins with and the one behind
+    its last."""
+    count = stop - first
     cell = ranges(first, count)
-    owner = np.repeat(np.arange(len(allocations), dtype=np.int64), count)
+    owner = np.repeat(np.arange(len(first), dtype=np.int64), count)
     if np.any(cell[1:] < cell[:-1]):
         owner = owner[np.argsort(cell, kind="stable")]
-    offset = np.zeros(len(key) + 1, np.int64)
-    np.cumsum(np.bincount(cell, minlength=len(key)), out=offset[1:])
+    offset = np.zeros(cells + 1, np.int64)
+    np.cumsum(np.bincount(cell, minlength=cells), out=offset[1:])
     return offset, owner
 
 
