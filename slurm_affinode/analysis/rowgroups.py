@@ -188,7 +188,8 @@ class Decoder:
     def _array(self, name: str, count: int, dtype: type[Number]) -> npt.NDArray[Number]:
         held = self._memory.get(name)
         if held is None or len(held) < count:
-            self._memory[name] = held = np.empty(count, dtype)
+            # With room for somewhat larger ones: memory that is not touched costs nothing, new memory does.
+            self._memory[name] = held = np.empty(count + count // 4, dtype)
         return held[:count]  # type: ignore[return-value]
 
     def _table(self, name: str, rows: int, width: int, dtype: type[Number]) -> npt.NDArray[Number]:
