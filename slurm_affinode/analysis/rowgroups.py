@@ -8,8 +8,8 @@ it says what is wrong.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+import mmap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from slurm_affinode.analysis import decode, pageheaders, samples
 from slurm_affinode.analysis.bits import Bytes
 from slurm_affinode.analysis.block import COLUMNS, Block, Column
-from slurm_affinode.analysis.segments import FAR, Ints
+from slurm_affinode.analysis.segments import FAR
 from slurm_affinode.history import chunks as column_chunks
 from slurm_affinode.history.chunks import Chunk, LayoutError
 
@@ -30,8 +30,6 @@ _TYPES = {name: pa.timestamp("ms", tz="UTC") if name == "time" else pa.float32()
 _ERRORS = (OSError, ValueError, pa.ArrowException)
 _MOST_PAGES = 4096
 """Of a row group; more are left to Polars."""
-_NEAR = 64 * 1024
-"""Chunks so close to each other are read together with what lies between them."""
 _LINE = 64
 """Bytes of a cache line: memory of a chunk begins with one."""
 Number = TypeVar("Number", bound=np.generic)
@@ -123,6 +121,7 @@ class Decoder:
     """Reads row groups, one at a time; for one thread. Its memory is used again row group after row group."""
 
     def __init__(self) -> None:
+        self._part: tuple[Path, Bytes] | None = None
         self._memory: dict[str, npt.NDArray[np.generic]] = {}
         self._pages = np.empty((_MOST_PAGES, pageheaders.PAGE_WIDTH), np.int64)
         self._fields = np.empty(pageheaders.FIELDS, np.int64)
@@ -130,7 +129,12 @@ class Decoder:
     def block(self, group: RowGroup, chunks: Mapping[str, Chunk]) -> Block:
         """Read and decode. Raises ``LayoutError``; ``OSError`` and errors of Arrow."""
         wanted = [*(chunks.get(name) for name in COLUMNS), None if group.last else group.following]
-        packed, table = self._read(group.path, wanted)
+        packed = self._mapped(group.path)
+        table = np.zeros((len(wanted), pageheaders.CHUNK_WIDTH), np.int64)
+        for number, chunk in enumerate(wanted):
+            if chunk is not None:
+                _check(chunk.start + chunk.packed <= len(packed))
+                table[number] = chunk.start, chunk.packed, chunk.unpacked, chunk.optional
         most = _rounded(max(chunk.unpacked for chunk in wanted if chunk is not None))
         metrics = len(COLUMNS) - 1
         times = self._array("time", group.rows, np.int64)
@@ -152,31 +156,14 @@ class Decoder:
                 columns[name] = Column(values[number, : group.rows] if here is None else here, known == group.rows)
         return Block(group.row, times, columns, self._next_time(group, int(following[0])))
 
-    def _read(self, path: Path, wanted: Sequence[Chunk | None]) -> tuple[Bytes, Ints]:
-        """The bytes of chunks, and the table of where each lies in them (``pageheaders``)."""
-        table = np.zeros((len(wanted), pageheaders.CHUNK_WIDTH), np.int64)
-        there = [(number, chunk) for number, chunk in enumerate(wanted) if chunk is not None]
-        spans: list[tuple[int, int]] = []
-        at = 0
-        for number, chunk in sorted(there, key=lambda numbered: numbered[1].start):
-            stop = chunk.start + chunk.packed
-            if spans and 0 <= chunk.start - spans[-1][1] <= _NEAR:
-                at += chunk.start - spans[-1][1]
-                spans[-1] = (spans[-1][0], stop)
-            else:
-                spans.append((chunk.start, stop))
-            table[number] = at, chunk.packed, chunk.unpacked, chunk.optional
-            at += chunk.packed
-        packed = self._array("packed", at, np.uint8)
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            at = 0
-            for start, stop in spans:
-                _check(os.preadv(file, [packed.data[at : at + stop - start]], start) == stop - start)
-                at += stop - start
-        finally:
-            os.close(file)
-        return packed, table
+    def _mapped(self, path: Path) -> Bytes:
+        """The bytes of a part, from the page cache where they are: a part is never changed, only removed as a whole."""
+        if self._part is None or self._part[0] != path:
+            self._part = None
+            with path.open("rb") as file:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._part = path, np.frombuffer(content, np.uint8)
+        return self._part[1]
 
     def _next_time(self, group: RowGroup, decoded: int) -> int:
         if group.last:
@@ -212,8 +199,10 @@ def _check(sound: bool) -> None:
 def warm_up() -> None:
     """Compile the loops, or load their machine code."""
     content, values, times = np.zeros(0, np.uint8), np.zeros(0, np.float32), np.zeros(0, np.int64)
+    packed = content[:]
+    packed.flags.writeable = False
     chunks = np.zeros((0, pageheaders.CHUNK_WIDTH), np.int64)
     pages, found = np.zeros((0, pageheaders.PAGE_WIDTH), np.int64), np.zeros((0, 2), np.int64)
-    pageheaders.find(content, chunks, pages, times)
+    pageheaders.find(packed, chunks, pages, times)
     table = values.reshape(0, 0)
-    decode.row_group(content, chunks, pages, content.reshape(0, 0), values, values, times, table, times, found)
+    decode.row_group(packed, chunks, pages, content.reshape(0, 0), values, values, times, table, times, found)

@@ -199,7 +199,7 @@ def ranges(first: Ints, count: Ints) -> Ints:
 
 
 def _cut(keys: Ints) -> tuple[Ints, Ints]:
-    """The cells that begin at ``keys``, in order, each once; and for each element of ``keys`` the number of its cell."""
+    """The cells that begin at ``keys``, in order, each once; for each element of ``keys`` the number of its cell."""
     # Mostly in order, device by device: a stable sort finds that out and is six times as fast.
     order = np.argsort(keys, kind="stable")
     ascending = keys[order]
