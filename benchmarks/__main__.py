@@ -21,6 +21,7 @@ FULL = {
     "bench_zombies.py": ("--jobs", "100000"),
     "bench_agent.py": (),
     "bench_checkpoint.py": (),
+    "bench_restore.py": ("--gib", "10", "--rounds", "4"),
     "bench_tiers.py": (),
     "eviction.py": (),
 }

@@ -1,0 +1,96 @@
+"""A restore from the disk beside `dd`: how long until the tree of an image, none of it in the page cache, runs again.
+
+    python benchmarks/bench_restore.py [--gib 10] [--rounds 8]     on a node, as root, with criu 4.1 or newer
+    python benchmarks/bench_restore.py --cluster NAME              the same in a compute container of that cluster
+
+Ours is measured from looking for the image until its tree runs, every digest verified. Peers, taking turns with it and
+with each other: `dd` reading as much in blocks of 8 MiB, through the page cache as CRIU does, and past it, and bare
+`criu restore`. Times are medians of the rounds, ratios are taken within each round before their median is. Target: 1.3
+times `dd` through the page cache.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from operator import truediv
+from pathlib import Path
+
+from trees import (
+    MIB,
+    ORDERS,
+    Figures,
+    bare_restore,
+    forget,
+    namespace,
+    options,
+    our_dump,
+    our_restore,
+    place_in,
+    run,
+    seconds,
+    tree_of,
+)
+
+WITHIN = 1.3
+OURS = "our restore, verified"
+
+
+def dd(source: Path, *words: str) -> float:
+    """Seconds that `dd` takes to read a file in large blocks."""
+    command = ["dd", f"if={source}", "of=/dev/null", "bs=8M", "status=none", *words]
+    return seconds(lambda: subprocess.run(command, check=True))
+
+
+def measure(work: Path, mib: int, rounds: int) -> Figures:
+    """Restores of one image that is on the disk alone, and its peers."""
+    with place_in(work) as place:
+        with namespace(work, mib) as init:
+            size = our_dump(place, tree_of(init), mib).manifest.size
+        (pages,) = (work / "images").rglob("pages-1.img")
+        turns: tuple[tuple[str, Callable[[], float]], ...] = (
+            (OURS, partial(our_restore, place)),
+            ("dd", partial(dd, pages)),
+            ("criu restore", partial(bare_restore, work, pages.parent)),
+            ("dd by direct I/O", partial(dd, pages, "iflag=direct")),
+        )
+        found: dict[str, list[float]] = {name: [] for name, _ in turns}
+        for number in range(rounds):
+            for name, call in (turns[position] for position in ORDERS[number % len(ORDERS)]):
+                os.sync()
+                forget(work / "images")
+                found[name].append(call())
+            took = ", ".join(f"{name} {seconds_of[-1]:.1f} s" for name, seconds_of in found.items())
+            print(f"  round {number + 1}: {took}", flush=True)
+    return Figures(size, found)
+
+
+def show(figures: Figures, rounds: int) -> int:
+    """What was found; 1 where the target is missed."""
+    mib = figures.size / MIB
+    print(f"image of {mib:.0f} MiB on the disk alone, medians of {rounds} rounds")
+    for name in figures.seconds:
+        print(f"  {name:24} {figures.median(name):6.1f} s  {mib / figures.median(name):6.0f} MiB/s")
+    ratios = {name: figures.paired(truediv, OURS, name) for name in figures.seconds if name != OURS}
+    for name, ratio in ratios.items():
+        print(f"our restore, times {name:20} {ratio:6.2f}" + (f"   target: {WITHIN}" if name == "dd" else ""))
+    return int(ratios["dd"] > WITHIN)
+
+
+def main() -> int:
+    """Measure, compare, 1 where the target is missed."""
+    parser = options(__doc__)
+    parser.add_argument("--gib", type=float, default=10.0, help="size of the image")
+    arguments = parser.parse_args()
+
+    def here(work: Path) -> int:
+        return show(measure(work, int(arguments.gib * 1024), arguments.rounds), arguments.rounds)
+
+    return run(Path(__file__).name, arguments, here)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

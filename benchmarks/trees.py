@@ -1,0 +1,218 @@
+"""Trees to dump and to restore, by bare `criu` and by ours, and rounds in which peers take turns.
+
+Shared by `bench_checkpoint.py` and `bench_restore.py`, which run on a node, as root, with criu 4.1 or newer, or with
+`--cluster NAME` in a compute container of that cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slurm_affinode.checkpoint import namespace as ns
+from slurm_affinode.checkpoint.criu import Criu
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import Image, Tree
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
+
+MIB = 1 << 20
+INIT = """
+import os, subprocess, sys, time
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
+if len(sys.argv) > 2 and os.fork() == 0:
+    os.setsid()
+    for fd in (0, 1, 2):
+        os.dup2(os.open("/dev/null", os.O_RDWR), fd)
+    os.closerange(3, 100)
+    os.execv(sys.executable, [sys.executable, "-c", sys.argv[2], sys.argv[3], sys.argv[4]])
+open(sys.argv[1] + ".up", "w").close()
+while True:
+    try:
+        os.waitpid(-1, 0)
+    except ChildProcessError:
+        time.sleep(0.005)
+"""
+WORK = """
+import random, sys, time
+block = random.randbytes(1 << 20)
+held = [bytearray(block) for _ in range(int(sys.argv[1]))]
+for number, one in enumerate(held):
+    one[:8] = number.to_bytes(8, "little")
+open(sys.argv[2] + ".ready", "w").close()
+while True:
+    time.sleep(60)
+"""
+FACTS = Manifest(
+    key=JobKey("bench", 1, 1), seq=0, uid=0, gid=0, node="", restarts=0, started_epoch=0.0, dumped_epoch=0.0,
+    option=SuspendOption(), versions=Versions("", "", ""), root_pid=0, cuda_pids=(), gpus=(), gpu_bytes=0,
+    outputs=(), files=(),
+)  # fmt: skip
+ORDERS = ((0, 1, 3, 2), (1, 2, 0, 3), (2, 3, 1, 0), (3, 0, 2, 1))
+"""Each comes behind each other once (Williams, Australian Journal of Scientific Research 2, 1949): a disk that has just
+been written to is slower for whoever comes next."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Bytes, and seconds of each round."""
+
+    size: int
+    seconds: Mapping[str, Sequence[float]]
+
+    def median(self, name: str) -> float:
+        """Of one thing that was measured, seconds."""
+        return statistics.median(self.seconds[name])
+
+    def paired(self, combine: Callable[..., float], *names: str) -> float:
+        """The median over the rounds of what ``combine`` makes of the seconds of each."""
+        return statistics.median(combine(*one) for one in zip(*(self.seconds[n] for n in names), strict=True))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory on the disk to measure, and what makes images in ``images`` below it."""
+
+    work: Path
+    store: DirectoryStore
+    criu: Criu
+
+
+@contextmanager
+def place_in(work: Path) -> Iterator[Place]:
+    """Ready to dump and restore, or an error of criu that says what is missing."""
+    place = Place(work, DirectoryStore(work / "images", bytes(32)), Criu())
+    place.criu.check()
+    yield place
+    place.store.close()
+
+
+def wait_for(path: Path) -> None:
+    """Until a file is there."""
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        if time.monotonic() > deadline:
+            sys.exit(f"{path} did not come")
+        time.sleep(0.01)
+
+
+@contextmanager
+def namespace(work: Path, mib: int = 0) -> Iterator[int]:
+    """PID 1 of a namespace, with a tree of one process that holds so many MiB, or without."""
+    token = work / f"run-{time.monotonic_ns()}"
+    command = ["unshare", "--pid", "--mount", "--fork", "--kill-child", sys.executable, "-c", INIT, str(token)]
+    if mib:
+        command += [WORK, str(mib), str(token)]
+    made = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        wait_for(token.with_name(token.name + (".ready" if mib else ".up")))
+        children = Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text().split()
+        yield int(children[0])
+    finally:
+        made.kill()
+        made.wait()
+
+
+def tree_of(init: int) -> Tree:
+    """The one process that was started in a namespace."""
+    ((root_ns, root),) = ns.members(init).items()
+    return Tree(init, root, root_ns)
+
+
+def our_dump(place: Place, tree: Tree, mib: int) -> Image:
+    """An image of a tree of so many MiB: digested, signed, durable; the tree is left stopped."""
+    with place.store.begin(FACTS.key, uid=0, estimate=mib * MIB) as writer:
+        writer.follow()
+        place.criu.dump(tree, writer.criu_fd, timeout_s=600)
+        return writer.commit(replace(FACTS, root_pid=tree.root_pid_ns))
+
+
+def bare_restore(work: Path, directory: Path) -> float:
+    """`criu restore` with the same options."""
+    with namespace(work) as init:
+        inside = ["nsenter", f"--target={init}", "--pid", "--mount", "--"]
+        subprocess.run([*inside, "sh", "-c", "echo 5000 >/proc/sys/kernel/ns_last_pid"], check=True)
+        began = time.monotonic()
+        subprocess.run(
+            [*inside, "criu", "restore", f"--images-dir={directory}", f"--work-dir={work}", "--log-file=restore.log",
+             "--restore-detached", "--manage-cgroups=ignore", "--shell-job", "--tcp-close", "--ext-unix-sk"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        return time.monotonic() - began
+
+
+def forget(directory: Path) -> None:
+    """Have the next reader of a directory's files go to the disk."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def our_restore(place: Place) -> float:
+    """The newest image, from looking for it until its tree runs, every digest verified."""
+    with namespace(place.work) as init:
+        began = time.monotonic()
+        image = place.store.find(LiveRun(replace(FACTS.key, submit_epoch=2), 0, 1))
+        assert image is not None
+        with place.store.verifying(image) as sound:
+            fd = place.store.open_criu(image)
+            place.criu.restore(init, fd, [], root_pid_ns=image.manifest.root_pid, timeout_s=600, sound=sound)
+            os.close(fd)
+        return time.monotonic() - began
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """That a call takes."""
+    began = time.monotonic()
+    call()
+    return time.monotonic() - began
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """The options of every benchmark of this kind; it adds its own."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument(
+        "--directory", type=Path, default=Path("/var/lib/slurm-affinode"), help="on the disk to measure"
+    )
+    parser.add_argument("--cluster", help="name of a container cluster to run in")
+    return parser
+
+
+def run(script: str, arguments: argparse.Namespace, here: Callable[[Path], int]) -> int:
+    """Call ``here`` with a directory that is removed afterwards, or have the cluster run the script so."""
+    if arguments.cluster:
+        words = {name: value for name, value in vars(arguments).items() if name != "cluster"}
+        passed = [f"--{name.replace('_', '-')}={value}" for name, value in words.items()]
+        return in_container(arguments.cluster, script, passed)
+    if os.geteuid() != 0 or shutil.which("criu") is None:
+        print("not measured: it needs root and criu 4.1 or newer (or --cluster NAME)")
+        return 0
+    with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="bench-") as name:
+        return here(Path(name))
+
+
+def in_container(cluster: str, script: str, arguments: Sequence[str]) -> int:
+    """Run one of these files, with this checkout's package, on a compute node of a cluster."""
+    repository = Path(__file__).resolve().parents[1]
+    container = f"{cluster}_c1_1"
+    target = "/tmp/benchmarks"  # noqa: S108 - in the container
+    pack = subprocess.Popen(
+        ["tar", "-C", str(repository), "--exclude=__pycache__", "-cf", "-", "slurm_affinode", "benchmarks"],
+        stdout=subprocess.PIPE,
+    )
+    unpack = f"rm -rf {target} && mkdir {target} && tar -C {target} -xf -"
+    subprocess.run(["docker", "exec", "-i", container, "sh", "-c", unpack], stdin=pack.stdout, check=True)
+    command = ["/opt/slurm-affinode/bin/python", f"{target}/benchmarks/{script}", *arguments]
+    return subprocess.run(["docker", "exec", f"--env=PYTHONPATH={target}", container, *command], check=False).returncode
