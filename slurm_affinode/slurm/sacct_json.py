@@ -22,6 +22,9 @@ from slurm_affinode.slurm.records import RECORDS, settle
 _BAD = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
 """What damaged values lead to below."""
 
+_ESCAPE = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(u[dD][89a-fA-F]\w\w)|.)", re.DOTALL)
+"""An escape of a JSON string; the group is half of a surrogate pair without the other half, which is no character."""
+
 _HINT = "make the input with: sacct --json --allusers --duplicates"
 
 
@@ -69,6 +72,8 @@ def _why(error: Exception) -> str:
 
 
 def _jobs(text: str, where: str) -> list[Any]:
+    if "\\ud" in text or "\\uD" in text:
+        text = _ESCAPE.sub(lambda escape: f"\\\\{escape[1]}" if escape[1] else escape[0], text)
     try:
         document = json.loads(text, strict=False)
     except json.JSONDecodeError as error:

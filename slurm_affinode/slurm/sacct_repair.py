@@ -18,9 +18,9 @@ _TIME = (
     r"(?:|Unknown|None|N/A|INVALID|0|\d{9,11}|\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)"
 )
 _SPAN = r"(?:|(?:\d+-)?\d+(?::\d+){0,2}(?:\.\d+)?|UNLIMITED|Partition_Limit|INVALID|Unknown)"
-_NUMBER = r"(?:|-?\d+(?:\.\d+)?[KMGTPE]?[nc?]?|Unknown|UNLIMITED|Partition_Limit|NOT_SET)"
+_NUMBER = r"(?:|\?|-?\d+(?:\.\d+)?[KMGTPE]?[nc?]?|Unknown|UNLIMITED|Partition_Limit|NOT_SET)"
 # No name twice: where a comma is the delimiter, two TRES columns side by side are told apart by that.
-_TRES = r"(?!(?:.*,)?([\w/.:-]+)=.*,\1=)(?:|[\w/.:-]+=[\w.]+(?:,[\w/.:-]+=[\w.]+)*)"
+_TRES = r"(?!(?:.*,)?([\w/.:@+-]+)=.*,\1=)(?:|[\w/.:@+-]+=[\w.]+(?:,[\w/.:@+-]+=[\w.]+)*)"
 _NODES = r"(?:|None assigned|None|[\w.-]+(?:\[[\d,-]+\][\w.-]*)*(?:,[\w.-]+(?:\[[\d,-]+\][\w.-]*)*)*)"
 _GRES = r"(?:|[\w/.:=()-]+(?:,[\w/.:=()-]+)*)"
 

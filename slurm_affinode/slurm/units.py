@@ -170,12 +170,14 @@ def gpus_of_tres(amounts: Mapping[str, str]) -> Gpus:
 def parse_gres(text: str) -> Gpus:
     """The GPUs of the old AllocGRES and ReqGRES forms: ``gpu:2``, ``gpu:a100:2(S:0-1)``, ``gres:gpu:2``, ``gpu``.
 
-    Slurm adds these over all nodes of the job. Raises ``ValueError``.
+    Slurm adds these over all nodes of the job. Typed entries are summed only where there is no untyped one, as in TRES.
+    Raises ``ValueError``.
     """
     clean = text.strip()
     if is_unknown(clean):
         return Gpus(None)
-    total, seen = 0, False
+    untyped: int | None = None
+    typed: int | None = None
     kinds: set[str] = set()
     for part in _split_outside_parentheses(clean):
         words = re.sub(r"\(.*?\)", "", part).strip().replace("=", ":").split(":")
@@ -185,13 +187,16 @@ def parse_gres(text: str) -> Gpus:
             words[0] = words[0][5:]
         if not words or words[0] != "gpu":
             continue
-        seen = True
-        amount = words[-1] if len(words) > 1 and words[-1].isdigit() else None
-        total += int(amount) if amount is not None else 1
-        kinds.update(word for word in words[1 : -1 if amount is not None else None] if word)
-    if not seen:
-        return Gpus(None)
-    return Gpus(_believable(total), "+".join(sorted(kinds)) or None)
+        amount = words[-1] if len(words) > 1 and words[-1].isdecimal() else None
+        count = int(amount) if amount is not None else 1
+        named = [word for word in words[1 : -1 if amount is not None else None] if word]
+        if named:
+            typed = (typed or 0) + count
+            kinds.update(named)
+        else:
+            untyped = (untyped or 0) + count
+    total = typed if untyped is None else untyped
+    return Gpus(None if total is None else _believable(total), "+".join(sorted(kinds)) or None)
 
 
 def parse_exit_code(text: str) -> tuple[int | None, int | None]:

@@ -138,6 +138,19 @@ def test_bytes_that_are_not_utf8_stay_readable() -> None:
     assert found.notes
 
 
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (r"a\ud83d\ude00b", "a\U0001f600b"), (r"a\ud83db", r"a\ud83db"), (r"\uDE00\ud83d", r"\uDE00\ud83d"),
+        (r"\\ud83d", r"\ud83d"), (r"\\\ud83d\\", r"\\ud83d" + "\\"), (r"\n\ud83d\u0041", "\n\\ud83dA"),
+    ],
+)  # fmt: skip
+def test_half_of_a_character_stays_readable(written: str, shown: str) -> None:
+    """JSON can write half of a surrogate pair, which no text can hold."""
+    data = json.dumps({"jobs": [job(name="NAME")]}).replace("NAME", written)
+    assert read(data.encode(), where="in").jobs["job_name"].to_list() == [shown]
+
+
 def test_no_jobs_are_no_jobs() -> None:
     """An empty answer is an answer."""
     assert parse().jobs.is_empty()

@@ -183,6 +183,15 @@ def test_a_name_in_the_middle_is_repaired_where_one_reading_makes_sense() -> Non
     assert found.jobs["node_list"].to_list() == ["n[1-2]", "n1"]
 
 
+@pytest.mark.parametrize(
+    ("name", "cell"), [("ReqMem", "?"), ("ReqMem", "16?"), ("AllocTRES", "cpu=1,license/matlab@flex=2,node=1")]
+)
+def test_a_name_is_repaired_beside_rare_forms(name: str, cell: str) -> None:
+    """What Slurm prints of a size it does not know, and a licence of another server, have their form too."""
+    found = parse(f"{name}|JobID|State|JobName\n{cell}|5|FAILED|a|b\n{cell}|6|FAILED|two\nlines\n")
+    assert found.jobs["job_name"].to_list() == ["a|b", "two\nlines"]
+
+
 def test_of_two_texts_the_submit_line_begins_with_a_command() -> None:
     """``a|b`` is the name, because ``b|sbatch x`` is no command line."""
     found = parse("JobID|State|JobName|SubmitLine\n5|FAILED|a|b|sbatch --wrap 'x|y'\n")

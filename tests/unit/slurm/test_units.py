@@ -92,10 +92,11 @@ def test_gpus_of_tres(text: str, count: int | None, kind: str | None) -> None:
         ("gpu:2", 2, None), ("gpu:a100:2(S:0-1)", 2, "a100"), ("gres:gpu:2", 2, None), ("gpu", 1, None),
         ("gres/gpu:a100:1", 1, "a100"), ("gpu:a100:1,gpu:l4:2", 3, "a100+l4"), ("craynetwork:1", None, None),
         ("", None, None), ("gpu:tesla", 1, "tesla"), ("gpu:a100:2(IDX:0,3),mps:100", 2, "a100"),
+        ("gpu:2,gpu:a100:2(S:0-1)", 2, "a100"), ("gres/gpu:a100:1,gres/gpu:l4:2,gres/gpu:3", 3, "a100+l4"),
     ],
 )  # fmt: skip
 def test_gpus_of_old_gres(text: str, count: int | None, kind: str | None) -> None:
-    """AllocGRES and ReqGRES of releases before TRES."""
+    """AllocGRES and ReqGRES of releases before TRES; of typed and untyped both, the untyped is the number."""
     assert units.parse_gres(text) == units.Gpus(count, kind)
 
 
