@@ -10,12 +10,14 @@ told to and not before: where the agent is gone, it and the tree wait for the ne
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,6 +30,10 @@ echo >ask
 until read -r _ <go; do sleep 1; done
 """
 _PLACES = ("/var/tmp", "/var/lib")  # noqa: S108 - a directory of our own is made there
+_NAME = "slurm-affinode-restore-"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_making = threading.Lock()
+"""One is not swept between the moment in which it is made and that in which it is locked."""
 
 
 class Gate:
@@ -89,13 +95,36 @@ class Gate:
 
 @contextmanager
 def work_directory() -> Iterator[tuple[Path, int]]:
-    """A directory for CRIU to work in, where programs can be run (``noexec``), and a descriptor of it."""
-    with tempfile.TemporaryDirectory(prefix="slurm-affinode-restore-", dir=_place()) as name:
-        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """A directory for CRIU to work in, where programs can be run (``noexec``), and a descriptor of it.
+
+    Those that agents have left which were killed during a restore go first.
+    """
+    place = _place()
+    with _making:
+        _sweep(Path(place))
+        made = tempfile.TemporaryDirectory(prefix=_NAME, dir=place)
+        fd = os.open(made.name, _DIRECTORY)
+        # As long as the descriptor, CRIU's too, is open. A file system without locks is not swept either.
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+    with made as name:
         try:
             yield Path(name), fd
         finally:
             os.close(fd)
+
+
+def _sweep(place: Path) -> None:
+    """Remove the work directories of ours that nobody works in."""
+    for path in place.glob(f"{_NAME}*"):
+        with suppress(OSError):
+            fd = os.open(path, _DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(fd).st_uid == os.geteuid():
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path)
+            finally:
+                os.close(fd)
 
 
 def _place() -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,33 @@ def test_a_work_directory_goes_again() -> None:
         assert os.path.samestat(path.stat(), os.fstat(fd))
         assert path.stat().st_mode & 0o777 == 0o700
     assert not path.exists()
+
+
+def test_what_a_killed_agent_has_left_goes_with_the_next_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what another restore, or a CRIU that has outlived its agent, works in."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    script = """
+import os, sys
+from slurm_affinode.checkpoint.gate import work_directory
+with work_directory() as (path, fd):
+    (path / "gate").write_text("")
+    print(path, flush=True)
+    sys.stdin.read()
+    os.kill(os.getpid(), 9)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as agent:  # fmt: skip
+        assert agent.stdout is not None
+        theirs = Path(agent.stdout.readline().strip())
+        (tmp_path / theirs.name.replace("-restore-", "-other-")).mkdir()
+        with work_directory() as (mine, _), work_directory() as (another, _):
+            assert {theirs, mine, another} <= set(tmp_path.iterdir())
+        agent.communicate(timeout=30)
+    assert theirs.exists()
+    with work_directory() as (mine, _):
+        assert len(set(tmp_path.iterdir()) - {mine}) == 1
+        assert not theirs.exists()
