@@ -1,15 +1,17 @@
 """Which GPUs a job had: CSV, JSON lines, or the text of ``scontrol show job --details``.
 
 Fields of CSV and JSON: ``job_id`` (the raw id), ``node``, ``gpu`` (a UUID, a PCI address, or an index on the node;
-several separated by ``;`` or as a JSON list), and where known ``start`` and ``cluster``.
+several separated by ``;`` or ``,`` or as a JSON list), and where known ``start`` and ``cluster``.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,8 +29,11 @@ _HINT = "CSV or JSON lines with job_id, node, gpu[, start, cluster], or the text
 _ALIASES = {"jobid": "job_id", "job": "job_id", "jobidraw": "job_id", "host": "node", "hostname": "node",
             "nodename": "node", "gpus": "gpu", "uuid": "gpu", "gpu_uuid": "gpu", "start_time": "start"}  # fmt: skip
 _UUID = re.compile(r"^(?:GPU|MIG)-[0-9A-Za-z/-]+$")
+_BARE_UUID = re.compile(r"^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$", re.IGNORECASE)
 _PCI = re.compile(r"^(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])$", re.IGNORECASE)
-_JOB = re.compile(r"^JobId=(\d+)\b", re.MULTILINE)
+_DIGITS = 18
+"""Of an id, at most."""
+_JOB = re.compile(r"^JobId=(\d{1,18})\b", re.MULTILINE)
 _START = re.compile(r"(?:^|\s)StartTime=(\S+) EndTime=")
 _STATE = re.compile(r"(?:^|\s)JobState=(\S+) Reason=")
 _NODES = re.compile(r"(?:^|\s)Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
@@ -52,9 +57,10 @@ def read(data: bytes, *, where: str, cluster: str = "default", zone: str = "UTC"
     ``zone`` is the IANA zone of times without an offset. Raises ``InputError`` where the form is none of them, or with
     ``strict`` at the first bad record.
     """
+    data = _unpacked(data, where)
     if b"\0" in data:
         raise InputError("this is a binary file", where=where, hint=_HINT)
-    text = data.decode("utf-8-sig", "backslashreplace").replace("\r\n", "\n")
+    text = data.decode("utf-8-sig", "backslashreplace").replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
         raise InputError("the file is empty", where=where)
     rows: list[tuple[str, int, datetime | None, str, str]] = []
@@ -77,6 +83,15 @@ def read(data: bytes, *, where: str, cluster: str = "default", zone: str = "UTC"
     return Allocations(frame, records, tuple(problems), tuple(notes))
 
 
+def _unpacked(data: bytes, where: str) -> bytes:
+    if not data.startswith(b"\x1f\x8b"):
+        return data
+    try:
+        return gzip.decompress(data)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"the gzip file is damaged or cut: {error}", where=where) from error
+
+
 def _schema() -> dict[str, pl.DataType]:
     return {name: ALLOCATION_GPUS[name] for name in ("cluster", "job_id", "start", "node", "gpu")}
 
@@ -89,9 +104,11 @@ def gpu_id(value: object) -> str:
     text = str(value).strip()
     if _UUID.match(text):
         return text
+    if _BARE_UUID.match(text):
+        return f"GPU-{text.lower()}"
     if match := _PCI.match(text):
         return f"{(match[1] or '0').zfill(8)}:{match[2]}".upper()
-    if text.isdigit() and len(text) <= 4:
+    if text.isdecimal() and len(text) <= 4:
         return str(int(text))
     raise ValueError(f"gpu {text!r} is no UUID, PCI address or index")
 
@@ -104,22 +121,26 @@ def _records(text: str, where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     header = text.lstrip().partition("\n")[0]
     delimiter = next((mark for mark in (",", "\t", "|", ";") if mark in header), ",")
     reader = csv.DictReader(io.StringIO(text.lstrip()), delimiter=delimiter)
-    names = [_name(name) for name in reader.fieldnames or ()]
-    missing = [name for name in ("job_id", "node", "gpu") if name not in names]
-    if missing:
-        raise InputError(f"the header has no {', '.join(missing)}", where=f"{where}:1", hint=_HINT)
-    reader.fieldnames = names
     skipped = text[: len(text) - len(text.lstrip())].count("\n")
-    for row in reader:
-        yield reader.line_num + skipped, row
+    try:
+        names = [_name(name) for name in reader.fieldnames or ()]
+        missing = [name for name in ("job_id", "node", "gpu") if name not in names]
+        if missing:
+            raise InputError(f"the header has no {', '.join(missing)}", where=f"{where}:1", hint=_HINT)
+        reader.fieldnames = names
+        for row in reader:
+            yield reader.line_num + skipped, row
+    except csv.Error as error:
+        raise InputError(f"cannot be read as CSV: {error}", where=f"{where}:{reader.line_num + skipped + 1}") from error
 
 
 def _json(text: str, where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     if text.lstrip().startswith("["):
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise InputError(f"this is not JSON: {error.msg}", where=f"{where}:{error.lineno}", hint=_HINT) from error
+        except (ValueError, RecursionError) as error:
+            line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
+            raise InputError(f"this is not JSON: {_why(error)}", where=f"{where}:{line}", hint=_HINT) from error
         numbered = list(enumerate(values, 1))
     else:
         numbered = []
@@ -127,12 +148,16 @@ def _json(text: str, where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
             if content.strip():
                 try:
                     numbered.append((line, json.loads(content)))
-                except json.JSONDecodeError as error:
-                    raise InputError(f"not JSON: {error.msg}", where=f"{where}:{line}", hint=_HINT) from error
+                except (ValueError, RecursionError) as error:
+                    raise InputError(f"not JSON: {_why(error)}", where=f"{where}:{line}", hint=_HINT) from error
     for line, value in numbered:
         if not isinstance(value, dict):
             raise InputError("not an object", where=f"{where}:{line}", hint=_HINT)
         yield line, {_name(key): content for key, content in value.items()}
+
+
+def _why(error: Exception) -> str:
+    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _name(key: str) -> str:
@@ -141,14 +166,16 @@ def _name(key: str) -> str:
 
 
 def _rows(record: Mapping[str, Any], cluster: str, zone: str) -> Iterator[tuple[str, int, datetime | None, str, str]]:
+    if record.get(None) is not None:  # type: ignore[call-overload]  # what a row of CSV has beyond its header
+        raise ValueError("has more fields than the header (put several GPUs in quotes, or ; between them)")
     job = str(record.get("job_id") or "").strip()
-    if not job.isdigit():
+    if not job.isdecimal() or len(job) > _DIGITS:
         raise ValueError(f"job_id {job!r} is not the raw id of a job (a number)")
     node = str(record.get("node") or "").strip()
     if not node:
         raise ValueError("has no node")
     gpus = record.get("gpu")
-    given = gpus if isinstance(gpus, list) else re.split(r"[;\s]+", str(gpus if gpus is not None else "").strip())
+    given = gpus if isinstance(gpus, list) else re.split(r"[;,\s]+", str(gpus if gpus is not None else "").strip())
     named = [gpu_id(value) for value in given if str(value).strip()]
     if not named:
         raise ValueError("has no gpu")
@@ -162,7 +189,10 @@ def _rows(record: Mapping[str, Any], cluster: str, zone: str) -> Iterator[tuple[
 def _start(value: Any, zone: str) -> datetime | None:
     if value is None:
         return None
-    moment = times.parse(str(int(value)) if isinstance(value, int | float) else str(value))
+    try:
+        moment = times.parse(str(int(value)) if isinstance(value, int | float) else str(value))
+    except OverflowError:
+        raise ValueError(f"{value!r} is not a time") from None
     if moment is None or moment.tzinfo is not None:
         return moment
     return times.readings(moment, ZoneInfo(zone))[0].astimezone(UTC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from datetime import UTC, datetime
 
 import pytest
@@ -21,6 +22,7 @@ def read(text: str, **how: object) -> allocations.Allocations:
     [
         ("GPU-5a1f-0000", "GPU-5a1f-0000"), ("e1:00.0", "00000000:E1:00.0"), ("0000:e1:00.0", "00000000:E1:00.0"),
         ("00000000:E1:00.0", "00000000:E1:00.0"), ("3", "3"), (3, "3"), ("MIG-abc", "MIG-abc"), ("03", "3"),
+        ("5A1F77C0-1111-2222-3333-444455556666", "GPU-5a1f77c0-1111-2222-3333-444455556666"),
     ],
 )  # fmt: skip
 def test_names_of_gpus(given: object, stored: str) -> None:
@@ -45,6 +47,16 @@ def test_csv() -> None:
     ]
 
 
+@pytest.mark.parametrize("text", ['job_id,node,gpu\n1,n1,"0,1"\n', "job_id\tnode\tgpu\r1\tn1\t0,1\r"])
+def test_gpus_as_slurm_and_cuda_list_them(text: str) -> None:
+    """``SLURM_JOB_GPUS`` and ``CUDA_VISIBLE_DEVICES`` have commas; lines may end in CR alone, files may be gzip."""
+    assert read(text).gpus["gpu"].to_list() == ["0", "1"]
+    packed = gzip.compress(text.encode())
+    assert allocations.read(packed, where="in").gpus["gpu"].to_list() == ["0", "1"]
+    with pytest.raises(InputError, match="in: the gzip file is damaged or cut"):
+        allocations.read(packed[:-9], where="in")
+
+
 def test_json_lines_and_a_json_list() -> None:
     """Lists of GPUs, epoch seconds."""
     line = '{"job_id": 1, "node": "n1", "gpu": [0, "e1:00.0"], "start": 1767261600}\n'
@@ -63,6 +75,8 @@ def test_json_lines_and_a_json_list() -> None:
         ("1,n1,", "no gpu"),
         ("1,n1,abc", "no UUID"),
         ("1,n[1-,0", "bracket"),
+        ("1,n1,0,1", "more fields than the header"),
+        ("9" * 30 + ",n1,0", "raw id"),
     ],
 )
 def test_one_bad_record_is_reported_and_the_rest_is_read(bad: str, reason: str) -> None:
@@ -81,6 +95,9 @@ def test_one_bad_record_is_reported_and_the_rest_is_read(bad: str, reason: str) 
     [
         ("", "empty"), ("a,b\n1,2\n", "has no job_id, node, gpu"), ("\0", "binary"), ("{nope}\n", "not JSON"),
         ("[1]", "not an object"), ("job_id,node,gpu\nx,n1,0\n", "raw id"), ("[", "not JSON"),
+        ("[" * 100_000, "not JSON"), ('{"job_id": ' + "9" * 5000 + "}", "not JSON"),
+        (f"job_id,node,gpu\n1,n1,{'0;' * 100_000}\n", "in:2: cannot be read as CSV"),
+        ('{"job_id": 1, "node": "n1", "gpu": 0, "start": Infinity}', "is not a time"),
     ],
 )  # fmt: skip
 def test_an_input_that_cannot_be_used_is_one_clear_line(text: str, message: str) -> None:
