@@ -24,7 +24,7 @@ from slurm_affinode.analysis.block import COLUMNS, Block, Column, Pieces
 from slurm_affinode.analysis.segments import FAR, Ints
 from slurm_affinode.errors import UnreachableError, one_line
 from slurm_affinode.history import parts as history_parts
-from slurm_affinode.history.parts import DEVICES, JOBS, POLARS_ERRORS, read_sidecars
+from slurm_affinode.history.parts import DEVICES, JOBS, POLARS_ERRORS, read_tables
 from slurm_affinode.history.schema import IDENTITY, METRICS, TIME
 from slurm_affinode.history.store import SampleStore
 
@@ -76,8 +76,8 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
     """The index of the parts that touch the half-open interval. Raises ``UnreachableError`` for a damaged part."""
     memory.keep_freed()
     parts = store.parts(since, until + _DAY)
-    beside = iter(read_sidecars([path for part in parts for path in (part.files.devices, part.files.jobs)]))
-    tables_of = {part.path: (next(beside), next(beside)) for part in parts}
+    beside = read_tables([part.files for part in parts])
+    tables_of = dict(zip((part.path for part in parts), beside, strict=True))
     sources: list[Source] = []
     tables: list[pl.DataFrame] = []
     labels: list[pl.DataFrame] = []

@@ -9,7 +9,7 @@ import polars as pl
 from slurm_affinode.history import devices as device_table
 from slurm_affinode.history.manifest import PartEntry
 from slurm_affinode.history.merge import merge
-from slurm_affinode.history.parts import PartFiles, PartWriter, concat, read_rows, read_sidecar
+from slurm_affinode.history.parts import PartFiles, PartWriter, concat, read_devices, read_rows
 from slurm_affinode.history.schema import IDENTITY
 
 ROWS_AT_ONCE = 2_000_000
@@ -17,7 +17,7 @@ ROWS_AT_ONCE = 2_000_000
 
 def needed(parts: Sequence[PartFiles]) -> bool:
     """Whether the parts of a day are not yet one part whose devices are all told apart."""
-    return len(parts) > 1 or bool(parts and device_table.adoptions(read_sidecar(parts[0].devices)))
+    return len(parts) > 1 or bool(parts and device_table.adoptions(read_devices(parts[0])))
 
 
 def compact(parts: Sequence[PartFiles], target: PartFiles, name: str, *, rows_at_once: int = ROWS_AT_ONCE) -> PartEntry:
@@ -37,7 +37,7 @@ def _without_device() -> list[str]:
 def _slices(parts: Sequence[PartFiles]) -> pl.DataFrame:
     """Where each device's rows are: ``part``, ``device``, ``start``, ``rows``, and the device ``to`` which they go."""
     tables = [
-        read_sidecar(files.devices).with_columns(
+        read_devices(files).with_columns(
             pl.lit(number, dtype=pl.Int64).alias("part"), (pl.col("rows").cum_sum() - pl.col("rows")).alias("start")
         )
         for number, files in enumerate(parts)

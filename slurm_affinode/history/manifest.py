@@ -14,13 +14,16 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
+from hashlib import blake2b
 from pathlib import Path
 
 from slurm_affinode.errors import AffinodeError, UnreachableError
 from slurm_affinode.files import write_text
 
 FILE = "manifest.json"
-VERSION = 1
+VERSION = 2
+_KNOWN = (1, VERSION)
+"""Version 1 had no digests."""
 _NAME = re.compile(r"[0-9a-f]+(?:-[0-9a-f]+)*")
 
 
@@ -35,6 +38,9 @@ class PartEntry:
     first_ms: int
     """Time of the earliest sample, UTC epoch milliseconds."""
     last_ms: int
+    devices_digest: str | None = None
+    """``digest`` of the table of devices; None: not noted when it was written."""
+    jobs_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,11 @@ class Manifest:
         return replace(self, days=days, generation=self.generation + 1)
 
 
+def digest(content: bytes) -> str:
+    """What tells whether a small file is as it was written."""
+    return blake2b(content, digest_size=16).hexdigest()
+
+
 def load(root: Path) -> Manifest:
     """Read the manifest of ``root``; a history that does not exist yet is empty. Raises ``AffinodeError``."""
     path = root / FILE
@@ -72,7 +83,7 @@ def load(root: Path) -> Manifest:
     except ValueError as error:
         raise AffinodeError(f"{path}: is damaged: {error}", hint="restore it from a backup of the directory") from error
     try:
-        if data["version"] != VERSION:
+        if data["version"] not in _KNOWN:
             raise AffinodeError(
                 f"{path}: has version {data['version']}, this program knows {VERSION}",
                 hint="use the release of slurm-affinode that wrote it",

@@ -8,8 +8,9 @@ fifth more room; row groups of 256 Ki rows let a reader of few devices skip the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slurm_affinode.errors import UnreachableError, one_line
+from slurm_affinode.history import manifest
 from slurm_affinode.history.manifest import PartEntry
 from slurm_affinode.history.merge import SAMPLE_COLUMNS
 from slurm_affinode.history.schema import IDENTITY, METRICS, TIME
@@ -75,11 +77,20 @@ class PartFiles:
     samples: Path
     devices: Path
     jobs: Path
+    devices_digest: str | None = None
+    jobs_digest: str | None = None
 
     @classmethod
     def of(cls, directory: Path, name: str) -> PartFiles:
         """The files of the part ``name`` in ``directory``."""
-        return cls(*(directory / f"{kind}-{name}.parquet" for kind in ("part", "devices", "jobs")))
+        samples, devices, jobs = (directory / f"{kind}-{name}.parquet" for kind in ("part", "devices", "jobs"))
+        return cls(samples, devices, jobs)
+
+    @classmethod
+    def live(cls, directory: Path, entry: PartEntry) -> PartFiles:
+        """The files of a part that the manifest names, with their digests."""
+        files = cls.of(directory, entry.name)
+        return replace(files, devices_digest=entry.devices_digest, jobs_digest=entry.jobs_digest)
 
     def all(self) -> tuple[Path, Path, Path]:
         """The three of them."""
@@ -118,11 +129,11 @@ class Part:
 
     def devices(self) -> pl.DataFrame:
         """``DEVICES``: one row per device, in the order of the part."""
-        return read_sidecar(self.files.devices)
+        return read_devices(self.files)
 
     def jobs(self) -> pl.DataFrame:
         """``JOBS``: the job labels."""
-        return read_sidecar(self.files.jobs)
+        return _read(self.files.jobs, self.files.jobs_digest, JOBS)
 
 
 def damaged(path: Path, what: str) -> UnreachableError:
@@ -133,37 +144,70 @@ def damaged(path: Path, what: str) -> UnreachableError:
     )
 
 
-def read_sidecar(path: Path) -> pl.DataFrame:
-    """Read a small table beside a part. Raises ``UnreachableError`` where it is gone or damaged."""
+def read_devices(files: PartFiles) -> pl.DataFrame:
+    """``DEVICES`` of a part. Raises ``UnreachableError`` where the table is gone or damaged."""
+    return _read(files.devices, files.devices_digest, DEVICES)
+
+
+def read_tables(parts: Sequence[PartFiles]) -> list[tuple[pl.DataFrame, pl.DataFrame]]:
+    """``DEVICES`` and ``JOBS`` of many parts at once: several times as fast as one by one. Raises
+    ``UnreachableError``."""
+    wanted = [
+        one
+        for files in parts
+        for one in ((files.devices, files.devices_digest, DEVICES), (files.jobs, files.jobs_digest, JOBS))
+    ]
+    contents = [_content(path, digest) for path, digest, _ in wanted]
     try:
-        return _checked(pl.read_parquet(path), path)
+        # Of more than 512 that wait for a file at the same time Polars warns that they may be stuck.
+        slices = (contents[begin : begin + _FILES_AT_ONCE] for begin in range(0, len(contents), _FILES_AT_ONCE))
+        frames = [frame for some in slices for frame in pl.collect_all([pl.scan_parquet(content) for content in some])]
+    except POLARS_ERRORS:
+        # One by one it is known which of them is damaged.
+        frames = [_table_of(content, path) for content, (path, _, _) in zip(contents, wanted, strict=True)]
+    tables = iter([_checked(frame, path, schema) for frame, (path, _, schema) in zip(frames, wanted, strict=True)])
+    return list(zip(tables, tables, strict=True))
+
+
+def _read(path: Path, digest: str | None, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    return _checked(_table_of(_content(path, digest), path), path, schema)
+
+
+def _content(path: Path, digest: str | None) -> bytes:
+    """A small file. Compared first with what was written: there is damage that ends the process that decodes it."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise damaged(path, one_line(error)) from error
+    if digest is not None and manifest.digest(content) != digest:
+        raise damaged(path, "its content is not what was written")
+    return content
+
+
+def _table_of(content: bytes, path: Path) -> pl.DataFrame:
+    try:
+        return pl.read_parquet(content)
     except POLARS_ERRORS as error:
         raise damaged(path, one_line(error)) from error
 
 
-def read_sidecars(paths: Sequence[Path]) -> list[pl.DataFrame]:
-    """Read many at once: several times as fast as one by one. Raises ``UnreachableError``."""
-    try:
-        # Of more than 512 that wait for a file at the same time Polars warns that they may be stuck.
-        slices = (paths[begin : begin + _FILES_AT_ONCE] for begin in range(0, len(paths), _FILES_AT_ONCE))
-        frames = [frame for some in slices for frame in pl.collect_all([pl.scan_parquet(path) for path in some])]
-    except POLARS_ERRORS:
-        # One by one it is known which of them is damaged.
-        return [read_sidecar(path) for path in paths]
-    return [_checked(frame, path) for frame, path in zip(frames, paths, strict=True)]
-
-
-def _checked(table: pl.DataFrame, path: Path) -> pl.DataFrame:
+def _checked(table: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
     """``table``, if it has the columns and can be true. Raises ``UnreachableError``."""
-    of_devices = path.name.startswith(PartFiles.of(path.parent, "").devices.stem)
-    wanted = DEVICES if of_devices else JOBS
-    if dict(table.schema) != wanted:
+    if dict(table.schema) != schema:
         raise damaged(path, "its columns are not those of such a table")
     if any(table[name].has_nulls() for name in ("device", "first", "last", "rows")) or (table["rows"] < 1).any():
         raise damaged(path, "a row of it says nothing")
-    if of_devices and (table["device"].is_duplicated().any() or (table["step_ms"] < 0).any()):
+    if schema is DEVICES and (table["device"].is_duplicated().any() or (table["step_ms"] < 0).any()):
         raise damaged(path, "its rows contradict each other")
     return table
+
+
+def _written(table: pl.DataFrame, path: Path) -> str:
+    """Write a table; its digest."""
+    content = io.BytesIO()
+    table.write_parquet(content, compression="zstd")
+    path.write_bytes(content.getvalue())
+    return manifest.digest(content.getvalue())
 
 
 class PartWriter:
@@ -275,12 +319,12 @@ class PartWriter:
         table = devices.join(self._identities, on="device", how="left", maintain_order="left").select(
             pl.col(name).cast(dtype) for name, dtype in DEVICES.items()
         )
-        table.write_parquet(self._files.devices, compression="zstd")
-        pl.concat(self._jobs).select(pl.col(n).cast(t) for n, t in JOBS.items()).write_parquet(
-            self._files.jobs, compression="zstd"
-        )
+        labels = pl.concat(self._jobs).select(pl.col(n).cast(t) for n, t in JOBS.items())
+        digests = _written(table, self._files.devices), _written(labels, self._files.jobs)
         first, last = table["first"].dt.epoch("ms").min(), table["last"].dt.epoch("ms").max()
-        self._entry = PartEntry(self._name, int(table["rows"].sum()), len(table), int(first), int(last))  # type: ignore[arg-type]
+        self._entry = PartEntry(
+            self._name, int(table["rows"].sum()), len(table), int(first), int(last), *digests  # type: ignore[arg-type]
+        )  # fmt: skip
 
 
 def _last_boundary(rows: pl.DataFrame) -> int:

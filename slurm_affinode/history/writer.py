@@ -74,7 +74,7 @@ def day_dir(root: Path, day: date) -> Path:
 
 def part_files(root: Path, day: date, entry: PartEntry) -> PartFiles:
     """Where the files of a live part are."""
-    return PartFiles.of(day_dir(root, day), entry.name)
+    return PartFiles.live(day_dir(root, day), entry)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from stored_history import files, values
 
 from slurm_affinode.errors import UnreachableError
-from slurm_affinode.history import writer
+from slurm_affinode.history import manifest, writer
 from slurm_affinode.history.identity import device_id, with_device
-from slurm_affinode.history.parts import JOBS, read_sidecars
+from slurm_affinode.history.parts import read_tables
 from slurm_affinode.history.schema import METRICS, SAMPLES
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.history.writer import Source
@@ -254,16 +254,48 @@ def test_whatever_is_read_in_whichever_pieces_the_rule_holds(
 
 
 def test_tables_of_years_of_days_are_read_some_hundred_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SampleStore, samples: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Polars may take more than 512 files that wait at once for a deadlock, and says so on standard error."""
-    path = tmp_path / "jobs-one.parquet"
-    pl.DataFrame(schema=JOBS).write_parquet(path)
+    store.ingest(samples([1.0]), source="a")
+    (part,) = store.parts()
     asked: list[int] = []
     collect = pl.collect_all
     monkeypatch.setattr(pl, "collect_all", lambda frames: asked.append(len(frames)) or collect(frames))
-    assert len(read_sidecars([path] * 1100)) == sum(asked) == 1100
+    assert len(read_tables([part.files] * 550)) == 550
+    assert sum(asked) == 1100
     assert max(asked) < 512
+
+
+def test_each_flipped_bit_of_the_small_tables_is_damage(store: SampleStore, samples: Samples) -> None:
+    """And none reaches the decoder, which some damage would end together with the process."""
+    store.ingest(samples([1.0, 2.0], job="7"), source="a")
+    (part,) = store.parts()
+    for path, read in ((part.files.devices, part.devices), (part.files.jobs, part.jobs)):
+        whole = path.read_bytes()
+        for at in range(len(whole)):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+            with pytest.raises(UnreachableError, match=f"{path}: .* not what was written"):
+                read()
+        path.write_bytes(whole)
+        assert len(read()) == 1
+
+
+def test_a_history_without_digests_is_read(store: SampleStore, samples: Samples) -> None:
+    """As an earlier release wrote it; what is damaged there the decoder finds. The next change notes the version."""
+    store.ingest(samples([1.0, 2.0], job="7"), source="a")
+    path = store.root / manifest.FILE
+    said = json.loads(path.read_text())
+    for entry in said["days"]["2026-11-01"]:
+        del entry["devices_digest"], entry["jobs_digest"]
+    path.write_text(json.dumps({**said, "version": 1}))
+    assert len(store.devices()) == 1
+    (part,) = store.parts()
+    part.files.jobs.write_bytes(b"PAR1")
+    with pytest.raises(UnreachableError, match="jobs-"):
+        part.jobs()
+    store.ingest(samples([3.0], node="gpu02", uuid="GPU-2"), source="b")
+    assert json.loads(path.read_text())["version"] == manifest.VERSION
 
 
 @pytest.mark.parametrize("apart_s", [0.1, 5.0, 12.0])

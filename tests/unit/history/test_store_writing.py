@@ -192,13 +192,15 @@ def test_a_damaged_manifest_and_damaged_tables_are_one_line_each(store: SampleSt
 def test_a_disk_that_is_full_at_the_last_small_table_is_one_line(
     tmp_path: Path, samples: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Polars says so in words of its own; another fault of it stays what it is."""
-    write = pl.DataFrame.write_parquet
-    monkeypatch.setattr(pl.DataFrame, "write_parquet", lambda self, _, **how: write(self, "/dev/full", **how))
+    """As it is of a file that Polars writes, which says so in its own words; another fault of it stays what it is."""
+    write = Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", lambda _, content: write(Path("/dev/full"), content))
     store = SampleStore(tmp_path / "history")
     with pytest.raises(UnreachableError, match=r"history: cannot be written: No space left on device$"):
         store.ingest(samples([1.0]), source="a")
     assert store.days() == []
+    with pytest.raises(UnreachableError, match=r"No space left on device$"), writer.writing(tmp_path):
+        pl.DataFrame({"a": [1]}).write_parquet("/dev/full")
     with pytest.raises(pl.exceptions.ComputeError), writer.writing(tmp_path):
         raise pl.exceptions.ComputeError("something else")
 
