@@ -162,7 +162,7 @@ class FakeImager:
             process.stopped = True
         return DumpResult(2, (2, 3), 0.1, "4.1.1")
 
-    def restore(self, init_pid, directory_fd, inherit, *, root_pid_ns, timeout_s, sound) -> int:  # type: ignore[no-untyped-def]
+    def restore(self, init_pid, directory_fd, inherit, *, root_pid_ns, timeout_s, sound, ready) -> int:  # type: ignore[no-untyped-def]
         self.world.effect("criu restore")
         if self.fails:
             raise RestoreFailed(self.fails)
@@ -170,6 +170,7 @@ class FakeImager:
         pages = os.read(fd, 20)
         os.close(fd)
         sound(timeout_s)
+        ready()
         steps = int(pages)
         base = self.world.nodes[self.node].next_pid
         self.world.nodes[self.node].processes = [
@@ -203,7 +204,7 @@ class FakeStreams:
     def save(self, init_pid, write, user) -> tuple[SavedOutput, ...]:  # type: ignore[no-untyped-def]
         return ()
 
-    def put_back(self, outputs, fds, image_fd, notice, user, *, again=False) -> list[InheritFd]:  # type: ignore[no-untyped-def]
+    def put_back(self, outputs, fds, image_fd, user, *, again=False) -> list[InheritFd]:  # type: ignore[no-untyped-def]
         return []
 
 

@@ -58,12 +58,11 @@ class Streams(Protocol):
         outputs: Sequence[SavedOutput],
         fds: Mapping[int, int | None],
         image_fd: int,
-        notice: str | None,
         user: User,
         *,
         again: bool = False,
     ) -> Sequence[InheritFd]:
-        """Give the files of the new run their bytes, and write ``notice`` behind them; the descriptors for CRIU.
+        """Give the files of the new run their bytes; the descriptors for CRIU.
 
         ``again``: a restore of this run was cut short, and what its tree wrote is to go.
         """

@@ -170,7 +170,7 @@ class JobRestorer:
             stack.callback(os.close, criu)
             fds = dict(zip(STREAMS, arrival.fds, strict=False))
             user = user_of(arrival.init_pid, arrival.uid, arrival.gid)
-            inherit = parts.streams.put_back(manifest.outputs, fds, top, self._notice(placing), user, again=again)
+            inherit = parts.streams.put_back(manifest.outputs, fds, top, user, again=again)
             pid = parts.imager.restore(
                 arrival.init_pid,
                 criu,
@@ -178,6 +178,7 @@ class JobRestorer:
                 root_pid_ns=manifest.root_pid,
                 timeout_s=parts.settings.restore_s,
                 sound=sound,
+                ready=lambda: self._announce(placing, fds),
             )
         return pid, pairs
 
@@ -251,15 +252,15 @@ class JobRestorer:
             if parts.cuda.state(pid) is CudaState.LOCKED:
                 parts.cuda.unlock(pid)
 
-    def _notice(self, placing: _Placing) -> str | None:
+    def _announce(self, placing: _Placing, fds: Mapping[int, int | None]) -> None:
+        """Before the tree runs, so that it stands in front of what that writes next."""
         if not self._parts.settings.notices:
-            return None
+            return
         manifest = placing.manifest
         note = self._note(manifest)
         why = f": {note.why}" if note is not None and note.why else ""
         slept = words.span(placing.began - manifest.dumped_epoch)
-        # Before the tree runs, so that they stand in front of what it writes next.
-        return f"suspended on {manifest.node}{why}\nrestored on {self._parts.node} after {slept}"
+        say(fds, f"suspended on {manifest.node}{why}\nrestored on {self._parts.node} after {slept}")
 
     def _note(self, manifest: Manifest) -> Note | None:
         note = self._parts.notes.read(manifest.key.cluster, manifest.key.job_id)

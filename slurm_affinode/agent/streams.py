@@ -241,13 +241,10 @@ class ProcessStreams:
         outputs: Sequence[SavedOutput],
         fds: Mapping[int, int | None],
         image_fd: int,
-        notice: str | None,
         user: User,
         *,
         again: bool = False,
     ) -> Sequence[InheritFd]:
         """See ``put_back`` and ``inherited``."""
         put_back(outputs, fds, image_fd, user, again=again)
-        if notice is not None:
-            say(fds, notice)
         return inherited(outputs, fds)

@@ -148,12 +148,13 @@ class Criu:
         root_pid_ns: int,
         timeout_s: float,
         sound: Sound,
+        ready: Callable[[], None],
     ) -> int:
         """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``, and what ``sound``
         raises: nothing is left.
 
-        ``directory_fd`` is only read; ``timeout_s`` is for ``sound``, too. The tree runs when this returns; its CUDA
-        processes wait in their calls until they are restored and unlocked.
+        ``directory_fd`` is only read; ``timeout_s`` is for ``sound``, too; ``ready`` is called after that.
+        The tree runs when this returns; its CUDA processes wait in their calls until they are restored and unlocked.
         """
         self.check()
         try:
@@ -168,6 +169,7 @@ class Criu:
             try:
                 _look(init_pid, inventory.pids, [one.fd for one in inherit])
                 sound(deadline - time.monotonic())
+                ready()
             except BaseException:
                 namespace.kill_all(init_pid)
                 raise

@@ -8,7 +8,7 @@ PIDs are those of the agent's own PID namespace unless the name says ``_ns`` (th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -235,10 +235,12 @@ class Imager(Protocol):
         root_pid_ns: int,
         timeout_s: float,
         sound: Sound,
+        ready: Callable[[], None],
     ) -> int:
-        """Put the tree below PID 1 of the namespace; its root's PID there. The tree runs when ``sound`` has returned.
+        """Put the tree below PID 1 of the namespace; its root's PID there.
 
-        Raises ``RestoreFailed``, and what ``sound`` raises: nothing of the tree is left.
+        The tree runs when ``sound`` has returned, and then ``ready``, which is called only where nothing is left that
+        can be against it. Raises ``RestoreFailed``, and what ``sound`` raises: nothing of the tree is left.
         """
         ...
 

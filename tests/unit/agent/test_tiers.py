@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,20 @@ def test_where_no_copy_is_sound_the_job_is_held(world: World) -> None:
     assert all(f"{tier}: alpha.7/0001: criu/pages-1.img: its contents" in reply.reason for tier in ("memory", "disk"))
     assert world.nodes["c1"].processes == []
     assert agent.where() == ["shared"]
+
+
+@pytest.mark.parametrize(("damaged", "last"), [(2, "restored on c1 after"), (3, "not restored: memory: alpha.7/0001")])
+def test_restored_is_said_of_what_is_sound_alone(world: World, tmp_path: Path, damaged: int, last: str) -> None:
+    """In the job's output, once."""
+    first = asleep(world)
+    for tier in ("memory", "disk", "shared")[:damaged]:
+        first.damage(tier)
+    agent = again_at(world, "c1")
+    with (tmp_path / "out").open("wb") as out:
+        agent.restorer.restore(replace(agent.arrival(), fds=(out.fileno(),) * 3))
+    said = (tmp_path / "out").read_text()
+    assert said.count("\n") == (2 if damaged < 3 else 1)
+    assert said.splitlines()[-1].startswith(f"slurm-affinode: {last}")
 
 
 def test_what_criu_reads_for_itself_is_verified_before(world: World) -> None:

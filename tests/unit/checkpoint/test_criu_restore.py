@@ -70,7 +70,7 @@ def restore(tmp_path: Path) -> Iterator[Callable[..., int]]:
 
     def run(program: Program, sound: Sound) -> int:
         return Criu(runner=program, cgroup_root=tmp_path).restore(
-            os.getpid(), fd, [], root_pid_ns=ROOT, timeout_s=5, sound=sound
+            os.getpid(), fd, [], root_pid_ns=ROOT, timeout_s=5, sound=sound, ready=lambda: program.log.append("ready")
         )
 
     yield run
@@ -97,7 +97,7 @@ LATE = CheckpointError("alpha.7/0001: could not be verified in time")
 def test_a_tree_is_let_go_when_its_image_is_verified(restore: Callable[..., int], log: Log) -> None:
     """And what it has open was looked at before, as that must not wait."""
     assert restore(Program(log), answers(log)) == ROOT
-    assert log == ["criu", "looked", "sound?", "let go"]
+    assert log == ["criu", "looked", "sound?", "ready", "let go"]
 
 
 @pytest.mark.parametrize("error", [DAMAGED, LATE, MemoryError("none left")])
@@ -108,7 +108,7 @@ def test_a_tree_whose_image_is_not_sound_is_never_let_go(
     with pytest.raises(type(error), match=str(error)):
         restore(Program(log), answers(log, error))
     assert log[:4] == ["criu", "looked", "sound?", "killed"]
-    assert "let go" not in log
+    assert not {"ready", "let go"} & set(log)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,7 @@ def test_where_criu_fails_a_damaged_image_is_the_reason(
     with pytest.raises(expected, match=why):
         restore(Program(log, fails=True), answers(log, found))
     assert log[:3] == ["criu", "killed", "sound?"]
+    assert "ready" not in log
 
 
 def test_without_criu_nothing_waits_for_the_digests(restore: Callable[..., int], log: Log) -> None:
