@@ -54,8 +54,7 @@ def find(
     labelled, beyond = _at_most_gpus(labelled, runs)
     mismatches = pl.concat([mismatches, _as_mismatches(beyond, runs, table)], how="diagonal")
     rest = runs.join(labelled, on="run", how="anti", maintain_order="left")
-    known = _without(by_record(rest, nodes, table, recorded), runs, parents)
-    known, _ = _at_most_gpus(known, runs)
+    known, _ = _at_most_gpus(by_record(rest, nodes, table, recorded, parents), runs)
     rest = rest.join(known, on="run", how="anti", maintain_order="left")
     taken = pl.concat([labelled, known])
     whole = by_whole_node(rest, runs, nodes, table, taken, parents)
@@ -172,8 +171,14 @@ def _on_its_nodes(candidates: pl.DataFrame, nodes: pl.DataFrame) -> pl.DataFrame
     return pl.concat([there, unsaid, nowhere])
 
 
-def by_record(runs: pl.DataFrame, nodes: pl.DataFrame, table: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
-    """Pairs that recorded GPU ids (UUID, PCI address, index on the node) state."""
+def by_record(
+    runs: pl.DataFrame, nodes: pl.DataFrame, table: pl.DataFrame, recorded: pl.DataFrame, parents: pl.DataFrame
+) -> pl.DataFrame:
+    """Pairs that recorded GPU ids (UUID, also of a MIG instance; PCI address; index on the node) state.
+
+    Not those that leave open which GPUs a run had: more ids than it has GPUs (those of several runs of a job, without
+    their starts), or the id of a GPU with more MIG instances than that.
+    """
     if recorded.is_empty():
         return pl.DataFrame(schema=MATCH)
     marks = pl.DataFrame({"gpu": recorded["gpu"].unique()}, schema={"gpu": pl.String()}).with_columns(
@@ -198,9 +203,14 @@ def by_record(runs: pl.DataFrame, nodes: pl.DataFrame, table: pl.DataFrame, reco
         )
         for name in ("uuid", "pci", "index")
     ]
+    # The number of an instance on its GPU is no index.
+    instances = table.filter(pl.col("mig").str.starts_with("MIG-"))
+    ways.append(
+        instances.select("at", "cluster", "node", "first", "last", pl.col("mig").str.to_uppercase().alias("mark"))
+    )
     known = pl.concat(ways).drop_nulls("mark")
     # A record without a node can only name a GPU by its UUID; an index or an address says nothing then.
-    unsaid = wanted.filter(pl.col("node").is_null() & pl.col("mark").str.starts_with("GPU-"))
+    unsaid = wanted.filter(pl.col("node").is_null() & pl.col("mark").str.contains("^(?:GPU|MIG)-"))
     met = pl.concat(
         [
             wanted.join(known, on=["node", "mark"], suffix="_gpu").select(*_MET),
@@ -208,10 +218,31 @@ def by_record(runs: pl.DataFrame, nodes: pl.DataFrame, table: pl.DataFrame, reco
         ]
     )
     met = met.filter(_same_cluster("cluster_run", "cluster") & _seen_during())
+    met = _without(met, runs, parents)
+    open_ = _left_open(met, runs, table)
+    met = met.join(open_, on="run", how="anti", maintain_order="left")
     return met.group_by("run", "at").agg(pl.len().cast(pl.Int64).alias("weight")).sort("run", "at").select(*MATCH)
 
 
-_MET = ("run", "at", "cluster_run", "cluster", "first", "last", "start_ms", "end_ms")
+def _left_open(met: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    """``run`` of those whose records (``run``, ``at``, ``node``, ``mark``) do not tell which GPUs they had."""
+    instance = table.select("at", pl.col("mig").is_not_null().alias("instance"), pl.col("node").alias("of"))
+    said = (
+        met.join(instance, on="at")
+        .group_by("run")
+        .agg(
+            pl.col("at").n_unique().alias("found"),
+            pl.struct("of", "mark").n_unique().alias("marks"),
+            pl.col("instance").any(),
+        )
+        .join(runs.select("run", "gpus"), on="run")
+    )
+    gpus = pl.col("gpus")
+    many = (gpus > 0) & (pl.col("found") > gpus) & ((pl.col("marks") > gpus) | pl.col("instance"))
+    return said.filter(many.fill_null(value=False)).select("run")
+
+
+_MET = ("run", "at", "mark", "cluster_run", "cluster", "first", "last", "start_ms", "end_ms")
 
 
 def _mark(gpu: str) -> str:

@@ -33,6 +33,8 @@ class _Joined:
     """All runs that overlap the interval, of whatever user."""
     nodes: pl.DataFrame
     index: samples.Index
+    devices: pl.DataFrame
+    """Those of ``index``, with the name that accounting gives their cluster (``mapping.one_cluster``)."""
     mapped: mapping.Mapped
     gpu_runs: pl.DataFrame
     allocations: segments.Allocations
@@ -65,7 +67,7 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
     joined = _join(query, jobs, allocation_gpus, history, now, advance)
     about = joined.gpu_runs.filter(pl.col("wanted"))
     shares = measures.per_allocation(joined.totals, joined.cells, joined.allocations)
-    parts = measures.breakdown(shares, about, joined.nodes, joined.index.devices, prices)
+    parts = measures.breakdown(shares, about, joined.nodes, joined.devices, prices)
     rows = _jobs(about, parts)
     chosen = _most_idle(about, rows, top_runs)
     return WasteResult(
@@ -86,7 +88,7 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
                 about=about,
                 rows=rows,
                 nodes=joined.nodes,
-                devices=joined.index.devices,
+                devices=joined.devices,
                 index=joined.index,
                 mapped=joined.mapped,
                 allocations=joined.allocations,
@@ -136,7 +138,7 @@ def _join(  # noqa: PLR0917
 
     summed = kernel.run_all(index, allocations, cells, query.thresholds, report)
     gpu_runs = allocating.gpu_runs(runs, mapped)
-    return _Joined(runs, nodes, index, mapped, gpu_runs, allocations, buckets, cells, summed)
+    return _Joined(runs, nodes, index, devices, mapped, gpu_runs, allocations, buckets, cells, summed)
 
 
 def _buckets(query: WasteQuery, runs: pl.DataFrame) -> overtime.Buckets:

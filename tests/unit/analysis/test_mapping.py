@@ -146,6 +146,36 @@ def test_a_record_of_another_run_of_the_job_is_not_used(analysed: Analysed, node
     ]
 
 
+def test_records_of_several_runs_without_their_starts_say_nothing(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """A requeued job had one GPU, then another: which was when is not guessed."""
+    found = jobs({"start": 0, "end": 1800}, {"start": 1800, "end": HOUR, "submit": 10})
+    recorded = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": gpu} for gpu in ("0", "1")]
+    result = analysed(node({}, {}), found, recorded=recorded)
+    assert result.jobs["mapping"].to_list() == ["unknown", "unknown"]
+    both = analysed(node({}, {}), jobs({"start": 0, "end": HOUR, "gpus": 2}), recorded=recorded)
+    assert how(both) == {1: ("recorded", 1, 1)}
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(1, ("unknown", 0, 0)), (2, ("recorded", 1, 1))])
+def test_a_record_of_a_divided_gpu(
+    analysed: Analysed, samples: Rows, jobs: Jobs, gpus: int, expected: tuple[str, float, float]
+) -> None:
+    """It names all instances; which one of them is not guessed."""
+    rows = samples(TIMES, util_pct=None, power_w=300)
+    rows += samples(TIMES, mig="1", engine_active=0) + samples(TIMES, mig="2", engine_active=0.9)
+    rows += samples(TIMES, uuid="GPU-1", index=1)
+    recorded = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": "GPU-0"}]
+    assert how(analysed(rows, jobs({"start": 0, "end": HOUR, "gpus": gpus}), recorded=recorded)) == {1: expected}
+
+
+def test_a_record_of_an_instance_by_its_own_id(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The history knows instances by the ids that NVIDIA gives them, or by numbers, which are no indexes of GPUs."""
+    rows = [row for n in (1, 2) for row in samples(TIMES, uuid=None, index=None, mig=f"MIG-a{n}", engine_active=n - 1)]
+    recorded = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": "MIG-A2"}]
+    found = jobs({"start": 0, "end": HOUR})
+    assert how(analysed(rows, found, recorded=recorded)) == {1: ("recorded", 0, 1)}
+
+
 def test_an_index_without_a_node_says_nothing(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """GPU 1 of which node? A UUID needs none."""
     found = jobs({"start": 0, "end": HOUR})
@@ -271,6 +301,11 @@ def test_a_history_that_calls_the_only_cluster_otherwise(analysed: Analysed, nod
     """Exporters seldom know what Slurm calls the cluster: one on each side is the same."""
     result = analysed(node({}), jobs({"start": 0, "end": HOUR, "cluster": "slurm-name"}))
     assert how(result) == {1: ("whole-node", 1, 0)}
+    again = analysed(node({}, {}), jobs({"start": 0, "end": HOUR, "cluster": "slurm-name", "gpu_type": None}))
+    assert again.jobs["gpu_model"].to_list() == ["NVIDIA A100-SXM4-80GB"]
+    unmapped = issue(again, "unmapped-gpus")
+    assert unmapped is not None
+    assert "--cluster" not in unmapped.detail
 
 
 def test_a_node_list_that_cannot_be_read_maps_nothing(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
