@@ -38,12 +38,11 @@ from slurm_affinode.model.suspension import Phase, Refusal
 
 _WAKES_AT_ONCE, _ASIDE_AT_ONCE = 4, 2
 """Signals, and jobs that are to end, do not wait for those."""
-_SLOWLY_S = 1.0
-"""Between two looks at what changes seldom: whether the processes are there, the line when nothing has happened."""
+_SLOWLY_S, _LOOKS_S = 1.0, 0.1
+"""Between two looks at what changes seldom (whether the processes are there, the line when nothing has happened), and
+of a prolog that waits."""
 _MOST_OF_TIME = 20.0
 """A look is followed by a pause at least so many times as long."""
-_LOOKS_S = 0.1
-"""Between two looks of a prolog that waits."""
 
 
 class Director:
@@ -68,8 +67,7 @@ class Director:
         self._sleepers: dict[int, Sleeper] = {}
         self._wishes = Wishes(parts)
         self._slowly_s = 0.0
-        self._poke = threading.Event()
-        self._stop = threading.Event()
+        self._poke, self._stop = threading.Event(), threading.Event()
         self._changed = threading.Condition(self._lock)
         self._workers = workers or ThreadPoolExecutor(_WAKES_AT_ONCE, "wake")
         self._aside = workers or ThreadPoolExecutor(_ASIDE_AT_ONCE, "aside")
@@ -205,7 +203,9 @@ class Director:
         wish = from_slurm(number)
         with self._lock:
             sleeper = self._sleepers.get(job_id)
-            if sleeper is None and wish is not None:
+            if sleeper is not None:
+                sleeper.stop_epoch = self._parts.now() if wish is None else None
+            elif wish is not None:
                 self._wishes.keep(job_id, wish)
         if sleeper is not None and wish is not None:
             self._aside.submit(self._let_go, sleeper, wish.why)

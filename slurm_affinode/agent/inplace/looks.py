@@ -11,6 +11,9 @@ from slurm_affinode.agent.inplace.sleeper import Sleeper
 from slurm_affinode.agent.inplace.watching import Own, Sockets
 from slurm_affinode.core.waketime import wake_time
 
+_STOPS_S = 3.0
+"""Slurm's SIGSTOP comes two seconds after its SIGTSTP: what was woken between them would be stopped with its memory
+on the GPU."""
 _UNSEEN_S = 10.0
 """A job whose sockets cannot be looked at for so long is woken: a request to it would not be noticed."""
 
@@ -68,13 +71,20 @@ class Looks:
         for one in sleepers:
             if one.asked_epoch is None or one.waking or one.retry_epoch > now:
                 continue
-            if self._freezer.held(one.init_pid):
-                one.waits = one.held_back = f"Slurm has suspended it; it goes on with: scontrol resume {one.job_id}"
+            if slurm := self._slurm_stops(one, now):
+                one.waits = one.held_back = f"Slurm {slurm} it; it goes on with: scontrol resume {one.job_id}"
                 continue
             if one.held_back:
                 one.held_back, one.asked_epoch = "", now
             found.append(one)
         return found
+
+    def _slurm_stops(self, one: Sleeper, now: float) -> str:
+        """What Slurm does with it that is against a wake; empty: nothing."""
+        if self._freezer.held(one.init_pid):
+            return "has suspended"
+        told = one.stop_epoch is not None and 0 <= now - one.stop_epoch < _STOPS_S
+        return "is about to suspend" if told else ""
 
     def due(self, one: Sleeper, now: float, fits: Callable[[Sleeper], bool]) -> str | None:
         """Why it wakes although nobody asks: its time has come, or nobody ever could and there is room (``fits``)."""

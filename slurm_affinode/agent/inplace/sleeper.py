@@ -66,6 +66,8 @@ class Sleeper:
     """Its processes run, and wait for their GPU memory where they need it."""
     signalled: bool = False
     """It was let go for a signal, and is not frozen again before it was awake."""
+    stop_epoch: float | None = None
+    """When Slurm last told it to stop, and nothing else since."""
     asked_epoch: float | None = None
     """Since when it is wanted; ``None``: nobody wants it."""
     asked_why: str = ""

@@ -17,7 +17,7 @@ def test_a_signal_lets_it_go_whether_there_is_room_or_not(world, node):
     node.sleep()
     node.cards.others = 79 * GIB
     node.director.signalled(7, 15)
-    assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+    assert node.stopped() == [False, False]
     assert node.phase() is Phase.WAKING
     node.round()
     assert node.view()["waits"]
@@ -33,8 +33,7 @@ def test_a_signal_lets_it_go_whether_there_is_room_or_not(world, node):
 def test_a_continue_of_which_nobody_told_is_noticed(world, node):
     """What runs would wait for its GPU, and not be seen."""
     node.sleep()
-    for process in world.nodes["c1"].processes:
-        process.stopped = False
+    node.let_go()
     node.round()
     assert awake(world)
 
@@ -47,7 +46,7 @@ def test_a_signal_does_not_wait_for_those_that_are_being_woken(world, node):
     node.round()
     assert (len(workers.calls), asleep(world)) == (1, True)
     node.director.signalled(7, 15)
-    assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+    assert node.stopped() == [False, False]
     workers.work()
     assert awake(world)
 
@@ -59,24 +58,24 @@ def test_one_that_takes_a_signal_is_not_frozen_again(world, node):
         node.director.signalled(7, 15)
         node.round()
         assert "the driver failed" in node.view()["failure"]
-        assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+        assert node.stopped() == [False, False]
     node.round()
     assert awake(world)
 
 
 def test_a_signal_that_nobody_told_of_wakes_it(world, node):
     """Sent by somebody else than Slurm, or while there was no agent; what was stopped before is let be."""
-    script = world.nodes["c1"].processes[0]
+    script, child = node.processes
     script.stopped = True
     node.sleep()
     node.freezer.waiting = {script.pid: 15}
     node.round()
     assert asleep(world)
-    node.freezer.waiting = {world.nodes["c1"].processes[1].pid: 15}
+    node.freezer.waiting = {child.pid: 15}
     node.cards.others = 79 * GIB
     node.round()
-    assert [p.stopped for p in world.nodes["c1"].processes] == [True, False]
-    assert node.view()["asked_why"] == f"SIGTERM waits for its process {world.nodes['c1'].processes[1].pid}"
+    assert node.stopped() == [True, False]
+    assert node.view()["asked_why"] == f"SIGTERM waits for its process {child.pid}"
     node.cards.others, node.freezer.waiting = 0, {}
     node.round()
     assert node.director.view(7) is None
@@ -89,9 +88,9 @@ def test_a_signal_wakes_one_that_is_in_line_already(world, node):
     node.connection()
     node.round()
     assert asleep(world)
-    node.freezer.waiting = {world.nodes["c1"].processes[1].pid: 10}
+    node.freezer.waiting = {node.processes[1].pid: 10}
     node.round()
-    assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+    assert node.stopped() == [False, False]
 
 
 def test_one_that_slurm_suspends_sleeps_on_whoever_asks(world, node):
@@ -114,6 +113,38 @@ def test_one_that_slurm_suspends_sleeps_on_whoever_asks(world, node):
         False,
     )
     node.cards.others = 0
+    node.round()
+    assert awake(world)
+
+
+def test_one_that_slurm_is_about_to_suspend_is_not_woken_before(world, node):
+    """It would be stopped with its memory on the GPU; a stop that does not come holds nobody up for long."""
+    node.sleep()
+    node.director.signalled(7, signal.SIGTSTP)
+    node.connection()
+    node.round()
+    assert (asleep(world), node.view()["waits"]) == (
+        True,
+        "Slurm is about to suspend it; it goes on with: scontrol resume 7",
+    )
+    world.clock += 2.5
+    node.freezer.by_slurm = True
+    node.round()
+    assert node.view()["waits"].startswith("Slurm has suspended it")
+    node.freezer.by_slurm = False
+    world.clock += 0.5
+    node.round()
+    assert awake(world)
+
+
+@pytest.mark.parametrize("number", [signal.SIGCONT, signal.SIGTERM])
+def test_what_slurm_says_after_a_stop_counts(world, node, number):
+    """Resumed or cancelled before it was stopped: it does not wait for that."""
+    node.sleep()
+    node.director.signalled(7, signal.SIGTSTP)
+    node.connection()
+    node.round()
+    node.director.signalled(7, number)
     node.round()
     assert awake(world)
 
@@ -149,4 +180,4 @@ def test_a_signal_while_a_restore_fails_is_not_lost(world, node):
     sleeper.turning = Turn()
     with failing(node):
         node.round()
-    assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+    assert node.stopped() == [False, False]
