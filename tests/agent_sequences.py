@@ -49,14 +49,14 @@ def go_on_at_c2(world):
     assert world.copies() == 1
 
 
-def begun_at_c2(world):
+def begun_at_c2(world, settings=None):
     """The job was suspended at c1, which has forgotten it, and is started at c2: the agent there."""
     agent = Agent(world, "c1")
     agent.suspend()
     agent.settle()
     world.nodes["c1"].init = None
     world.start_run("c2")
-    return Agent(world, "c2")
+    return Agent(world, "c2", settings)
 
 
 def ledger(world):

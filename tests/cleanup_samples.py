@@ -12,18 +12,29 @@ from slurm_affinode.core.cleanup_policy import parse_policy
 from slurm_affinode.model.cleanup import Ledger, Policy, SentWarning
 from slurm_affinode.model.finding import Finding
 
-RULE = """
+Stages = tuple[str, str, str]
+"""How long after the beginning of a finding its two warnings and its end come."""
+
+
+def rules(fixed: Stages, sliding: Stages, grace: str = "2m") -> str:
+    """Rules that cancel jobs with idle GPUs by those stages, and kill orphans that have had their time of grace."""
+    stages = 'first_warning = "{}", second_warning = "{}", cancel = "{}"'
+    return f"""
 [[rule]]
 name = "idle"
 kinds = ["squatter", "idle-allocation"]
 action = "cancel"
-fixed = { first_warning = "1h", second_warning = "1h45m", cancel = "2h" }
-sliding = { first_warning = "1h", second_warning = "90m", cancel = "2h" }
+fixed = {{ {stages.format(*fixed)} }}
+sliding = {{ {stages.format(*sliding)} }}
 [[rule]]
 name = "orphans"
 kinds = ["orphan-process"]
 action = "kill"
+grace = "{grace}"
 """
+
+
+RULE = rules(fixed=("1h", "1h45m", "2h"), sliding=("1h", "90m", "2h"))
 TWICE = (timedelta(minutes=80), timedelta(minutes=40))
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from agent_site import STEPS, World
+from agent_site import STEPS, Process, World
 from agent_world import Agent
 
 from slurm_affinode.agent.inplace.asking import Look
@@ -188,6 +188,25 @@ class Node:
     def round(self) -> None:
         self.world.clock += 2
         self.director.round()
+
+    @property
+    def processes(self) -> list[Process]:
+        """Those of the job: its script, and a child that uses the GPU."""
+        return self.world.nodes["c1"].processes
+
+    def stopped(self) -> list[bool]:
+        """Of each process, whether it is stopped."""
+        return [process.stopped for process in self.processes]
+
+    def let_go(self) -> None:
+        """Somebody has continued every process, and told nobody."""
+        for process in self.processes:
+            process.stopped = False
+
+    def lose_job(self) -> None:
+        """The job's processes have ended, PID 1 of their namespace too."""
+        machine = self.world.nodes["c1"]
+        machine.init, machine.processes = None, []
 
     def connection(self) -> None:
         """Somebody connects."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import waste_samples
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from slurm_affinode.report.assemble import render_report
@@ -30,12 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def samples() -> ModuleType:
     """``tests/waste_samples.py``."""
-    spec = importlib.util.spec_from_file_location("waste_samples", Path(__file__).parents[1] / "waste_samples.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return waste_samples
 
 
 @pytest.fixture(scope="session")

@@ -8,28 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from cleanup_samples import rules
 from cluster.driver import WORKLOADS, Cluster, wait_until
 
 STATE = "/var/lib/zombies"
 LIVE = ("--live", "--prometheus", "http://prometheus:9090", "--window", "4s")
-POLICY = """
-[[rule]]
-name = "idle GPUs"
-kinds = ["squatter", "idle-allocation"]
-action = "cancel"
-fixed = { first_warning = "4s", second_warning = "5s", cancel = "6s" }
-sliding = { first_warning = "4s", second_warning = "5s", cancel = "6s" }
-
-[[rule]]
-name = "orphans"
-kinds = ["orphan-process"]
-action = "kill"
-grace = "0s"
-
+STAGES = ("4s", "5s", "6s")
+POLICY = f"""
+{rules(fixed=STAGES, sliding=STAGES, grace="0s")}
 [mail]
 via = "command"
-command = ["/var/lib/zombies/mail", "{to}"]
-address = "{user}@example.org"
+command = ["{STATE}/mail", "{{to}}"]
+address = "{{user}}@example.org"
 admins = ["ops@example.org"]
 """
 RESUME = '\n[[rule]]\nkinds = ["drained-kill-failed"]\naction = "resume"\ngrace = "0s"\n'

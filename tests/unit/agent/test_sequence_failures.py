@@ -110,12 +110,7 @@ def test_a_comment_of_the_owner_survives(world):
 @pytest.mark.parametrize(("fresh", "reply"), [(False, Hold), (True, Start)])
 def test_a_restore_that_fails_does_what_the_site_chose(world, fresh, reply):
     """Held with the reason, or started afresh; the image stays."""
-    agent = Agent(world, "c1")
-    agent.suspend()
-    agent.settle()
-    world.nodes["c1"].init = None
-    world.start_run("c2")
-    agent = Agent(world, "c2", Settings(fresh=fresh, slurm_s=5))
+    agent = begun_at_c2(world, Settings(fresh=fresh, slurm_s=5))
     agent.imager.fails = "bad size"
     answer = agent.restore()
     assert isinstance(answer, reply)

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+import waste_samples
 
 from slurm_affinode.analysis.result import WasteResult
-
-
-def load_samples() -> ModuleType:
-    """``tests/waste_samples.py`` as a module."""
-    path = Path(__file__).resolve().parents[2] / "waste_samples.py"
-    spec = importlib.util.spec_from_file_location("waste_samples", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session")
 def samples() -> ModuleType:
     """``make_result``, ``empty_result`` and hostile names."""
-    return load_samples()
+    return waste_samples
 
 
 @pytest.fixture(scope="session")

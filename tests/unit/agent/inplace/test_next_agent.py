@@ -75,20 +75,18 @@ def test_a_request_that_came_while_there_was_no_agent(world, node):
 def test_one_that_slurm_let_go_while_there_was_no_agent_is_not_frozen_again(world, node):
     """It may be in the middle of what it does when it is cancelled. One whose freeze was cut short sleeps on."""
     node.sleep()
-    for process in world.nodes["c1"].processes:
-        process.stopped = False
+    node.let_go()
     early = Node(world)
     early.recover()
     early.round()
     assert asleep(world)
-    for process in world.nodes["c1"].processes:
-        process.stopped = False
+    node.let_go()
     world.clock += 60
     after = Node(world)
     after.cards.others = 79 * GIB
     after.recover()
     after.round()
-    assert [p.stopped for p in world.nodes["c1"].processes] == [False, False]
+    assert node.stopped() == [False, False]
     assert after.view()["asked_why"] == "its processes were let go while there was no agent"
     after.cards.others = 0
     after.round()
@@ -118,7 +116,7 @@ def test_one_that_was_lost_with_its_node(world, at):
         node.connection()
         node.round()
     assert world.crash_at is None
-    world.nodes["c1"].init, world.nodes["c1"].processes = None, []
+    node.lose_job()
     world.answers = False
     after = Node(world)
     after.recover()
@@ -133,7 +131,7 @@ def test_one_that_was_lost_with_its_node(world, at):
 def test_one_that_was_cancelled_while_there_was_no_agent(world, node):
     """There is nothing to be told."""
     node.sleep()
-    world.nodes["c1"].init, world.nodes["c1"].processes = None, []
+    node.lose_job()
     world.state = "CANCELLED"
     after = Node(world)
     after.recover()

@@ -152,7 +152,7 @@ def test_what_could_not_wake_or_has_nothing_to_give_is_refused(world, node):
     """More memory than may be awake at once; none at all; a script that has not begun."""
     tight = Node(world, Rules(awake_limit_pct=50))
     assert [one.code for one in tight.suspender.refusals(tight.job())] == ["awake-limit"]
-    next(p for p in world.nodes["c1"].processes if p.cuda).cuda = None
+    next(p for p in node.processes if p.cuda).cuda = None
     assert [one.code for one in node.suspender.refusals(node.job())] == ["no-gpu-memory"]
     world.nodes["c1"].processes = []
     assert "not-started" in [one.code for one in node.suspender.refusals(node.job())]
@@ -223,7 +223,7 @@ def test_one_at_a_time(world, node):
 
 def test_the_lock_of_a_process_in_a_container_is_taken_off_too(world, node):
     """It is in a PID namespace below the job's: when the suspension is taken back, and by the next agent."""
-    world.nodes["c1"].processes[1].inside = True
+    node.processes[1].inside = True
     done = node.suspender.suspend(node.job(), "idle 15m", look_again=lambda: "GPU 0: utilization 40")
     assert (done.failure is not None, awake(world)) == (True, True)
 

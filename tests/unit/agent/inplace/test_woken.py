@@ -108,7 +108,7 @@ def test_a_helper_that_is_lost_in_the_middle_is_no_failure(world, node, monkeypa
 def test_a_process_whose_cuda_state_is_lost_is_told(world, node):
     """The driver calls it failed: it sleeps on, and says so."""
     node.sleep()
-    next(p for p in world.nodes["c1"].processes if p.cuda).cuda = CudaState.FAILED
+    next(p for p in node.processes if p.cuda).cuda = CudaState.FAILED
     node.connection()
     node.round()
     assert "is lost: the driver calls it failed" in node.view()["failure"]
@@ -117,7 +117,7 @@ def test_a_process_whose_cuda_state_is_lost_is_told(world, node):
 def test_one_that_has_ended_is_forgotten(world, node):
     """Its processes are gone: the ledger is told, the journal closed."""
     node.sleep()
-    world.nodes["c1"].init, world.nodes["c1"].processes = None, []
+    node.lose_job()
     node.round()
     assert node.director.view(7) is None
     assert node.agent.parts.journal.open_records() == []
@@ -208,9 +208,9 @@ def test_a_process_that_has_ended_while_it_sleeps_wakes_it(world, node):
     node.director.woken = lambda job_id, how: told.append(how)
     node.sleep()
     world.clock += 58
-    dead = world.nodes["c1"].processes.pop()
+    dead = node.processes.pop()
     node.round()
-    assert [p.stopped for p in world.nodes["c1"].processes] == [False]
+    assert node.stopped() == [False]
     assert node.director.view(7) is None
     assert told == [f"awake after 60s in place: its process {dead.pid} has ended"]
 
