@@ -290,7 +290,7 @@ def test_nothing_is_done_against_a_rule(  # noqa: PLR0917
 ) -> None:  # fmt: skip
     """Acting means: idle for the whole window, known run time, a job that waits, room, and no dry run."""
     candidate = replace(JOB, idle=idle(progress, window, verdict), run_s=run, suspensions=suspensions)
-    surroundings = Surroundings((WAITING,) if queue else None, NODE, under_way, room)
+    surroundings = Surroundings((WAITING,) if queue else None, NODE, under_way, no_room=room)
     decision = decide(Policy(dry_run=dry), candidate, surroundings)
     assert decision.text
     if decision.act:
