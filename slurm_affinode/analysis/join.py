@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slurm_affinode.analysis import windows
-from slurm_affinode.analysis.block import FB, IDLE, POWER, UTIL, Block, Classes, Pieces, Scratch
+from slurm_affinode.analysis.block import FB, IDLE, POWER, UTIL, Block, Classes, Int32s, Pieces, Scratch
 from slurm_affinode.analysis.places import Places, Rows
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.analysis.segments import FAR, Allocations, Cells, Floats, Ints
@@ -191,14 +191,25 @@ def _sums(block: Block, swept: Sweep, runs: _Runs, at: Places, fix: _Corrections
             value[missing] = 0
             sums[at.full, known] -= metric.missing
             sums[:, known] -= np.bincount(fix.place, weights=fix.duration * missing, minlength=places)
-        value *= fix.duration
-        sums[:, total] = np.bincount(fix.place, weights=value, minlength=places)
+        amount = _exact(value, fix.duration, swept.weight[fix.row])
+        sums[:, total] = np.bincount(fix.place, weights=amount, minlength=places)
         sums[at.full, total] += metric.total
         if idle is not None:
-            value *= while_idle
-            sums[:, idle] = np.bincount(fix.place, weights=value, minlength=places)
+            amount *= while_idle
+            sums[:, idle] = np.bincount(fix.place, weights=amount, minlength=places)
             sums[at.full, idle] += metric.idle
     return sums
+
+
+def _exact(value: Floats, duration: Ints, weight: Int32s) -> Floats:
+    """value x duration. Where that is taken from the sum of a cell, of a sample that counted for ``weight`` there, its
+    product is taken as the sum has it, rounded to 32 bits, and what is left of it added: else the rounding would be
+    left, which may be more than what a short cell has."""
+    amount: Floats = value * duration
+    cut = np.flatnonzero(duration < 0)
+    counted = value[cut].astype(np.float32) * weight[cut].astype(np.float32)
+    amount[cut] = value[cut] * (weight[cut] + duration[cut]) - counted
+    return amount
 
 
 def _amounts(block: Block, activity: Classes, row: Ints, duration: Ints) -> Floats:

@@ -31,10 +31,10 @@ from slurm_affinode.analysis import (
     windows,
 )
 from slurm_affinode.analysis import compiled as compiling
-from slurm_affinode.analysis.block import BUSY, IDLE, LOW, UNKNOWN, Block
+from slurm_affinode.analysis.block import BUSY, IDLE, LOW, POWER, UNKNOWN, Block, Column, Pieces
 from slurm_affinode.analysis.join import SUMS
 from slurm_affinode.analysis.result import Thresholds
-from slurm_affinode.analysis.segments import Allocations, build
+from slurm_affinode.analysis.segments import FAR, Allocations, build
 from slurm_affinode.analysis.totals import Totals
 from slurm_affinode.history import parts
 from slurm_affinode.history.schema import SAMPLES
@@ -287,3 +287,16 @@ def test_join_agrees_with_taking_every_sample_by_itself(run: Callable[..., Total
     assert np.isclose(summed.window_share_ms.sum(), sum(e.sums["idle"] for e in expected), atol=1e-3)
     unheld = summed.sums[cells.inside & (cells.sharers == 0), :4].sum()
     assert np.isclose(unheld, free, atol=1e-3)
+
+
+@pytest.mark.parametrize("run", [arraysink.run, by_plain_loop], ids=["arrays", "loop"])
+def test_the_little_of_a_sample_that_lies_in_a_cell_is_not_lost_in_the_rest(run: Callable[..., Totals]) -> None:
+    """561 W for the first of 30,007 ms: the product of all of them does not fit the 24 bits of a 32-bit float."""
+    one, none = np.ones(1, np.int64), np.zeros(1, np.int64)
+    times = np.array([65_005, 95_012], np.int64)
+    held = Allocations.of(none, none, [35_182], [65_006])
+    cells = build(held, taking_part=np.ones(1, np.bool_), since=35_182, until=130_000)
+    pieces = Pieces(none, none, one * 2, one * STEP, np.ones(1) * 3 * STEP, one * FAR, times[:1], times[1:] + STEP)
+    columns = {POWER: Column(np.array([561.0, 5.0], np.float32), complete=True)}
+    summed = run([Block(0, times, columns, int(FAR))], pieces, held, cells, THRESHOLDS)
+    assert measures.per_allocation(summed, cells, held)["power"].to_list() == [561.0]
