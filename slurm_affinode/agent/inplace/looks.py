@@ -75,7 +75,7 @@ class Looks:
                 one.waits = one.held_back = f"Slurm {slurm} it; it goes on with: scontrol resume {one.job_id}"
                 continue
             if one.held_back:
-                one.held_back, one.asked_epoch = "", now
+                one.held_back, one.asked_epoch, one.overdue = "", now, False
             found.append(one)
         return found
 

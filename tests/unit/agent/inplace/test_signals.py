@@ -137,6 +137,25 @@ def test_one_that_slurm_is_about_to_suspend_is_not_woken_before(world, node):
     assert awake(world)
 
 
+def test_one_that_was_overdue_before_slurm_suspended_it_is_so_no_more(world, node):
+    """Its time begins anew, and so does what is said of it."""
+    node.sleep()
+    node.cards.others = 79 * GIB
+    node.connection()
+    node.round()
+    world.clock += 700
+    node.round()
+    assert node.view()["overdue"]
+    node.freezer.by_slurm = True
+    node.round()
+    node.freezer.by_slurm = False
+    node.round()
+    assert not node.view()["overdue"]
+    world.clock += 700
+    node.round()
+    assert node.view()["overdue"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGCONT, signal.SIGTERM])
 def test_what_slurm_says_after_a_stop_counts(world, node, number):
     """Resumed or cancelled before it was stopped: it does not wait for that."""
