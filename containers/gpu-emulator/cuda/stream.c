@@ -119,45 +119,41 @@ CUDA_EXPORT(cuStreamDestroy_v2, CUstream stream)
     return end(rc);
 }
 
-/* When what the stream holds now is done. */
-static CUresult stream_end(CUstream stream, CUcontext *context, uint64_t *end_ns)
+/* Ends a call that holds cuda.mutex: waits for a point in time, or says whether it is past. */
+static CUresult end_by_time(CUcontext context, uint64_t at_ns, bool wait)
 {
-    uint64_t *tail;
-    CUresult rc = begin(context);
+    CUresult rc = CUDA_SUCCESS;
 
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    rc = stream_of(*context, stream, &tail);
-    if (rc != CUDA_SUCCESS)
-        return end(rc);
-    *end_ns = *tail;
     pthread_mutex_unlock(&cuda.mutex);
-    return CUDA_SUCCESS;
-}
-
-CUDA_EXPORT(cuStreamSynchronize, CUstream stream)
-{
-    CUcontext context;
-    uint64_t end_ns;
-    CUresult rc = stream_end(stream, &context, &end_ns);
-
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    rc = wait_until(context, end_ns);
+    if (wait)
+        rc = wait_until(context, at_ns);
+    else if (at_ns > emu_now_ns())
+        rc = CUDA_ERROR_NOT_READY;
     leave();
     return rc;
 }
 
-CUDA_EXPORT(cuStreamQuery, CUstream stream)
+/* What the stream holds now is done. */
+static CUresult stream_done(CUstream stream, bool wait)
 {
     CUcontext context;
-    uint64_t end_ns;
-    CUresult rc = stream_end(stream, &context, &end_ns);
+    uint64_t *tail;
+    CUresult rc = begin(&context);
 
     if (rc != CUDA_SUCCESS)
         return rc;
-    leave();
-    return end_ns > emu_now_ns() ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+    rc = stream_of(context, stream, &tail);
+    return rc == CUDA_SUCCESS ? end_by_time(context, *tail, wait) : end(rc);
+}
+
+CUDA_EXPORT(cuStreamSynchronize, CUstream stream)
+{
+    return stream_done(stream, true);
+}
+
+CUDA_EXPORT(cuStreamQuery, CUstream stream)
+{
+    return stream_done(stream, false);
 }
 
 CUDA_EXPORT(cuEventCreate, CUevent *out, unsigned flags)
@@ -227,42 +223,27 @@ CUDA_EXPORT(cuStreamWaitEvent, CUstream stream, CUevent event, unsigned flags)
     return end(rc);
 }
 
-static CUresult event_time(CUevent event, CUcontext *context, uint64_t *at_ns)
+/* What was queued when the event was recorded is done; nothing was where it never was. */
+static CUresult event_done(CUevent event, bool wait)
 {
-    CUresult rc = begin(context);
+    CUcontext context;
+    CUresult rc = begin(&context);
 
     if (rc != CUDA_SUCCESS)
         return rc;
     if (!event_exists(event))
         return end(CUDA_ERROR_INVALID_HANDLE);
-    *at_ns = event->recorded ? event->at_ns : 0;
-    pthread_mutex_unlock(&cuda.mutex);
-    return CUDA_SUCCESS;
+    return end_by_time(context, event->recorded ? event->at_ns : 0, wait);
 }
 
 CUDA_EXPORT(cuEventSynchronize, CUevent event)
 {
-    CUcontext context;
-    uint64_t at_ns;
-    CUresult rc = event_time(event, &context, &at_ns);
-
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    rc = wait_until(context, at_ns);
-    leave();
-    return rc;
+    return event_done(event, true);
 }
 
 CUDA_EXPORT(cuEventQuery, CUevent event)
 {
-    CUcontext context;
-    uint64_t at_ns;
-    CUresult rc = event_time(event, &context, &at_ns);
-
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    leave();
-    return at_ns > emu_now_ns() ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+    return event_done(event, false);
 }
 
 CUDA_EXPORT(cuEventElapsedTime_v2, float *ms, CUevent from, CUevent to)
