@@ -35,7 +35,7 @@ UNITS: dict[str, float] = {
 
 _BRACKETS = {
     "%": "percent", "mib": "mib", "mb": "mib", "kib": "kib", "gib": "gib", "w": "watts", "mw": "milliwatts",
-    "b": "bytes", "bytes": "bytes",
+    "b": "bytes", "bytes": "bytes", "ratio": "ratio",
 }  # fmt: skip
 """What nvidia-smi and people write in brackets after a column name; nvidia-smi's older ``MB`` is MiB."""
 _UNIT_OF = re.compile(r"\s*[\[(]\s*([^\])]*?)\s*[\])]\s*$")

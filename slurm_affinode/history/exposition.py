@@ -29,6 +29,8 @@ _EXEMPLAR = r'^((?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?\s*[^\s{}#]+(?:\s+[^\s{}#]
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,|$)', re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _SECONDS_BELOW = 1e11
+_LONG_AGO_MS = 946_684_800_000
+"""2000: digits are missing from a time before this at the end of a file of later ones."""
 _NUMBERS = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|infinity)|nan", re.IGNORECASE)
 _ANY_SAMPLE = re.compile(r"\s*[a-zA-Z0-9_:.]*\s*(?:\{.*\})?\s*([^\s{}#]+)(?:\s+[^\s{}#]+)?(?:\s+#.*)?\s*")
 _SHOWN = 60
@@ -66,6 +68,8 @@ class _State:
     """Whether ``# EOF`` was the last thing."""
     eofs: int = 0
     scrapes: int = 0
+    recent: bool = False
+    """Whether a sample was of this century."""
     first_comment: str | None = None
 
 
@@ -161,13 +165,16 @@ class Reader:
         return known.filter(~pl.col("value").is_nan().fill_null(value=False))
 
     def _timed(self, known: pl.DataFrame, block: Block) -> pl.DataFrame:
-        stamp = pl.col("stamp").cast(pl.Float64, strict=False)
+        stamp, last = pl.col("stamp").cast(pl.Float64, strict=False), block.open_line or 0
         known = known.with_columns(
             pl.when(stamp.abs() < _SECONDS_BELOW).then((stamp * 1000).round()).otherwise(stamp).alias("ms")
         )
         bad = pl.col("stamp").is_not_null() & (pl.col("ms").is_null() | ~pl.col("ms").is_between(0, 4e12))
         self._reject(known.filter(bad), block, "has a timestamp that is no time")
         known = known.filter(~bad)
+        early = (pl.col("ms") < _LONG_AGO_MS) & (pl.col("number") == last) & pl.lit(self._state.recent)
+        self._reject(known.filter(early), block, "has a timestamp that is cut off")
+        self._state.recent = self._state.recent or bool((known["ms"] > _LONG_AGO_MS).any())
         if not known["ms"].has_nulls():
             return known.with_columns(pl.col("ms").cast(pl.Int64).cast(TIME).alias("time"))
         start, interval = self._options.start, self._options.interval_s

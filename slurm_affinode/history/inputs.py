@@ -19,6 +19,7 @@ from slurm_affinode.history.reading import Notes, ReadOptions
 READER_VERSION = 2
 """Part of the fingerprints: raised when readers give other samples for the same file."""
 _IGNORED_SUFFIXES = (".md", ".rst", ".tmp", ".part", ".swp", ".py", ".sh", "~")
+_REFUSED = "cannot be read"
 _IGNORED_NAMES = ("readme", "license", "makefile")
 
 
@@ -26,9 +27,9 @@ def expand(paths: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str
     """The files that ``paths`` name, in order, each once; and those of ``paths`` that name nothing, with the reason.
 
     Paths are files, directories and globs. Of directories all files below are taken, except hidden ones and those
-    that are plainly no data (``*.md``, ``README``, ``*.tmp``).
+    that are plainly no data (``*.md``, ``README``, ``*.tmp``). A file that links to directories lead to again is one.
     """
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}
     missing: list[tuple[str, str]] = []
     for given in paths:
         path = Path(given)
@@ -42,18 +43,28 @@ def expand(paths: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str
             missing += refused
             if not inside and not refused:
                 missing.append((str(given), "the directory has no files"))
-            found.update(dict.fromkeys(inside))
+            _add(found, inside)
         elif file:
-            found[path] = None
+            _add(found, [path])
         elif exists:
             missing.append((str(given), "is no regular file; pipe it to standard input and give -"))
         elif matches := sorted(glob.glob(str(given), recursive=True)) if glob.has_magic(str(given)) else []:  # noqa: PTH207 - keeps absolute and relative patterns as they are
-            inner, _ = expand(matches)
-            found.update(dict.fromkeys(inner))
+            inner, without = expand(matches)
+            refused = [(match, why) for match, why in without if why.startswith(_REFUSED)]
+            missing += refused
+            if not inner and not refused:
+                missing.append((str(given), "no file matches"))
+            _add(found, inner)
         else:
             what = "no file matches" if glob.has_magic(str(given)) else "no such file or directory"
             missing.append((str(given), what))
-    return list(found), missing
+    return list(found.values()), missing
+
+
+def _add(found: dict[Path, Path], paths: Sequence[Path]) -> None:
+    """Add ``paths`` by their true directory; what a file that is itself a link is called may say its node."""
+    for path in paths:
+        found.setdefault(Path(os.path.realpath(path.parent), path.name), path)
 
 
 def _below(directory: Path) -> tuple[list[Path], list[tuple[str, str]]]:
@@ -67,7 +78,7 @@ def _below(directory: Path) -> tuple[list[Path], list[tuple[str, str]]]:
 
 
 def _refused(error: OSError) -> str:
-    return f"cannot be read: {(error.strerror or str(error)).lower()}"
+    return f"{_REFUSED}: {(error.strerror or str(error)).lower()}"
 
 
 def _wanted(path: Path, root: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,6 +88,7 @@ def test_a_file_that_grew_gives_what_is_new(store: SampleStore, tmp_path: Path) 
         ("image.png", b"\x89PNG\r\n\x1a\n\x00\x00", "binary file"),
         ("diary.txt", b"dear diary\n", "no known format"),
         ("cut.prom", LINE.encode() + LINE[:40].encode(), "cut off"),
+        ("digits.prom", LINE.encode() + LINE[:-7].encode(), "cut off"),
         ("cpu.prom", b'node_cpu_seconds_total{cpu="0"} 1 1793520000000\n', "no GPU metric that is known"),
         ("nodes.prom", LINE.replace('Hostname="n1"', 'a="b"').encode(), "none of its 1 samples can be used"),
         ("wrong.csv", b"1793520000,GPU-1,5\n1793520030,GPU-1,6\n", "no known format"),
@@ -146,6 +147,30 @@ def test_paths_are_files_directories_and_globs(tmp_path: Path) -> None:
     assert [why.split(";")[0] for _, why in missing] == [
         "no such file or directory", "no file matches", "the directory has no files", "is no regular file",
     ]  # fmt: skip
+
+
+def test_a_glob_that_meets_links_to_directories_and_what_may_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is one however many ways lead to it; a directory that is refused is said; empty ones are nothing."""
+    for name in ("in", "closed", "empty"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "in" / "a.csv").write_text("x")
+    (tmp_path / "in" / "up").symlink_to(tmp_path)
+    (tmp_path / "in" / "n1.csv").symlink_to("a.csv")
+    walk = os.walk
+
+    def refused(top: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[str, list[str], list[str]]]:
+        if Path(top).name == "closed":
+            onerror(PermissionError(13, "Permission denied", str(top)))
+            return
+        yield from walk(top)
+
+    monkeypatch.setattr(os, "walk", refused)
+    found, missing = inputs.expand([f"{tmp_path}/**/*.csv", f"{tmp_path}/[ce]*"])
+    assert [path.relative_to(tmp_path) for path in found] == [Path("in/a.csv"), Path("in/n1.csv")]
+    assert missing == [(f"{tmp_path}/closed", "cannot be read: permission denied")]
+    assert inputs.expand([f"{tmp_path}/emp*"]) == ([], [(f"{tmp_path}/emp*", "no file matches")])
 
 
 def test_what_may_not_be_read_is_said_and_does_not_stop_the_rest(

@@ -128,6 +128,14 @@ def test_columns_that_could_be_the_same_thing(
     assert {name: row[name] for name in expected} == expected
 
 
+def test_a_column_that_says_that_it_is_a_ratio(read: Reader, tmp_path: Path) -> None:
+    """A unit in brackets goes before that of the name."""
+    path = tmp_path / "export.csv"
+    path.write_text("time,node,uuid,gpu_util [ratio],sm_active [%]\n1793520000,n1,GPU-1,0.5,25\n")
+    row = read(path).rows[0]
+    assert (row["util_pct"], row["sm_active"]) == (50.0, 0.25)
+
+
 def test_a_log_may_end_in_the_middle_of_a_line(read: Reader, recorded: Path, tmp_path: Path) -> None:
     """It is being written: the unfinished line is reported, what stands before it counts."""
     text = (recorded / "gpu" / "nvidia-smi-gpu01.csv").read_text()
