@@ -8,6 +8,7 @@ tables have ``timestamp_anon`` (seconds, shifted), ``value`` and ``container_ip`
 from __future__ import annotations
 
 import ast
+import csv
 import hashlib
 import io
 from collections.abc import Callable, Iterable, Mapping
@@ -108,16 +109,19 @@ def _published(name: str) -> str:
     return f"{METRIC_TABLES[name][0] if name in METRIC_TABLES else name}.csv"
 
 
-def _read_csv(table: Table, columns: tuple[str, ...]) -> pl.DataFrame:
+def _read_csv(table: Table, columns: tuple[str, ...], notes: list[str]) -> pl.DataFrame:
     """The columns of the table as text, in the order asked; raises ``InputError`` for anything that is not that CSV."""
     if not table.data.strip():
         raise InputError("the table is empty", where=table.where)
+    if not table.data.endswith(b"\n"):
+        notes.append(f"{table.name}.csv: the last line has no newline: the table may have been cut")
     header = table.data.split(b"\n", 1)[0].decode("utf-8", "replace").lstrip("\N{BOM}").strip()
     try:
         frame = pl.read_csv(io.BytesIO(table.data), infer_schema=False, encoding="utf8-lossy", raise_if_empty=False)
     except pl.exceptions.PolarsError as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"not a CSV table: {reason}", where=table.where) from error
+        line = _wide_row(table.data)
+        reason = "more fields than the header" if line else str(error).splitlines()[0]
+        raise InputError(f"not a CSV table: {reason}", where=f"{table.where}{f':{line}' if line else ''}") from error
     frame = frame.rename({name: name.strip().lstrip("\N{BOM}") for name in frame.columns})
     missing = [name for name in columns if name not in frame.columns]
     if missing:
@@ -127,6 +131,16 @@ def _read_csv(table: Table, columns: tuple[str, ...]) -> pl.DataFrame:
             hint=f"the columns {', '.join(columns)} are needed, in any order",
         )
     return frame.select(columns)
+
+
+def _wide_row(data: bytes) -> int | None:
+    """The line of the first row with more fields than the header."""
+    rows = csv.reader(io.StringIO(data.decode("utf-8", "replace"), newline=""))
+    try:
+        width = len(next(rows, []))
+        return next((rows.line_num for row in rows if len(row) > width), None)
+    except csv.Error:
+        return None
 
 
 def _number(frame: pl.DataFrame, column: str, where: str) -> pl.Series:
@@ -141,7 +155,7 @@ def _number(frame: pl.DataFrame, column: str, where: str) -> pl.Series:
 
 
 def _metric(table: Table, notes: list[str]) -> pl.DataFrame:
-    raw = _read_csv(table, METRIC_COLUMNS)
+    raw = _read_csv(table, METRIC_COLUMNS, notes)
     frame = pl.DataFrame(
         {
             "time_s": _number(raw, "timestamp_anon", table.where),
@@ -156,7 +170,7 @@ def _metric(table: Table, notes: list[str]) -> pl.DataFrame:
 
 
 def _requests(table: Table, notes: list[str]) -> pl.DataFrame:
-    raw = _read_csv(table, REQUEST_COLUMNS)
+    raw = _read_csv(table, REQUEST_COLUMNS, notes)
     loras = {text: _lora_ids(text, table.where) for text in raw["lora_args"].unique().to_list()}
     models = raw["checkpoint_model_version_id"].str.strip_chars()
     frame = pl.DataFrame(

@@ -71,7 +71,10 @@ def test_a_directory_without_the_trace(tmp_path: Path) -> None:
         ("timestamp_anon,value,container_ip\n1.0,zero,p\n", r"record 1: value is 'zero', not a number"),
         ("timestamp_anon,value,container_ip\n1.0,1,p\n1.0,nan,p\n", r"record 2: value is 'nan', not a number"),
         ("timestamp_anon,value,container_ip\n1.0,inf,p\n", r"record 1: value is 'inf'"),
-        ("timestamp_anon,value,container_ip\n1.0,0.0,p,too,many\n", r"not a CSV table"),
+        (
+            "timestamp_anon,value,container_ip\n\n1.0,0.0,p,too,many\n",
+            r"csv:3: not a CSV table: more fields than the header",
+        ),
         (b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X", r"no column"),
     ],
 )
@@ -90,6 +93,14 @@ def test_empty_cells_and_pods_without_a_name(tmp_path: Path) -> None:
     trace = read([tmp_path])
     assert trace.metrics["gpu_duty_cycle"].rows() == [(1.0, None, 0.0), (3.0, None, 7.0)]
     assert any("1 rows without a time or a value left out" in note for note in trace.notes)
+
+
+def test_a_table_without_its_last_newline_may_have_been_cut(tmp_path: Path) -> None:
+    """Half a pod's name looks like another pod, so it is said; the archive itself tells where it was cut."""
+    write(tmp_path, DUTY, "timestamp_anon,value,container_ip\n1.0,0.0,pod\n2.0,0.0,po")
+    write(tmp_path, REQUESTS, REQUEST_HEADER + "t,3.0,m,[]\n")
+    cut = [note for note in read([tmp_path]).notes if "cut" in note]
+    assert cut == [f"{DUTY}.csv: the last line has no newline: the table may have been cut"]
 
 
 def test_requests_and_their_adapters(tmp_path: Path) -> None:
