@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -55,53 +55,86 @@ def list_images(*, config: Config, jobs: tuple[str, ...], as_json: bool) -> int:
     JOBS are job ids. Exit status 1 where an image is damaged.
     """
     with _tiers(config) as tiers:
-        rows = [(tier, found) for tier in tiers.tiers for found in _chosen(tier.store, jobs)]
-        # What cannot be read is among the damaged.
-        usage = [(tier, one) for tier in tiers.tiers if (one := _usage(tier.store)) is not None]
-        begun = [(tier, facts, held) for tier in tiers.tiers for facts, held in tier.store.begun()]
-        aside = [(tier, name) for tier in tiers.tiers for name in tier.store.aside()]
-        missing = tiers.missing
+        listed = _look(tiers, jobs)
+    if as_json:
+        print_json(_as_json(listed))
+    else:
+        _print(listed)
+    return 1 if listed.damaged else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """What is in the stores."""
+
+    sound: Sequence[tuple[Tier, Image]]
+    begun: Sequence[tuple[Tier, Manifest, int]]
+    """Images that are being brought, and how many bytes of them are there."""
+    damaged: Sequence[str]
+    usage: Sequence[tuple[Tier, Usage]]
+    missing: Sequence[str]
+    """Stores that cannot be used, and why."""
+
+
+def _look(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
     wanted = _numbers(jobs)
-    begun = [one for one in begun if not wanted or one[1].key.job_id in wanted]
-    damaged = [f"{found}, in {tier.store.path}" for tier, found in rows if isinstance(found, ImageDamaged)]
+    found = [(tier, one) for tier in tiers.tiers for one in _chosen(tier.store, jobs)]
+    damaged = [f"{one}, in {tier.store.path}" for tier, one in found if isinstance(one, ImageDamaged)]
     damaged += [
         f"{name}: set aside, in {tier.store.path}"
-        for tier, name in aside
+        for tier in tiers.tiers
+        for name in tier.store.aside()
         if not wanted or int(name.partition("/")[0].rpartition(".")[2]) in wanted
     ]
-    sound = [(tier, found) for tier, found in rows if isinstance(found, Image)]
-    if as_json:
-        print_json({
-            "images": [
-                {"store": str(tier.store.path), "tier": tier.name, **summary(found.manifest)} for tier, found in sound
-            ],
-            "partial": [
-                {"store": str(tier.store.path), "tier": tier.name, "held": held, **summary(facts)}
-                for tier, facts, held in begun
-            ],
-            "damaged": damaged,
-            "stores": [
-                {"path": str(tier.store.path), "tier": tier.name, "used": one.used, "free": one.free,
-                 "quota": one.quota, "images": one.images, "by_user": one.by_user}
-                for tier, one in usage
-            ],
-            "missing": list(missing),
-        })  # fmt: skip
-        return 1 if damaged else 0
+    return _Listed(
+        sound=[(tier, one) for tier, one in found if isinstance(one, Image)],
+        begun=[
+            (tier, facts, held)
+            for tier in tiers.tiers
+            for facts, held in tier.store.begun()
+            if not wanted or facts.key.job_id in wanted
+        ],
+        damaged=damaged,
+        # What cannot be read is among the damaged.
+        usage=[(tier, one) for tier in tiers.tiers if (one := _usage(tier.store)) is not None],
+        missing=tiers.missing,
+    )
+
+
+def _as_json(listed: _Listed) -> dict[str, Any]:
+    return {
+        "images": [
+            {"store": str(tier.store.path), "tier": tier.name, **summary(found.manifest)}
+            for tier, found in listed.sound
+        ],
+        "partial": [
+            {"store": str(tier.store.path), "tier": tier.name, "held": held, **summary(facts)}
+            for tier, facts, held in listed.begun
+        ],
+        "damaged": list(listed.damaged),
+        "stores": [
+            {"path": str(tier.store.path), "tier": tier.name, "used": one.used, "free": one.free,
+             "quota": one.quota, "images": one.images, "by_user": one.by_user}
+            for tier, one in listed.usage
+        ],
+        "missing": list(listed.missing),
+    }  # fmt: skip
+
+
+def _print(listed: _Listed) -> None:
     print_table(
         ("job", "seq", "user", "from", "dumped", "GPUs", "GPU memory", "size", "tiers"),
-        _rows(sound, begun),
+        _rows(listed.sound, listed.begun),
         right=("seq", "GPUs", "GPU memory", "size"),
     )
-    for tier, one in usage:
+    for tier, one in listed.usage:
         limit = "" if one.quota is None else f" of {size(one.quota)}"
         what = f"{one.images} images, {size(one.used)}{limit} used, {size(one.free)} free"
         click.echo(f"{tier.name}: {tier.store.path}: {what}")
-    for error in damaged:
+    for error in listed.damaged:
         warn(f"damaged: {error}")
-    for why in missing:
+    for why in listed.missing:
         warn(f"not used: {why}")
-    return 1 if damaged else 0
 
 
 def _usage(store: DirectoryStore) -> Usage | None:
@@ -140,22 +173,11 @@ def verify(*, config: Config, jobs: tuple[str, ...], quiet: bool, as_json: bool)
 
     JOBS are job ids; all images without. Exit status 1 where one is damaged, or none of a job is there.
     """
-    results: list[dict[str, Any]] = []
     with _tiers(config) as tiers:
         chosen = [(store, found) for store in tiers.stores for found in _chosen(store, jobs)]
         total = sum(found.manifest.size for _, found in chosen if isinstance(found, Image))
         with progress("verify", total, quiet=quiet or as_json, of_bytes=True) as advance:
-            for store, found in chosen:
-                name = (
-                    None if isinstance(found, ImageDamaged) else f"{found.manifest.key.name}/{found.manifest.seq:04d}"
-                )
-                problem = str(found) if isinstance(found, ImageDamaged) else None
-                try:
-                    if isinstance(found, Image):
-                        store.verify(found, progress=advance)
-                except ImageDamaged as error:
-                    problem = str(error)
-                results.append({"store": str(store.path), "image": name, "problem": problem})
+            results = [_verified(store, found, advance) for store, found in chosen]
     if as_json:
         print_json({"images": results})
     else:
@@ -165,6 +187,19 @@ def verify(*, config: Config, jobs: tuple[str, ...], quiet: bool, as_json: bool)
             click.echo("no images")
     missing = jobs and not results
     return 1 if missing or any(one["problem"] for one in results) else 0
+
+
+def _verified(store: DirectoryStore, found: Image | ImageDamaged, advance: Callable[[int], None]) -> dict[str, Any]:
+    """One image, read completely, and the problem that was found."""
+    name = problem = None
+    try:
+        if isinstance(found, ImageDamaged):
+            raise found
+        name = f"{found.manifest.key.name}/{found.manifest.seq:04d}"
+        store.verify(found, progress=advance)
+    except ImageDamaged as error:
+        problem = str(error)
+    return {"store": str(store.path), "image": name, "problem": problem}
 
 
 @images.command()

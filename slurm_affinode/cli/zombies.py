@@ -253,19 +253,28 @@ def explain(
                 watch_s=watch_s, history=borrowed(step) if asked or config.prometheus.url else None,
             )  # fmt: skip
 
+    def page_stored() -> Explanation:
+        return zombie_explain.explain(
+            config, job, cluster=cluster, since=since, until=until, window_s=window_s, slurm=slurm,
+            history=borrowed(lambda _: None) if asked else None,
+        )  # fmt: skip
+
     if live or watch_s is not None:
         page = page_now()
     else:
         try:
-            page = zombie_explain.explain(
-                config, job, cluster=cluster, since=since, until=until, window_s=window_s, slurm=slurm,
-                history=borrowed(lambda _: None) if asked else None,
-            )  # fmt: skip
+            page = page_stored()
         except (zombie_explain.UnknownJobError, NoStoreError, UnreachableError) as stored:
             try:
                 page = page_now()
             except AffinodeError:
                 raise stored from None
+    _show_page(page, html, as_json=as_json)
+    note_look(config, f"explain {job}", page.findings, job=job)
+    return 0
+
+
+def _show_page(page: Explanation, html: Path | None, *, as_json: bool) -> None:
     if html is not None:
         from slurm_affinode.report import zombie_page  # noqa: PLC0415
 
@@ -276,8 +285,6 @@ def explain(
         click.echo(f"wrote {printable(str(html))}")
     else:
         show.print_explanation(page)
-    note_look(config, f"explain {job}", page.findings, job=job)
-    return 0
 
 
 @click.group()

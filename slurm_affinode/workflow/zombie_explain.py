@@ -4,7 +4,7 @@ time line. Also for a job of which nothing is found: then it says why."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,13 +13,15 @@ from typing import Any
 import polars as pl
 
 from slurm_affinode.analysis import squatters
+from slurm_affinode.analysis.squatters import Held
 from slurm_affinode.config import Config
 from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
+from slurm_affinode.core.signature import Signature
 from slurm_affinode.core.signature import judge as judge_gpu
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history.schema import ACTIVITY
 from slurm_affinode.history.store import SampleStore
-from slurm_affinode.model.finding import KINDS, USER_KINDS, JobRef
+from slurm_affinode.model.finding import KINDS, USER_KINDS, Finding, JobRef
 from slurm_affinode.slurm import jobid
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.workflow import zombies
@@ -56,14 +58,13 @@ def explain(
         file = file.with_window(window_s)
     with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as samples:
         with Repository.open(config.db_url, create=False) as store:
-            found = store.find_job(asked.job_id, cluster=cluster)
-            mine = _pick(found, asked)
-            if mine.is_empty():
+            stored = _pick(store.find_job(asked.job_id, cluster=cluster), asked)
+            if stored.is_empty():
                 raise UnknownJobError(
                     f"no run of job {job} is stored",
                     hint="is it one of yours, and was accounting taken in since (slurm-affinode ingest sacct)?",
                 )
-            row = mine.row(mine.height - 1, named=True)
+            row = stored.row(-1, named=True)
             query, notes = zombies.interval(config, Request(since, until), samples, moment)
             end = row["end"] or query.until
             begin, finish = since or row["start"], max(min(end, until or end), row["start"] + timedelta(seconds=1))
@@ -79,35 +80,51 @@ def explain(
         everything = zombies.judge(
             config, request, held, file.signatures, zombies.waiting(jobs, pending, finish), nodes, notes=trouble
         )
-        run = held.runs.filter((pl.col("job_id") == row["job_id"]) & (pl.col("submit") == row["submit"])
-                               & (pl.col("cluster") == row["cluster"]))  # fmt: skip
-        number = run["run"][0] if run.height else -1
-        at = [i for i, one in enumerate(held.pairs["run"].to_list()) if one == number]
-        table = held.devices.rows(named=True)
-        rows = held.pairs["at"].to_list()
         ref = squatters.run_ref(row, finish)
-        facts = squatters.run_facts(row, finish)
         findings = tuple(one for one in everything.findings if one.job is not None and _same(one.job, ref))
-        flagged = {(gpu.node, gpu.gpu) for one in findings for gpu in one.flagged_gpus}
-        pages = []
-        for i in at:
-            verdicts, gpu = [], None
-            for one in file.signatures:
-                seen, _ = squatters.facts_of(held, one.compute.at_most_pct, i)
-                verdicts.append(judge_gpu(one, seen, facts))
-                gpu = gpu or squatters.gpu_evidence(
-                    held.followed[one.compute.at_most_pct], i, table[rows[i]], seen, flagged
-                )
-            assert gpu is not None  # noqa: S101 - a file has signatures
-            slots = _timeline(samples, table[rows[i]]["device"], begin, finish, int(held.steps_ms[i]))
-            pages.append(GpuPage(gpu, tuple(verdicts), slots))
-    if not at and (row["gpus"] or 0) > 0:
+        run = _number_of(row, held)
+        pages = _pages(row, run, held, file.signatures, findings, samples)
+    if not pages and (row["gpus"] or 0) > 0:
         notes.append(WHICH_UNKNOWN)
-    node_names = tuple(held.nodes.filter(pl.col("run") == number)["node"])
+    node_names = () if run is None else tuple(held.nodes.filter(pl.col("run") == run)["node"])
     return Explanation(
         ref, row["cluster"], row["user"], row["account"], row["partition"], row["qos"], node_names, row["gpus"],
-        begin, finish, findings, tuple(pages), (*notes, *trouble), mine.height,
+        begin, finish, findings, pages, (*notes, *trouble), stored.height,
     )  # fmt: skip
+
+
+def _number_of(row: dict[str, Any], held: Held) -> int | None:
+    """The number of a run among those that are held; ``None``: it is not."""
+    key = [pl.col(name) == row[name] for name in ("cluster", "job_id", "submit")]
+    found = held.runs.filter(*key)["run"]
+    return None if found.is_empty() else int(found[0])
+
+
+def _pages(  # noqa: PLR0917
+    row: dict[str, Any],
+    run: int | None,
+    held: Held,
+    signatures: Sequence[Signature],
+    findings: Sequence[Finding],
+    samples: SampleStore,
+) -> tuple[GpuPage, ...]:
+    """Of each GPU of a run: what was seen, what every signature says of it, and the time line."""
+    begin, finish = held.query.since, held.query.until
+    facts = squatters.run_facts(row, finish)
+    flagged = {(gpu.node, gpu.gpu) for one in findings for gpu in one.flagged_gpus}
+    pages = []
+    for pair, (of_run, at) in enumerate(held.pairs.select("run", "at").iter_rows()):
+        if of_run != run:
+            continue
+        device = held.devices.row(at, named=True)
+        limits_pct = [one.compute.at_most_pct for one in signatures]
+        seen = [squatters.facts_of(held, limit_pct, pair)[0] for limit_pct in limits_pct]
+        verdicts = tuple(judge_gpu(one, known, facts) for one, known in zip(signatures, seen, strict=True))
+        # A file of signatures has at least one.
+        gpu = squatters.gpu_evidence(held.followed[limits_pct[0]], pair, device, seen[0], flagged)
+        slots = _timeline(samples, device["device"], begin, finish, int(held.steps_ms[pair]))
+        pages.append(GpuPage(gpu, verdicts, slots))
+    return tuple(pages)
 
 
 def parse(job: str) -> jobid.JobId:
