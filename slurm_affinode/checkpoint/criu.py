@@ -148,7 +148,7 @@ class Criu:
         root_pid_ns: int,
         timeout_s: float,
         sound: Sound,
-        ready: Callable[[], None],
+        ready: Callable[[], None] = lambda: None,
     ) -> int:
         """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``, and what ``sound``
         raises: nothing is left.
