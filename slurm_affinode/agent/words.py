@@ -98,10 +98,13 @@ def held(why: str) -> str:
     return f"{HELD}{one(why)}"
 
 
-def asleep(why: str, held_bytes: int, job: str) -> str:
-    """``asleep in place: idle 15m, 48 GiB in host memory, wakes on a request, or with: slurm-affinode wake 123``."""
-    held = f"{size(held_bytes)} in host memory"
-    return f"{ASLEEP}{one(why)}, {held}, wakes on a request, or with: slurm-affinode wake {job}"
+def asleep(why: str, held_bytes: int, job: str, *, on_request: bool) -> str:
+    """``asleep in place: idle 15m, 48 GiB in host memory, wakes on a request, or with: slurm-affinode wake 123``.
+
+    ``on_request``: somebody could send it one.
+    """
+    wakes = "wakes on a request, or with" if on_request else "wake with"
+    return f"{ASLEEP}{one(why)}, {size(held_bytes)} in host memory, {wakes}: slurm-affinode wake {job}"
 
 
 def waits(verb: str, why: str) -> str:

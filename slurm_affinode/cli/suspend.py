@@ -65,7 +65,9 @@ def suspend(*, config: Config, job: str, no_wait: bool, timeout: str, as_json: b
     elif answer["job"]["state"] == "watched":
         click.echo(f"Job {job} slept in place, and runs again: {printable(answer['job']['last']['text'])}")
     elif answer["job"]["state"] != "suspended":
-        click.echo(f"Job {job} sleeps in place; it wakes on a request, or with: slurm-affinode wake {job}")
+        asked = (answer["job"].get("in_place") or {}).get("wakes_on_request")
+        wakes = "it wakes on a request, or with" if asked else "wake it with"
+        click.echo(f"Job {job} sleeps in place; {wakes}: slurm-affinode wake {job}")
     else:
         click.echo(f"Job {job} is suspended; wake it with: slurm-affinode wake {job}")
     return 0

@@ -145,7 +145,7 @@ class Director:
                 "job %s: asleep in place, %s in host memory (%s)", sleeper.job_id, words.size(sleeper.gpu_bytes),
                 "stopped by signals" if sleeper.how == "signals" else f"frozen by {sleeper.how}",
             )  # fmt: skip
-            self._comments.set(sleeper.job_id, words.asleep(sleeper.why, sleeper.gpu_bytes, str(sleeper.job_id)))
+            self._comments.set(sleeper.job_id, sleeper.said)
         else:
             self._ask(sleeper, ask)
         self._line.changed()

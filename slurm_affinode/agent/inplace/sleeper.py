@@ -104,6 +104,11 @@ class Sleeper:
         return bool(self.own) and self.on_request
 
     @property
+    def said(self) -> str:
+        """Its comment while nobody wants it."""
+        return words.asleep(self.why, self.gpu_bytes, str(self.job_id), on_request=self.can_be_asked)
+
+    @property
     def gpu_bytes(self) -> int:
         """Bytes that were moved out."""
         return sum(self.held.values())

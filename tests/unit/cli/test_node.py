@@ -175,6 +175,14 @@ def test_suspend_of_one_that_was_woken_at_once_does_not_wait(run: Any) -> None:
     assert done.output.splitlines()[-1] == f"Job 7 slept in place, and runs again: {last['text']}"
 
 
+@pytest.mark.parametrize(("on_request", "wakes"), [(True, "it wakes on a request, or with"), (False, "wake it with")])
+def test_suspend_in_place_says_what_wakes_it(run: Any, on_request: bool, wakes: str) -> None:
+    """A request alone where somebody could send one."""
+    row = RUNNING | {"state": "asleep", "in_place": {"wakes_on_request": on_request}}
+    done = run(Reach({"begun": True}, {"jobs": [row]}), "suspend", "7")
+    assert done.output.splitlines()[-1] == f"Job 7 sleeps in place; {wakes}: slurm-affinode wake 7"
+
+
 def test_suspend_that_fails_says_why(run: Any) -> None:
     """The job runs on."""
     last = {"at": time.time(), "done": False, "text": "not suspended, it runs on: the lock timed out"}

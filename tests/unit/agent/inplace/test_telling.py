@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from inplace_site import GIB, QUIET, Inline, Node, awake, failing
+from inplace_site import GIB, OPTION, QUIET, Inline, Node, awake, failing
 
 from slurm_affinode.agent.inplace.sharing import Rules
 from slurm_affinode.agent.mailing import Mailer
@@ -33,6 +35,16 @@ def test_the_comment_follows_when_it_has_settled(world, node):
     node.round()
     node.round()
     assert world.comment == "my experiment"
+
+
+def test_a_request_is_not_spoken_of_where_nobody_could_send_one(world, node):
+    """It has no socket."""
+    node.sockets.has = False
+    node.director._comments._worker = Inline()
+    node.sleep(option=replace(OPTION, wake="hold"))
+    node.round()
+    said = "asleep in place: idle 15m, 48 GiB in host memory, wake with: slurm-affinode wake 7"
+    assert world.comment == said
 
 
 @pytest.fixture
