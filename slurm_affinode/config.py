@@ -260,7 +260,7 @@ def backend(text: str, *, where: str) -> str:
 
 
 def parse(text: str, *, where: str) -> Config:
-    """Build a ``Config`` from TOML text; ``where`` names its origin in errors."""
+    """Build a ``Config`` from TOML text; ``where`` names its origin in errors. Raises ``ConfigError``."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

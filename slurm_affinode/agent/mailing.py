@@ -157,7 +157,10 @@ SILENT = Mailer(lambda mail: None)
 
 
 def mailer(config: Config) -> Mailer:
-    """Sends what ``[suspend] mail`` names, each mail by a process of its own; ``SILENT`` where it names nothing."""
+    """Sends what ``[suspend] mail`` names, each mail by a process of its own; ``SILENT`` where it names nothing.
+
+    Raises nothing itself; to send raises ``AffinodeError`` with what the process said last.
+    """
     suspend = config.suspend
     if not suspend.mail:
         return SILENT

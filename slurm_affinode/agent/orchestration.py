@@ -184,7 +184,7 @@ def _report(parts: Parts, key: JobKey, text: str) -> None:
 
 
 def cluster_name(config: Config, slurm: SlurmClient) -> str:
-    """As Slurm calls it; the configuration's word where Slurm does not answer."""
+    """As Slurm calls it; the configuration's word where Slurm does not answer; without it ``AffinodeError``."""
     try:
         name = slurm.config().get("ClusterName")
     except AffinodeError:

@@ -95,7 +95,7 @@ def load(path: Path | None = None, *, currency: str | None = None) -> PriceTable
 
 
 def parse(text: str, *, where: str) -> PriceTable:
-    """A table from TOML text; ``where`` names its origin in errors."""
+    """A table from TOML text; ``where`` names its origin in errors. Raises ``ConfigError``."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -84,7 +84,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def records(data: bytes, *, magics: int = 2) -> Iterator[Message]:
-    """The messages of an image file."""
+    """The messages of an image file, behind its ``magics`` words of four bytes. Raises ``BadImage``."""
     at = 4 * magics
     if len(data) < at:
         raise BadImage("no header")

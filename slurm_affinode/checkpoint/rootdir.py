@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
@@ -87,7 +87,7 @@ def make_directory(at: int, name: str) -> None:
 
 
 def open_directory(at: int, name: str, *, owner: int) -> int:
-    """As ``directory``; the caller closes it."""
+    """As ``directory``, which is never made; the caller closes it."""
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=at)
     except FileNotFoundError:
@@ -173,16 +173,19 @@ def size_of(at: int) -> int:
     found = 0
     with reading(at) as fd, os.scandir(fd) as entries:
         for entry in entries:
-            try:
-                facts = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(facts.st_mode):
-                    found += min(facts.st_size, facts.st_blocks * 512)  # holes take nothing
-                elif stat.S_ISDIR(facts.st_mode):
-                    below = os.open(entry.name, _DIRECTORY, dir_fd=at)
-                    try:
-                        found += size_of(below)
-                    finally:
-                        os.close(below)
-            except OSError:  # it went away
-                continue
+            with suppress(OSError):  # it went away
+                found += _size_of_entry(at, entry)
     return found
+
+
+def _size_of_entry(at: int, entry: os.DirEntry[str]) -> int:
+    facts = entry.stat(follow_symlinks=False)
+    if stat.S_ISREG(facts.st_mode):
+        return min(facts.st_size, facts.st_blocks * 512)  # holes take nothing
+    if not stat.S_ISDIR(facts.st_mode):
+        return 0
+    below = os.open(entry.name, _DIRECTORY, dir_fd=at)
+    try:
+        return size_of(below)
+    finally:
+        os.close(below)

@@ -46,7 +46,7 @@ def columns(metadata: pq.FileMetaData, wanted: dict[str, pa.DataType]) -> dict[s
 
 
 def chunk(metadata: pq.FileMetaData, row_group: int, column: int) -> Chunk | None:
-    """A column of a row group; None where it has no value, by its statistics."""
+    """A column of a row group; None where it has no value, by its statistics. Raises ``LayoutError``."""
     rows = metadata.row_group(row_group).num_rows
     found = metadata.row_group(row_group).column(column)
     statistics = found.statistics

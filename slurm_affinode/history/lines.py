@@ -44,7 +44,7 @@ class Block:
 
 @contextlib.contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turn what can go wrong while a file is read into one line that names it."""
+    """Turn what can go wrong while a file is read into one line that names it: an ``InputError``."""
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:

@@ -255,7 +255,7 @@ def prepared(frame: pl.DataFrame) -> Prepared:
 
 @contextlib.contextmanager
 def writing(root: Path) -> Iterator[None]:
-    """Turn the operating system's refusals into one line."""
+    """Turn the operating system's refusals into one line: an ``UnreachableError``."""
     try:
         yield
     except (OSError, pl.exceptions.ComputeError) as error:

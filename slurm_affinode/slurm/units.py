@@ -103,7 +103,10 @@ def parse_memory(text: str, *, bare: str = "") -> Memory | None:
 
 
 def parse_count(text: str) -> int | None:
-    """A count with an optional decimal suffix as in NNodes ``1.5K`` (1024-based). ``None`` for unknown."""
+    """A count, with a suffix for powers of 1024 where it is large: NNodes ``1.5K``. ``None`` for unknown.
+
+    Raises ``ValueError``.
+    """
     try:
         found = parse_memory(text)
     except ValueError:
@@ -112,7 +115,10 @@ def parse_count(text: str) -> int | None:
 
 
 def parse_joules(text: str) -> int | None:
-    """ConsumedEnergy: ``1.53M``, with powers of 1000, unlike sizes (sacct's print.c). ``None`` for unknown."""
+    """ConsumedEnergy in joules: ``1.53M``, with powers of 1000, unlike sizes (sacct's print.c). ``None`` for unknown.
+
+    Raises ``ValueError``.
+    """
     clean = text.strip()
     if is_unknown(clean) or clean.lower() == "nan":
         return None

@@ -91,7 +91,8 @@ def shown(url: URL) -> str:
 def connect(url: URL, *, create: bool = True) -> Engine:
     """An engine for ``url``. No server is contacted yet.
 
-    The directory of a SQLite file is made; with ``create`` off, a file that is not there is a ``NoStoreError``.
+    The directory of a SQLite file is made; with ``create`` off, a file that is not there is a ``NoStoreError``. Raises
+    ``ConfigError`` for an URL that names no database, ``UnreachableError`` where its driver is not installed.
     """
     if url.get_backend_name() == "sqlite":
         return _sqlite(url, create=create)

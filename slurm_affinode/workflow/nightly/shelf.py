@@ -34,7 +34,10 @@ def headline(summary: Mapping[str, Any]) -> dict[str, float | int | str | None]:
 
 
 def write_index(out: Path, records: Sequence[ReportRecord], now: datetime) -> bool:
-    """Write ``index.html`` and ``index.json`` of the reports that are there; whether anything had changed."""
+    """Write ``index.html`` and ``index.json`` of the reports that are there; whether anything had changed.
+
+    Raises ``AffinodeError`` where they cannot be written.
+    """
     entries = [
         IndexEntry(
             kind=record.period,
@@ -86,6 +89,7 @@ def remove(out: Path, record: ReportRecord) -> None:
     """Remove the directory of a report; one that is gone is fine.
 
     Its name is made of kind and label again, and both are checked: what a database says names no other directory.
+    Raises ``AffinodeError`` for such a name, and where the directory cannot be removed.
     """
     if record.period not in KINDS or not _LABEL.fullmatch(record.label):
         raise AffinodeError(f"{record.period}/{record.label}: not a report of this program; nothing was removed")
