@@ -73,9 +73,11 @@ def job(tmp_path: Path) -> Iterator[Job]:
 def test_a_job_that_forks_is_frozen_whole_and_goes_on(job: Job) -> None:
     """Nothing of it moves any more, its PID 1 excepted; what was stopped before stays stopped."""
     freezer = LinuxFreezer()
-    sleeping = next(one for one in freezer.members(job.init, job.started) if one.name == "sleep")
-    os.kill(sleeping.pid, signal.SIGSTOP)
     deadline = time.monotonic() + 10
+    while not (found := [one for one in freezer.members(job.init, job.started) if one.name == "sleep"]):
+        assert time.monotonic() < deadline  # it is forked after what writes the log
+    sleeping = found[0]
+    os.kill(sleeping.pid, signal.SIGSTOP)
     while sleeping.pid not in (before := stopped(freezer.members(job.init, job.started))):
         assert time.monotonic() < deadline
     how = freezer.how(freezer.members(job.init, job.started), job.init)
