@@ -69,14 +69,20 @@ def job(tmp_path: Path) -> Iterator[Job]:
     made.end()
 
 
+def sleeper(job: Job, freezer: LinuxFreezer) -> Member:
+    """The child that sleeps, once it is there: it is forked after what writes the log."""
+    deadline = time.monotonic() + 20
+    while not (found := [one for one in freezer.members(job.init, job.started) if one.name == "sleep"]):
+        assert time.monotonic() < deadline
+    return found[0]
+
+
 @needs_root
 def test_a_job_that_forks_is_frozen_whole_and_goes_on(job: Job) -> None:
     """Nothing of it moves any more, its PID 1 excepted; what was stopped before stays stopped."""
     freezer = LinuxFreezer()
     deadline = time.monotonic() + 10
-    while not (found := [one for one in freezer.members(job.init, job.started) if one.name == "sleep"]):
-        assert time.monotonic() < deadline  # it is forked after what writes the log
-    sleeping = found[0]
+    sleeping = sleeper(job, freezer)
     os.kill(sleeping.pid, signal.SIGSTOP)
     while sleeping.pid not in (before := stopped(freezer.members(job.init, job.started))):
         assert time.monotonic() < deadline
@@ -116,9 +122,9 @@ def test_a_signal_of_slurm_that_lets_a_job_go_on_is_noticed(job: Job) -> None:
 def test_a_signal_that_a_stopped_process_cannot_take_is_seen(job: Job) -> None:
     """Also by whom; SIGCHLD, which waits for every parent of one that was stopped, asks for nothing."""
     freezer = LinuxFreezer()
+    sleeping = sleeper(job, freezer).pid
     freezer.freeze(job.init, job.started, SIGNALS, timeout_s=20)
     pids = [one.pid for one in freezer.members(job.init, job.started)]
-    sleeping = next(one.pid for one in freezer.members(job.init, job.started) if one.name == "sleep")
     os.kill(pids[0], signal.SIGCHLD)
     assert freezer.called(pids) is None
     os.kill(sleeping, signal.SIGTERM)
