@@ -21,6 +21,8 @@ _CLOCK = (
 TWICE = "local times that exist twice were told apart by their order (the first is summer time)"
 NEVER = "local times that do not exist (clocks went forward) were read with the offset from before"
 _BACK_LEAST, _BACK_MOST = timedelta(minutes=10), timedelta(hours=2)
+_GOES_ON = timedelta(minutes=5)
+"""Samples further apart do not tell whether an hour lies between them."""
 
 
 def epoch_ms(value: pl.Expr) -> pl.Expr:
@@ -39,8 +41,8 @@ def parse(texts: pl.Series, zone: tzinfo | None, device: pl.Series | None = None
     """UTC times of ``texts`` (null where a text is no time) and what was decided, with how often.
 
     Times without a zone are in ``zone`` (None: the local zone of this process). A local time that exists twice is the
-    earlier one until the clock of its ``device`` has been seen to go back; one that does not exist is read with the
-    offset that was valid before.
+    earlier one until the clock of its ``device`` has been seen to go back, which it has before a log that begins with
+    such times and goes on behind them; one that does not exist is read with the offset that was valid before.
     """
     frame = pl.DataFrame({"text": texts.str.strip_chars()})
     frame = frame.with_columns(
@@ -106,16 +108,27 @@ def localise(
         (pl.col("early") != pl.col("late")).fill_null(value=False).alias("twice"),
         device.alias("device") if device is not None else pl.lit(0).alias("device"),
     )
-    # The clock goes back once, by one hour less a step, among the times that exist twice.
-    step = pl.col("naive").diff().over("device")
-    jump = pl.col("twice") & step.is_between(-_BACK_MOST, -_BACK_LEAST)
-    back = jump.fill_null(value=False).cast(pl.Int64).cum_sum().over("device", pl.col("naive").dt.date()) > 0
+    back = frame.select(_gone_back()).to_series()
     times = frame.select(
         pl.when(pl.col("twice") & back).then(pl.col("late")).otherwise(pl.col("early"))
         .fill_null(pl.col("before")).dt.convert_time_zone("UTC").alias("time")
     )["time"]  # fmt: skip
     counts = {TWICE: int(frame["twice"].sum()), NEVER: int((early.is_null() & naive.is_not_null()).sum())}
     return times, {what: count for what, count in counts.items() if count}
+
+
+def _gone_back() -> pl.Expr:
+    """Whether the clock of the ``device`` has gone back before the time ``naive``, which exists ``twice``."""
+    naive, twice, day = pl.col("naive"), pl.col("twice"), pl.col("naive").dt.date()
+    # The clock goes back once, by one hour less a step, among the times that exist twice.
+    step = naive.diff().over("device")
+    jump = (twice & step.is_between(-_BACK_MOST, -_BACK_LEAST)).fill_null(value=False).cast(pl.Int64)
+    # A log that begins among these times and goes on behind them was begun when the clock had gone back.
+    following, behind = (of.shift(-1).over("device") for of in (naive, ~twice))
+    begins = twice & (twice.cast(pl.Int64).cum_sum().over("device", day) == 1) & (step > _GOES_ON).fill_null(value=True)
+    goes_on = (twice & behind & (following - naive).is_between(timedelta(0), _GOES_ON)).fill_null(value=False)
+    later = (begins.any() & goes_on.any() & (jump.sum() == 0)).over("device", day)
+    return (jump.cum_sum().over("device", day) > 0) | later
 
 
 def local_zone(localtime: Path = Path("/etc/localtime")) -> tzinfo | None:

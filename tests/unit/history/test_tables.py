@@ -234,6 +234,21 @@ def test_clocks_going_back_are_told_by_order(read: Reader, tmp_path: Path) -> No
     assert sum(result.notes.decisions.values()) == 8
 
 
+@pytest.mark.parametrize(
+    ("before", "begin"), [((), 1), (("01:58:00",), 0), (("01:30:00",), 1)], ids=["new", "goes on", "after a break"]
+)
+def test_a_log_that_was_begun_when_the_clock_had_gone_back(
+    read: Reader, tmp_path: Path, before: tuple[str, ...], begin: int
+) -> None:
+    """It goes on behind 03:00 without a break: its first hour is the second of the two."""
+    path = tmp_path / "gpu01.csv"
+    clocks = [*before, *(f"02:{minute:02}:00" for minute in range(0, 60, 2)), "03:00:00"]
+    path.write_text("time,uuid,util_pct\n" + "".join(f"2026-10-25 {clock},GPU-1,1\n" for clock in clocks))
+    times = [row["time"] for row in read(path, zone="Europe/Oslo").rows]
+    assert times[len(before)] == datetime(2026, 10, 25, begin, tzinfo=UTC)
+    assert times[-1] == datetime(2026, 10, 25, 2, tzinfo=UTC)
+
+
 def test_clocks_going_back_between_two_blocks(read: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the file is cut into blocks does not matter."""
     monkeypatch.setattr("slurm_affinode.history.lines.blocks.__kwdefaults__", {"chunk": 64, "advance": lambda n: None})
