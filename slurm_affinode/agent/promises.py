@@ -107,15 +107,20 @@ class Promises:
             left = before.under_way - 1
             promise = before.promise if freed else replace(before.promise, gpus=before.promise.gpus - gpus)
             until = before.until if left > 0 else self._now() + SETTLE_S
+            if promise.gpus <= 0:
+                self._drop(name)
+                return
+            given = _Given(promise, until, left)
+            self._all = {**self._all, name: given}
             with contextlib.suppress(AffinodeError):
-                if promise.gpus > 0:
-                    self._all = {**self._all, name: (given := _Given(promise, until, left))}
-                    self._keep(name, given)
-                else:
-                    self._all = {other: one for other, one in self._all.items() if other != name}
-                    if self._directory is not None:
-                        with contextlib.suppress(OSError):
-                            (self._directory / name).unlink(missing_ok=True)
+                self._keep(name, given)
+
+    def _drop(self, name: str) -> None:
+        """Nothing is promised any more."""
+        self._all = {other: one for other, one in self._all.items() if other != name}
+        if self._directory is not None:
+            with contextlib.suppress(OSError):
+                (self._directory / name).unlink(missing_ok=True)
 
     def _link(self, name: str, given: _Given) -> bool:
         """Make the file; ``False``: another node has it."""

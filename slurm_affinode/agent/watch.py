@@ -80,19 +80,9 @@ class Watch:
 
     def by_processes(self, job_id: int) -> tuple[Device, ...]:
         """The devices on which a job has processes: what is left where nobody says which GPUs it was given."""
-        found = []
-        with self._lock:
-            try:
-                for device in self._driver.devices():
-                    with contextlib.suppress(GpuError):
-                        refs = (self._finder.find(process.pid) for process in self._driver.processes(device))
-                        if any(
-                            ref is not None and ref.job_id == job_id and ref.source != "environment" for ref in refs
-                        ):
-                            found.append(device)
-            except DriverMissing:
-                return ()
-        return tuple(found)
+        with self._lock, contextlib.suppress(DriverMissing):
+            return tuple(device for device in self._driver.devices() if self._is_on(device, job_id))
+        return ()
 
     def forget(self, job_id: int) -> None:
         """The job is gone from this node."""
@@ -102,6 +92,13 @@ class Watch:
         """Let the driver go."""
         with self._lock:
             self._driver.close()
+
+    def _is_on(self, device: Device, job_id: int) -> bool:
+        """Whether a process of the job is on a GPU; its environment, which it may write itself, does not count."""
+        with contextlib.suppress(GpuError):
+            refs = (self._finder.find(process.pid) for process in self._driver.processes(device))
+            return any(ref is not None and ref.job_id == job_id and ref.source != "environment" for ref in refs)
+        return False
 
     def _gpu(self, device: Device, memory: _Memory, own: frozenset[int] | None) -> GpuActivity:
         """``own``: the processes of a job that may share the GPU; then what others do there is not its activity."""

@@ -308,30 +308,21 @@ def finding(
     ref: JobRef, row: dict[str, Any], nodes: tuple[str, ...], seen: Sequence[Seen], source: Source
 ) -> Finding | None:
     """What the GPUs of a job amount to; ``None``: nothing. ``row``: cluster, user, account, partition, qos, gpus."""
-    flagged = [one for one in seen if one.verdict is not None]
+    flagged = [(one, one.verdict) for one in seen if one.verdict is not None]
     if not flagged:
         return None
-    squatting = [one for one in flagged if one.verdict is not None and one.verdict.signature.kind == "squatter"]
+    idle = [one for one, _ in flagged]
+    squatting = [(one, verdict) for one, verdict in flagged if verdict.signature.kind == "squatter"]
     computing = [one for one in seen if one.computes]
-    worst = max(squatting or flagged, key=lambda one: one.window_s)
-    assert worst.verdict is not None  # noqa: S101 - flagged
-    signature = worst.verdict.signature
-    if computing:
-        kind, variant = "idle-allocation", "partly-used"
-    elif squatting:
-        kind, variant = "squatter", signature.name
-    else:
-        names = [one.verdict.signature.name for one in flagged if one.verdict is not None]
-        # Of several, the one that claims the least.
-        kind, variant = "idle-allocation", next((name for name in ("used-once", "idle") if name in names), names[0])
+    worst, verdict = max(squatting or flagged, key=lambda pair: pair[0].window_s)
+    kind, variant = _kind([verdict.signature.name for _, verdict in flagged], verdict, computes=bool(computing))
     allocated = max(int(row["gpus"] or 0), len(seen))
     gpus = tuple(sorted((one.gpu for one in seen), key=lambda gpu: (gpu.node or "", _order(gpu.gpu))))
-    held = [one.gpu.held_gib for one in flagged]
-    known = [(gib, one.window_s) for gib, one in zip(held, flagged, strict=True) if gib is not None]
-    since = [one.since for one in flagged if one.since is not None]
+    held = [(one.gpu.held_gib, one.window_s) for one in idle]
+    known = [(gib, window) for gib, window in held if gib is not None]
     # Nobody gets the whole of a shared GPU when the job ends.
     shared = any(one.gpu.shared for one in seen)
-    about = _about_gpus(flagged, computing, allocated, len(seen), seen)
+    about = _about_gpus(idle, computing, allocated, len(seen), seen)
     if shared:
         about = (*about, Evidence("shared", "yes", "", None, 0.0, SHARED[source]))
     return Finding(
@@ -344,19 +335,32 @@ def finding(
         qos=row["qos"],
         nodes=nodes,
         gpus=gpus,
-        since=min(since, default=None),
+        since=min((one.since for one in idle if one.since is not None), default=None),
         window_s=worst.window_s,
-        score=worst.verdict.score,
-        evidence=(*worst.verdict.evidence, *about),
-        held_gpu_hours=None if shared else sum(one.window_s for one in flagged) / 3600,
+        score=verdict.score,
+        evidence=(*verdict.evidence, *about),
+        held_gpu_hours=None if shared else sum(one.window_s for one in idle) / 3600,
         held_gib_hours=sum(gib * window for gib, window in known) / 3600 if known else None,
         impact=None,
         source=source,
-        observed_at=max((one.last for one in flagged if one.last is not None), default=datetime.now(UTC)),
+        observed_at=max((one.last for one in idle if one.last is not None), default=datetime.now(UTC)),
         variant=variant,
-        advice=PARTLY if computing else signature.advice if ref.end is None else ENDED,
+        advice=PARTLY if computing else verdict.signature.advice if ref.end is None else ENDED,
         allocated_gpus=allocated,
     )
+
+
+def _kind(names: Sequence[str], worst: Verdict, *, computes: bool) -> tuple[str, str]:
+    """Kind and variant of a finding. ``names``: the signatures that its GPUs fit; ``worst``: the one that counts.
+
+    A job that computes on some of its GPUs squats on none.
+    """
+    if computes:
+        return "idle-allocation", "partly-used"
+    if worst.signature.kind == "squatter":
+        return "squatter", worst.signature.name
+    # Of several, the one that claims the least.
+    return "idle-allocation", next((name for name in ("used-once", "idle") if name in names), names[0])
 
 
 def _order(name: str) -> tuple[int, str]:

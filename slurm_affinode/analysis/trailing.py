@@ -225,7 +225,7 @@ def _day(  # noqa: PLR0917
         _fold(frame, ms, pairs, found, which, low[which], high[which], limit_pct, max_gap_steps)
 
 
-def _fold(  # noqa: PLR0917, PLR0915 - one pass over the same arrays
+def _fold(  # noqa: PLR0917 - one pass over the same arrays
     frame: pl.DataFrame,
     ms: Ints,
     pairs: Pairs,
@@ -252,46 +252,73 @@ def _fold(  # noqa: PLR0917, PLR0915 - one pass over the same arrays
     known = np.flatnonzero(~np.isnan(busiest))
     if not len(known):
         return
-    rows, pair, signals, busiest, fb = rows[known], pair[known], signals[known], busiest[known], fb[known]
-    power = _column(frame, "power_w")[rows]
-    some, starts = np.unique(pair, return_index=True)
-    mine = which[some]
-    time = ms[rows]
-    local = np.repeat(np.arange(len(some)), np.diff(np.append(starts, len(pair))))
-    position = np.arange(len(rows))
-    # Where the idle time begins: behind the last active sample, or behind the last gap.
-    active = busiest > limit_pct
-    before = np.empty(len(rows), np.int64)
-    before[1:] = time[:-1]
+    some, starts = np.unique(pair[known], return_index=True)
+    rows = rows[known]
+    measured = _Measured(
+        which[some], starts, np.append(starts[1:], len(rows)) - 1, ms[rows], signals[known], busiest[known], fb[known],
+        _column(frame, "power_w")[rows],
+    )  # fmt: skip
+    _fold_idle(measured, found, pairs, limit_pct, max_gap_steps)
+    _fold_all(measured, found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Rows with a signal of activity, of one pair after the other."""
+
+    pair: Ints
+    """Of each pair its number,"""
+    start: Ints
+    """its first row,"""
+    end: Ints
+    """and its last one."""
+    time: Ints
+    """Of each row, epoch milliseconds."""
+    signals: npt.NDArray[np.float32]
+    busiest: npt.NDArray[np.float32]
+    """The largest of the signals, percent."""
+    fb: Floats
+    power: Floats
+
+
+def _fold_idle(rows: _Measured, found: Trailing, pairs: Pairs, limit_pct: float, max_gap_steps: float) -> None:
+    """What belongs to the idle time at the end of each pair: behind its last active sample, or behind its last gap."""
+    mine, starts = rows.pair, rows.start
+    of = np.repeat(np.arange(len(mine)), rows.end - starts + 1)
+    position = np.arange(len(rows.time))
+    active = rows.busiest > limit_pct
+    before = np.empty(len(rows.time), np.int64)
+    before[1:] = rows.time[:-1]
     before[starts] = found.last[mine]
-    limit = (pairs.step[mine] * max_gap_steps)[local]
-    gap = (before != NEVER) & (time - before > np.maximum(limit, 1))
+    limit_ms = (pairs.step[mine] * max_gap_steps)[of]
+    gap = (before != NEVER) & (rows.time - before > np.maximum(limit_ms, 1))
     last_active = np.maximum.reduceat(np.where(active, position, NEVER), starts)
     last_gap = np.maximum.reduceat(np.where(gap, position, NEVER), starts)
-    ends = np.append(starts[1:], len(rows)) - 1
-    begins = np.maximum(last_active + 1, last_gap)
     broken = (last_active >= 0) | (last_gap >= 0)
     _reset(found, mine[broken])
-    begins = np.where(broken, begins, starts)
-    idle_now = begins <= ends
-    fresh = found.since[mine] == NEVER
-    new = idle_now & fresh
-    found.since[mine[new]] = time[begins[new]]
-    tail = position >= begins[local]
+    begins = np.where(broken, np.maximum(last_active + 1, last_gap), starts)
+    new = (begins <= rows.end) & (found.since[mine] == NEVER)
+    found.since[mine[new]] = rows.time[begins[new]]
+    tail = position >= begins[of]
     for number in range(len(ACTIVITY)):
-        values = np.where(tail, signals[:, number], np.nan)
+        values = np.where(tail, rows.signals[:, number], np.nan)
         found.peaks[mine, number] = np.fmax(found.peaks[mine, number], np.fmax.reduceat(values, starts))
-    _add(found.fb_sum, found.fb_count, mine, np.where(tail, fb, np.nan), starts)
-    _add(found.power_sum, found.power_count, mine, np.where(tail, power, np.nan), starts)
-    _add(found.util_sum, found.util_count, mine, signals[:, 0].astype(np.float64), starts)
+    _add(found.fb_sum, found.fb_count, mine, np.where(tail, rows.fb, np.nan), starts)
+    _add(found.power_sum, found.power_count, mine, np.where(tail, rows.power, np.nan), starts)
     was = last_active >= 0
-    found.last_active[mine[was]] = time[last_active[was]]
+    found.last_active[mine[was]] = rows.time[last_active[was]]
+
+
+def _fold_all(rows: _Measured, found: Trailing) -> None:
+    """What belongs to the whole of each pair."""
+    mine, starts = rows.pair, rows.start
+    _add(found.util_sum, found.util_count, mine, rows.signals[:, 0].astype(np.float64), starts)
     never = found.first[mine] == NEVER
-    found.first[mine[never]] = time[starts[never]]
-    found.last[mine] = time[ends]
-    found.samples[mine] += ends - starts + 1
-    found.activity_sum[mine] += np.add.reduceat(busiest.astype(np.float64), starts)
-    _keep_max(found.peak_all, mine, np.fmax.reduceat(busiest, starts))
+    found.first[mine[never]] = rows.time[starts[never]]
+    found.last[mine] = rows.time[rows.end]
+    found.samples[mine] += rows.end - starts + 1
+    found.activity_sum[mine] += np.add.reduceat(rows.busiest.astype(np.float64), starts)
+    _keep_max(found.peak_all, mine, np.fmax.reduceat(rows.busiest, starts))
 
 
 def _column(frame: pl.DataFrame, name: str) -> Floats:

@@ -103,17 +103,24 @@ def _locked(directory: Path, lock_s: float) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            deadline = time.monotonic() + lock_s
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise UnreachableError(f"{directory}: has been locked for {lock_s:g} s") from None
-                    time.sleep(0.02)
+            if not _lock(fd, lock_s):
+                raise UnreachableError(f"{directory}: has been locked for {lock_s:g} s")
             yield
         finally:
             os.close(fd)
     except OSError as error:
         raise UnreachableError(f"{directory}: cannot be written: {error.strerror}") from error
+
+
+def _lock(fd: int, wait_s: float) -> bool:
+    """Lock a file for others; ``False``: somebody else has held it for so long."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
