@@ -33,6 +33,8 @@ class IndexEntry:
     total: dict[str, float | int | None]
     """Its headline by the keys of ``MEASURES``: ``gpu_hours_allocated``, ``_measured``, ``_idle``, ``_low``, ``_busy``,
     ``_unknown``, and ``idle_cost``; what is absent is unknown."""
+    currency: str = ""
+    """Of its ``idle_cost``: a site may have changed it since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +76,20 @@ def render_index(
     entries: Sequence[IndexEntry],
     *,
     title: str = "GPU waste reports",
-    currency: str = "",
     generated: datetime | None = None,
 ) -> str:
     """The page that lists ``entries``, the newest first, as HTML."""
-    context = _context(entries, title, currency)
+    context = _context(entries, title)
     return render.page("index.html.j2", title=title, generated=generated, r=context)
 
 
-def _context(entries: Sequence[IndexEntry], title: str, currency: str) -> IndexContext:
+def _context(entries: Sequence[IndexEntry], title: str) -> IndexContext:
     ordered = sorted(entries, key=lambda e: e.since, reverse=True)
     kinds = [
         *(k for k in _KINDS if any(e.kind == k for e in ordered)),
         *sorted({e.kind for e in ordered} - set(_KINDS)),
     ]
-    parts = tuple(_part(kind, [e for e in ordered if e.kind == kind], currency) for kind in kinds)
+    parts = tuple(_part(kind, [e for e in ordered if e.kind == kind]) for kind in kinds)
     newest = max((e.until for e in ordered), default=None)
     lead = "There is no report yet." if newest is None else f"The newest reaches to {fmt.moment(newest)} UTC."
     trend = _trend([e for e in ordered if e.kind == "day"])
@@ -104,16 +105,16 @@ def _context(entries: Sequence[IndexEntry], title: str, currency: str) -> IndexC
     )
 
 
-def _part(kind: str, entries: Sequence[IndexEntry], currency: str) -> IndexPart:
+def _part(kind: str, entries: Sequence[IndexEntry]) -> IndexPart:
     largest = max((known(e.total, "gpu_hours_allocated") or 0.0 for e in entries), default=0.0)
     return IndexPart(
         key="".join(c for c in kind if c.isalnum()) or "other",
         title=_KINDS.get(kind, fmt.visible(kind).capitalize()),
-        rows=tuple(_row(entry, largest, currency) for entry in entries),
+        rows=tuple(_row(entry, largest) for entry in entries),
     )
 
 
-def _row(entry: IndexEntry, largest: float, currency: str) -> IndexRow:
+def _row(entry: IndexEntry, largest: float) -> IndexRow:
     hours = {state: known(entry.total, f"gpu_hours_{state}") for state, _ in STATES}
     said = ", ".join(f"{label.lower()} {fmt.hours(hours[state])}" for state, label in STATES)
     idle, measured = hours["idle"], known(entry.total, "gpu_hours_measured")
@@ -121,12 +122,12 @@ def _row(entry: IndexEntry, largest: float, currency: str) -> IndexRow:
     return IndexRow(
         href=quote(entry.href, safe="/._-"),
         label=fmt.visible(entry.label),
-        span=f"{fmt.moment(entry.since)} – {fmt.moment(entry.until)}",
+        span=f"{fmt.moment(entry.since)}{fmt.NBSP}– {fmt.moment(entry.until)}",
         bar=charts.meter(said, [(hours[state] or 0.0, state) for state, _ in STATES], largest),
         idle=fmt.number(idle),
         share=fmt.percent(share),
         allocated=fmt.number(known(entry.total, "gpu_hours_allocated")),
-        cost=fmt.money(known(entry.total, "idle_cost"), currency),
+        cost=fmt.money(known(entry.total, "idle_cost"), entry.currency),
     )
 
 

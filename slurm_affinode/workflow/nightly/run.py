@@ -123,7 +123,7 @@ def run(
         night.report(zone)
         night.clear()
         with night.log.part("index"):
-            shelf.write_index(out, store.reports(), now)
+            shelf.write_index(out, store.reports(), now, force=force)
     return night.outcome()
 
 

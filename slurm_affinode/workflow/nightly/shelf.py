@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from slurm_affinode import files
+from slurm_affinode import __version__, files
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.report.index import IndexEntry, render_index
 from slurm_affinode.store.records import ReportRecord
@@ -33,8 +33,9 @@ def headline(summary: Mapping[str, Any]) -> dict[str, float | int | str | None]:
     return {**summary["total"], "currency": summary["currency"]}
 
 
-def write_index(out: Path, records: Sequence[ReportRecord], now: datetime) -> bool:
-    """Write ``index.html`` and ``index.json`` of the reports that are there; whether anything had changed.
+def write_index(out: Path, records: Sequence[ReportRecord], now: datetime, *, force: bool = False) -> bool:
+    """Write ``index.html`` and ``index.json`` of the reports that are there, unless they are (``force``: even then);
+    whether they were written.
 
     Raises ``AffinodeError`` where they cannot be written.
     """
@@ -46,15 +47,16 @@ def write_index(out: Path, records: Sequence[ReportRecord], now: datetime) -> bo
             until=record.until,
             href=f"{record.path}/{REPORT}",
             total={key: value for key, value in record.summary.items() if not isinstance(value, str)},
+            currency=str(record.summary.get("currency") or ""),
         )
         for record in records
         if holds(out, record.path)
     ]
-    data = json.dumps({"reports": [_plain(entry) for entry in entries]}, indent=1, ensure_ascii=False) + "\n"
-    if (out / INDEX).is_file() and _read(out / INDEX_DATA) == data:
+    listed = {"generator": f"slurm-affinode {__version__}", "reports": [_plain(entry) for entry in entries]}
+    data = json.dumps(listed, indent=1, ensure_ascii=False) + "\n"
+    if not force and (out / INDEX).is_file() and _read(out / INDEX_DATA) == data:
         return False
-    currencies = [str(record.summary["currency"]) for record in records if record.summary.get("currency")]
-    html = render_index(entries, currency=currencies[-1] if currencies else "", generated=now)
+    html = render_index(entries, generated=now)
     try:
         files.write_text(out / INDEX, html)
         files.write_text(out / INDEX_DATA, data)  # last: it says that the page is current
@@ -70,6 +72,7 @@ def _plain(entry: IndexEntry) -> dict[str, object]:
         "since": _time(entry.since),
         "until": _time(entry.until),
         "href": entry.href,
+        "currency": entry.currency,
         "total": entry.total,
     }
 

@@ -57,6 +57,35 @@ def test_late_accounting_and_late_samples_make_reports_anew(site):
     assert site.night(force=True).rendered == DUE
 
 
+def test_a_report_keeps_the_currency_that_it_was_made_with(site, tmp_path):
+    """The site's money changes: older reports stay as they were, and the index says which is which."""
+    prices = tmp_path / "prices.toml"
+    site.toml += f'[price]\ntable = "{prices}"\n'
+    prices.write_text('currency = "USD"\ndefault_per_hour = 1.0\n')
+    site.night()
+    site.now += timedelta(days=1)
+    prices.write_text('currency = "EUR"\ndefault_per_hour = 1.0\n')
+    site.job(9, datetime(2026, 11, 20, 5, tzinfo=UTC), 1)
+    site.samples(datetime(2026, 11, 20, 5, tzinfo=UTC), 1, job=9)
+    assert site.night().rendered[0] == "day/2026-11-20"
+    listed = json.loads((site.out / "index.json").read_text())["reports"]
+    money = {entry["label"]: entry["currency"] for entry in listed}
+    assert (money["2026-11-19"], money["2026-11-20"]) == ("USD", "EUR")
+    index = (site.out / "index.html").read_text()
+    assert "USD" in index
+    assert "EUR" in index
+
+
+def test_force_writes_the_index_anew(site):
+    """Templates of a newer program, for one."""
+    site.night()
+    (site.out / "index.html").write_text("old")
+    site.night()
+    assert (site.out / "index.html").read_text() == "old"
+    site.night(force=True)
+    assert "2026-11-19" in (site.out / "index.html").read_text()
+
+
 def test_missed_nights_are_made_up_for(site):
     site.night()
     site.now += timedelta(days=3)
@@ -77,7 +106,7 @@ def test_a_site_without_any_job_gets_an_empty_index(site, tmp_path):
     site.state = tmp_path / "other"
     outcome = site.night()
     assert (outcome.rendered, outcome.failures) == ((), ())
-    assert json.loads((site.out / "index.json").read_text()) == {"reports": []}
+    assert json.loads((site.out / "index.json").read_text())["reports"] == []
 
 
 def test_parts_that_fail_do_not_stop_the_others(site, unreachable):
