@@ -18,7 +18,8 @@ def adoptions(identities: pl.DataFrame) -> dict[int, int]:
     has this address on the node; one known by index alone takes the UUID, else the PCI address, that has this index;
     always only where exactly one candidate was in use in the time that ``identities`` covers.
     """
-    rows = list(identities.unique("device", maintain_order=True).select("device", *IDENTITY).iter_rows(named=True))
+    # A device has a row for each way in which it was seen: one source gave its index, another only its address.
+    rows = list(identities.select("device", *IDENTITY).unique(maintain_order=True).iter_rows(named=True))
     nameless = [row for row in rows if row["uuid"] is None and (row["pci"] is not None or row["index"] is not None)]
     if not nameless:
         return {}

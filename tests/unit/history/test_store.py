@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
@@ -155,6 +156,24 @@ def test_a_gpu_known_by_pci_address_takes_the_uuid(store: SampleStore, samples: 
     assert len(store.devices()) == 1
     store.ingest(samples([3.0], pci="00000000:07:00.0", start=EIGHT + timedelta(minutes=2)), source="c")
     assert store.scan().collect().select("uuid", "util_pct").rows() == [("GPU-1", 1.0), ("GPU-1", 2.0), ("GPU-1", 3.0)]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_sources_that_know_a_gpu_by_different_marks_come_in_any_order(
+    store: SampleStore, samples: Samples, order: tuple[int, ...]
+) -> None:
+    """One gives the index, one the address, one the UUID with the address, and only one all of them."""
+    pci = "00000000:07:00.0"
+    sources = (
+        samples([None], uuid=None, index=0, power_w=70.0),
+        samples([None], uuid=None, pci=pci, sm_active=0.5),
+        samples([4.0], pci=pci),
+        samples([None], index=0, pci=pci, fb_used_mib=9.0),
+    )
+    for number in order:
+        store.ingest(sources[number], source=str(number))
+    columns = ("uuid", "pci", "index", "util_pct", "power_w", "sm_active", "fb_used_mib")
+    assert store.scan().collect().select(columns).rows() == [("GPU-1", pci, 0, 4.0, 70.0, 0.5, 9.0)]
 
 
 def test_an_index_that_two_gpus_had_on_a_day_is_adopted_by_none(store: SampleStore, samples: Samples) -> None:
