@@ -53,6 +53,8 @@ def analyse_averages(
 
 
 def _span(jobs: pl.DataFrame, now: datetime) -> tuple[datetime, datetime]:
+    if jobs.is_empty():
+        raise AffinodeError("there are no jobs in it: nothing to analyse")
     started = jobs.drop_nulls("start")
     first, last = started["start"].min(), started["end"].fill_null(now).max()
     if not isinstance(first, datetime) or not isinstance(last, datetime):

@@ -12,9 +12,11 @@ magnitude decides: no GPU holds 300 GB, so larger figures are MiB.
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -72,7 +74,7 @@ class _Job:
 def read(path: Path) -> Cockpit:
     """Read a job database, or the one in the directory ``path``, with the GPU models of a ``cluster.json`` beside it.
 
-    The database is opened read-only and immutable: nothing is written, no lock is taken. Raises ``InputError``.
+    Nothing is written beside the database, no lock is taken. Raises ``InputError``.
     """
     database, configs = _locate(path)
     problems: list[str] = []
@@ -114,9 +116,8 @@ def _locate(path: Path) -> tuple[Path, list[Path]]:
 
 
 def _rows(database: Path) -> Iterator[dict[str, Any]]:
-    uri = f"file:{quote(str(database.resolve()))}?mode=ro&immutable=1"
     try:
-        with closing(sqlite3.connect(uri, uri=True)) as connection:
+        with _unwritten(database) as path, closing(_opened(path)) as connection:
             connection.text_factory = lambda data: data.decode("utf-8", "replace")
             columns = [row[1] for row in connection.execute("PRAGMA table_info(job)")]
             missing = [name for name in NEEDED if name not in columns]
@@ -130,6 +131,33 @@ def _rows(database: Path) -> Iterator[dict[str, Any]]:
             yield from (dict(zip(names, row, strict=True)) for row in cursor)
     except sqlite3.Error as error:
         raise InputError(f"damaged or not readable as SQLite ({error})", where=str(database)) from error
+    except OSError as error:
+        raise InputError(f"cannot be copied to be read: {error.strerror}", where=str(database)) from error
+
+
+def _opened(database: Path) -> sqlite3.Connection:
+    log = "" if _log(database) else "&immutable=1"
+    return sqlite3.connect(f"file:{quote(str(database.resolve()))}?mode=ro{log}", uri=True)
+
+
+def _log(database: Path) -> Path | None:
+    """The write-ahead log beside ``database``, where it holds anything."""
+    path = database.with_name(f"{database.name}-wal")
+    return path if path.is_file() and path.stat().st_size else None
+
+
+@contextmanager
+def _unwritten(database: Path) -> Iterator[Path]:
+    """``database``, or a copy of it with its write-ahead log: SQLite writes beside a database whose log it reads."""
+    log = _log(database)
+    if log is None:
+        yield database
+        return
+    with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as folder:
+        copy = Path(folder) / database.name
+        shutil.copyfile(database, copy)
+        shutil.copyfile(log, copy.with_name(log.name))
+        yield copy
 
 
 def _job(row: Mapping[str, Any], problems: list[str]) -> _Job | None:
@@ -176,7 +204,10 @@ def _json(value: object, kind: type) -> Any:
         return kind()
     if not isinstance(value, str | bytes):
         raise TypeError(f"{value!r:.40} is no JSON text")
-    found = json.loads(value)
+    try:
+        found = json.loads(value)
+    except ValueError:
+        raise ValueError(f"{value!r:.40} is no JSON text") from None
     if found is None:
         return kind()
     if not isinstance(found, kind):

@@ -132,6 +132,25 @@ def test_a_broken_job_is_told_and_the_rest_is_read(database: Make, change: dict[
     assert found.problems[0].startswith("job 5: left out, ")
 
 
+def test_a_column_that_is_no_json_is_shown(database: Make) -> None:
+    """Not the position at which a parser gave up."""
+    found = clustercockpit.read(database({"footprint": "{broken"}))
+    assert found.problems == ("job 1: left out, '{broken' is no JSON text",)
+
+
+def test_jobs_in_the_write_ahead_log_are_read(database: Make) -> None:
+    """cc-backend writes jobs to the log first; what lies beside the database stays as it is."""
+    path = database({"job_id": 1})
+    writer = sqlite3.connect(path)
+    writer.execute("PRAGMA journal_mode=WAL")
+    writer.execute("INSERT INTO job SELECT * FROM job")
+    writer.commit()
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir() if not file.name.endswith("-shm")}
+    assert len(clustercockpit.read(path).jobs) == 2
+    assert {file.name: file.read_bytes() for file in path.parent.iterdir() if not file.name.endswith("-shm")} == before
+    writer.close()
+
+
 def test_older_tables_have_other_names(database: Make) -> None:
     """Columns that are not there are unknown; ``user`` and ``partition`` were once called so."""
     path = database({}, columns=("job_id", "cluster", "start_time", "duration", "resources"))
