@@ -200,37 +200,42 @@ class Storage:
     def _copy_out(self, mapped: list[Mapped], directory: str, files: Mapping[str, str]) -> dict[tuple[str, int], bytes]:
         """All of it into the files. What could not be written: (UUID, offset) -> bytes."""
         rescued: dict[tuple[str, int], bytes] = {}
-        writing: list[Future[None] | None] = [None] * SLOTS
-
-        def write(descriptor: int, one: Mapped, offset: int, slot: int, size: int) -> None:
-            try:
-                _write_all(descriptor, self._slots[slot][:size], offset)
-            except OSError:
-                rescued[one.uuid, offset] = bytes(self._slots[slot][:size])
-
         with ThreadPoolExecutor(SLOTS) as pool:
             for one in mapped:
                 self._current(one)
                 descriptor = os.open(os.path.join(directory, files[one.uuid]), os.O_WRONLY | os.O_CLOEXEC)  # noqa: PTH118
                 try:
-                    for number, offset in enumerate(range(0, one.size, BLOCK)):
-                        slot, size = number % SLOTS, min(BLOCK, one.size - offset)
-                        before = writing[slot]
-                        if before is not None:
-                            before.result()
-                        target = self._address + slot * BLOCK
-                        self._driver.call("cuMemcpyDtoHAsync", target, one.at + offset, size, one.stream)
-                        self._driver.call("cuStreamSynchronize", one.stream)
-                        writing[slot] = pool.submit(write, descriptor, one, offset, slot, size)
-                    for pending in writing:
-                        if pending is not None:
-                            pending.result()
-                    writing = [None] * SLOTS
+                    self._copy_out_one(one, descriptor, pool, rescued)
                     with contextlib.suppress(OSError):
                         os.ftruncate(descriptor, one.size)
                 finally:
                     os.close(descriptor)
         return rescued
+
+    def _copy_out_one(
+        self, one: Mapped, descriptor: int, pool: ThreadPoolExecutor, rescued: dict[tuple[str, int], bytes]
+    ) -> None:
+        """One GPU's memory into its file; blocks before are written meanwhile."""
+        writing: list[Future[None] | None] = [None] * SLOTS
+
+        def write(offset: int, slot: int, size: int) -> None:
+            try:
+                _write_all(descriptor, self._slots[slot][:size], offset)
+            except OSError:
+                rescued[one.uuid, offset] = bytes(self._slots[slot][:size])
+
+        for number, offset in enumerate(range(0, one.size, BLOCK)):
+            slot, size = number % SLOTS, min(BLOCK, one.size - offset)
+            before = writing[slot]
+            if before is not None:
+                before.result()
+            target = self._address + slot * BLOCK
+            self._driver.call("cuMemcpyDtoHAsync", target, one.at + offset, size, one.stream)
+            self._driver.call("cuStreamSynchronize", one.stream)
+            writing[slot] = pool.submit(write, offset, slot, size)
+        for pending in writing:
+            if pending is not None:
+                pending.result()
 
     def _copy_in(self, one: Mapped, path: str, uuid: str, rescued: Mapping[tuple[str, int], bytes]) -> None:
         """One GPU's memory from its file; blocks ahead are read meanwhile."""

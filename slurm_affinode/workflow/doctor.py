@@ -132,7 +132,7 @@ def _history(config: Config, now: datetime) -> Check:
         span, days = history.span(), len(history.days())
     if span is None:
         return Check("GPU history", PROBLEM, f"{config.history_dir}: empty", "slurm-affinode ingest gpu PATH...")
-    said = f"{config.history_dir}: {days:,} days, the newest sample {_ago(span[1], now)}"
+    said = f"{config.history_dir}: {days:,} day{'' if days == 1 else 's'}, the newest sample {_ago(span[1], now)}"
     if now - span[1] > STALE:
         return Check("GPU history", PROBLEM, said, "slurm-affinode ingest gpu PATH..., or set nightly.gpu_paths")
     return Check("GPU history", OK, said)
