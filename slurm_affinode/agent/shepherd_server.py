@@ -217,18 +217,7 @@ class ShepherdServer:
             raise BadMessage("a packet that is too long, or with too many descriptors")
         message = decode(packet)
         if isinstance(message, Hello):
-            if connection.who is not None:
-                raise BadMessage("it said hello twice")
-            who = self._identify(connection.peer)
-            if has_ended(connection.pidfd):  # and the number may be a shepherd's by now
-                raise NotAShepherd(f"process {connection.peer.pid} has ended")
-            connection.forget()
-            if who.job_id != message.job_id:
-                raise NotAShepherd(f"it says that it is job {message.job_id}; it is job {who.job_id}")
-            connection.who = who
-            passed, fds[:] = tuple(fds), []
-            if not self._flock.hello(who, message, connection, passed):
-                self._drop(connection)
+            self._greet(connection, message, fds)
         elif connection.who is None:
             raise BadMessage("it did not say hello first")
         elif isinstance(message, Started):
@@ -237,6 +226,21 @@ class ShepherdServer:
             self._flock.signalled(connection.who.job_id, message.number)
         elif isinstance(message, Exited):
             connection.status = message.status
+
+    def _greet(self, connection: Connection, message: Hello, fds: list[int]) -> None:
+        """Find out who says hello; the descriptors that it passes are taken out of ``fds``."""
+        if connection.who is not None:
+            raise BadMessage("it said hello twice")
+        who = self._identify(connection.peer)
+        if has_ended(connection.pidfd):  # and the number may be a shepherd's by now
+            raise NotAShepherd(f"process {connection.peer.pid} has ended")
+        connection.forget()
+        if who.job_id != message.job_id:
+            raise NotAShepherd(f"it says that it is job {message.job_id}; it is job {who.job_id}")
+        connection.who = who
+        passed, fds[:] = tuple(fds), []
+        if not self._flock.hello(who, message, connection, passed):
+            self._drop(connection)
 
     def _drop(self, connection: Connection, why: str | None = None) -> None:
         peer = connection.peer

@@ -16,6 +16,7 @@ from slurm_affinode.checkpoint.tier import Tier
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.nodeconfig import SuspendConfig
 from slurm_affinode.sizes import parse_size
+from slurm_affinode.tierconfig import TiersConfig
 
 _MEMINFO = Path("/proc/meminfo")
 _TMPFS = {"tmpfs", "ramfs", "hugetlbfs"}
@@ -53,15 +54,8 @@ def open_tiers(
     tiers: list[Tier] = []
     missing: list[str] = []
     if config.memory is not None and (create or config.memory.exists()):
-        reserve = parse_size(config.memory_reserve)
-
-        def left() -> int | None:
-            found = host_memory()
-            return None if found is None else found - reserve
-
         try:
-            store = _memory_store(config.memory, key, parse_size(config.memory_size), create=create)
-            tiers.append(Tier("memory", store, durable=False, left=left))
+            tiers.append(_memory_tier(config, config.memory, key, host_memory, create=create))
         except CheckpointError as error:
             missing.append(str(error))
     elif config.memory is not None:
@@ -91,13 +85,23 @@ def open_tiers(
     )  # fmt: skip
 
 
-def _memory_store(path: Path, key: bytes, quota: int, *, create: bool) -> DirectoryStore:
+def _memory_tier(
+    config: TiersConfig, path: Path, key: bytes, host_memory: Callable[[], int | None], *, create: bool
+) -> Tier:
+    """The tier in host memory, of which the jobs' reserve is left alone. Raises ``CheckpointError``."""
+    reserve = parse_size(config.memory_reserve)
+    quota = parse_size(config.memory_size)
+
+    def left() -> int | None:
+        found = host_memory()
+        return None if found is None else found - reserve
+
     store = DirectoryStore(path, key, quota=quota, owner=os.geteuid(), create=create)
     kind = filesystem(path)
     if kind not in _TMPFS:
         store.close()
         raise CheckpointError(f"{path}: is on {kind or 'an unknown file system'}, not on a tmpfs")
-    return store
+    return Tier("memory", store, durable=False, left=left)
 
 
 def _rate(text: str | None) -> float:
