@@ -24,6 +24,8 @@ def read(path: Path, notes: Notes, options: ReadOptions, fallback_node: str | No
         with reading(notes.name), pq.ParquetFile(path) as file:
             header = file.schema_arrow.names
             found = layout(header, notes, options)
+            if not file.metadata.num_rows:
+                raise InputError("has columns and no rows", where=notes.name)
             wanted = sorted({*(at for at, _ in found.values.values()), *found.parts.values()}
                             | {at for at in (found.time, found.metric, found.value) if at is not None})  # fmt: skip
             quiet = Notes(notes.name, notes.problems, notes.problem_count, decisions=notes.decisions)

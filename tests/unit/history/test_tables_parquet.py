@@ -54,6 +54,14 @@ def test_parquet_with_times_in_any_zone(read: Reader, tmp_path: Path, zone: str)
     assert [(row["time"], row["util_pct"]) for row in read(path).rows] == [(EIGHT, 5.0)]
 
 
+def test_parquet_without_rows_is_one_line(read: Reader, samples: Callable[..., pl.DataFrame], tmp_path: Path) -> None:
+    """Its columns are known: it is not they that are wrong."""
+    path = tmp_path / "s.parquet"
+    samples([0.0]).clear().write_parquet(path)
+    with pytest.raises(InputError, match="has columns and no rows"):
+        read(path)
+
+
 def test_parquet_with_two_columns_of_one_name(read: Reader, tmp_path: Path) -> None:
     """Which of them is meant cannot be known."""
     path = tmp_path / "s.parquet"
