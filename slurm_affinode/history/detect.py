@@ -17,7 +17,7 @@ FORMATS = ("prometheus", "openmetrics", "prometheus-json", "csv", "nvidia-smi", 
 
 _NUMBER = r"[-+]?(?:[0-9.]\S*|[iI]nf|[nN]a[nN])"
 _SAMPLE = re.compile(
-    rf"^(?:[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{{.*\}})?|\{{.*\}})\s+{_NUMBER}(?:\s+[-+]?[0-9.]\S*)?(?:\s+#.*)?\s*$"
+    rf"^(?:[a-zA-Z_:][a-zA-Z0-9_:]*(?:\s*\{{.*\}})?|\{{.*\}})\s+{_NUMBER}(?:\s+[-+]?[0-9.]\S*)?(?:\s+#.*)?\s*$"
 )
 _COMMENT = re.compile(r"^#\s*(?:HELP|TYPE|UNIT|EOF)\b")
 _SMI_ROW = re.compile(r"GPU-[0-9a-f]{8}-|\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}\s*,|,\s*\d+ (?:%|MiB)\s*(?:,|$)")

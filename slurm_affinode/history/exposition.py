@@ -23,6 +23,7 @@ from slurm_affinode.history.schema import TIME
 _NAME = r"^\s*([a-zA-Z_:][a-zA-Z0-9_:.]*)\s*"
 _NAME_LABEL = r'^\s*\{(?:[^"]*"(?:[^"\\]|\\.)*")*?[^"]*\b__name__\s*=\s*"([^"]+)"'
 """``promtool tsdb dump`` writes the name as a label."""
+_SERIES = r"^(.*\}|\s*[a-zA-Z_:][a-zA-Z0-9_:.]*\s)"
 _TAIL = r"(?:\}|^)([^{}]*)$"
 _VALUE_AND_TIME = r"^\s*([^\s#]+)(?:\s+([^\s#]+))?\s*$"
 _EXEMPLAR = r'^((?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?\s*[^\s{}#]+(?:\s+[^\s{}#]+)?)\s+# \{.*$'
@@ -70,7 +71,8 @@ class _State:
     scrapes: int = 0
     recent: bool = False
     """Whether a sample was of this century."""
-    first_comment: str | None = None
+    begins: str | None = None
+    """With what a scrape begins: a comment, or a series without its value."""
 
 
 class Reader:
@@ -119,13 +121,17 @@ class Reader:
             self._state.ended = bool(eof.filter(content)[-1])
 
     def _scraped(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Add the number of the scrape: it goes up where the first comment of the file comes again."""
+        """Add the number of the scrape: it goes up where the first comment, else the first series, comes again."""
         if self._options.start is None:
             return frame.with_columns(pl.lit(0).alias("scrape"))
-        comment = frame["line"].str.contains(r"^#\s*(?:HELP|TYPE)\s")
-        if self._state.first_comment is None and comment.any():
-            self._state.first_comment = str(frame["line"].filter(comment)[0])
-        starts = (frame["line"] == self._state.first_comment) if self._state.first_comment else comment
+        if self._state.begins is None:
+            comments = frame.filter(pl.col("line").str.contains(r"^#\s*(?:HELP|TYPE)\s"))["line"]
+            series = frame.filter(pl.col("name").is_not_null())["line"].str.extract(_SERIES, 1).drop_nulls()
+            self._state.begins = next(iter((*comments.head(1), *series.head(1))), None)
+        begins = self._state.begins
+        if begins is None:
+            return frame.with_columns(pl.lit(0).alias("scrape"))
+        starts = (frame["line"] == begins) if begins.startswith("#") else frame["line"].str.starts_with(begins)
         numbers = starts.cast(pl.Int64).cum_sum() + self._state.scrapes
         self._state.scrapes = int(numbers[-1]) if len(numbers) else self._state.scrapes
         return frame.with_columns((numbers - 1).clip(0).alias("scrape"))

@@ -174,8 +174,13 @@ def test_scrapes_without_timestamps_need_a_start(read: Reader, tmp_path: Path) -
     path.write_text(("# HELP DCGM_FI_DEV_GPU_UTIL x\n" + bare) * 3)
     with pytest.raises(InputError, match="3 scrapes"):
         read(path, start=EIGHT)
-    times = [row["time"] for row in read(path, start=EIGHT, interval_s=15).rows]
-    assert times == [EIGHT + timedelta(seconds=15 * n) for n in range(3)]
+    expected = [EIGHT + timedelta(seconds=15 * n) for n in range(3)]
+    assert [row["time"] for row in read(path, start=EIGHT, interval_s=15).rows] == expected
+    # Without comments, as grep leaves it; braces may stand apart.
+    path.write_text((bare + bare.replace("GPU_UTIL{", "FB_USED {")) * 3)
+    assert [row["time"] for row in read(path, start=EIGHT, interval_s=15).rows] == expected
+    path.write_text(LINE.replace("GPU_UTIL{", "GPU_UTIL {"))
+    assert len(read(path).rows) == 1
 
 
 def test_a_job_metric_counts_for_the_samples_that_follow_it(read: Reader, tmp_path: Path) -> None:
