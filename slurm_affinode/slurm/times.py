@@ -19,7 +19,7 @@ from slurm_affinode.errors import AffinodeError
 
 _EPOCH = re.compile(r"^\d{9,11}(?:\.\d+)?$")
 _COMPACT_OFFSET = re.compile(r"([+-]\d{2})(\d{2})$")
-_UNKNOWN = frozenset({"", "unknown", "none", "n/a", "0", "invalid"})
+_UNKNOWN = frozenset({"", "unknown", "none", "n/a", "0", "invalid", "(null)"})
 
 ORDER = ("submit", "eligible", "start", "end")
 """The times of a record in the order in which they happen."""

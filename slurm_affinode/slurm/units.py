@@ -10,7 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-UNKNOWN_WORDS = frozenset({"", "unknown", "none", "n/a", "invalid", "partition_limit", "not_set", "noval", "?"})
+UNKNOWN_WORDS = frozenset(
+    {"", "unknown", "none", "n/a", "invalid", "partition_limit", "not_set", "noval", "?", "(null)"}
+)
 """Cells, in lower case, with which Slurm says that it does not know."""
 
 UNLIMITED_WORDS = frozenset({"unlimited", "infinite"})

@@ -15,6 +15,7 @@ from slurm_affinode.slurm import units
         ("00:00:09", 9), ("01:30", 90), ("00:01.250", 1.25), ("02:03:04", 7384), ("1-00:00:00", 86400),
         ("5-12:30:01", 5 * 86400 + 45001), ("1-12", 129600), ("1-12:30", 131400), ("90", 5400),
         ("UNLIMITED", None), ("Partition_Limit", None), ("INVALID", None), ("Unknown", None), ("", None),
+        ("(null)", None),
     ],
 )  # fmt: skip
 def test_every_form_of_a_span(text: str, seconds: float | None) -> None:
