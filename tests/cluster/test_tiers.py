@@ -85,9 +85,9 @@ def test_bit_flipped_in_the_fast_tier_is_restored_from_another(cluster: Cluster)
         cluster.exec("login", "scontrol", "update", f"JobId={job}", f"ReqNodeList={node}")
         wake(cluster, job)
         cluster.wait_for_state(job, "RUNNING", timeout_s=90)
-        # The line above it is written before CRIU begins, and the pages are verified meanwhile.
-        cluster.wait_for_output(job, "step number=3")
-        assert "is damaged" in str(status(cluster, job))  # while it runs
+        # Said when the pages are verified, while the tree is still held.
+        cluster.wait_for_output(job, "restored on")
+        wait_until("status says it while it runs", lambda: str(status(cluster, job)), lambda said: "is damaged" in said)
         listed = cluster.run(node, "slurm-affinode", "images", "list", job)
         assert listed.returncode == 1
         assert listed.stderr.count("set aside") == 2
