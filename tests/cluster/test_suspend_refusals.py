@@ -125,7 +125,7 @@ def test_image_that_was_tampered_with_is_not_restored(cluster: Cluster, harm: st
         timeout_s=90,
     )
     assert held["JobState"] in ("PENDING", "COMPLETING")
-    assert steps(cluster.output(job)) == done
+    assert set(steps(cluster.output(job))) <= set(done)  # nothing of it ran; its output so far is in the image
 
 
 def test_restore_that_fails_starts_afresh_where_the_site_says_so(cluster: Cluster) -> None:
