@@ -23,8 +23,9 @@ from slurm_affinode import memory
 from slurm_affinode.analysis.block import COLUMNS, Block, Column, Pieces
 from slurm_affinode.analysis.segments import FAR, Ints
 from slurm_affinode.errors import UnreachableError, one_line
-from slurm_affinode.history import parts as history_parts
-from slurm_affinode.history.parts import DEVICES, JOBS, POLARS_ERRORS, read_tables
+from slurm_affinode.history import partfiles
+from slurm_affinode.history.partfiles import DEVICES, JOBS, POLARS_ERRORS, read_tables
+from slurm_affinode.history.parts import sampling_step
 from slurm_affinode.history.schema import IDENTITY, METRICS, TIME
 from slurm_affinode.history.store import SampleStore
 
@@ -115,7 +116,7 @@ def _merged_devices(store: SampleStore, day: date) -> pl.DataFrame:
             pl.len().cast(pl.Int64).alias("rows"),
             pl.col("time").first().alias("first"),
             pl.col("time").last().alias("last"),
-            history_parts.sampling_step().alias("step_ms"),
+            sampling_step().alias("step_ms"),
         )
     )
     return _collect(table.select(pl.col(name).cast(dtype) for name, dtype in DEVICES.items()), store.root)
@@ -254,7 +255,7 @@ def _collect(lazy: pl.LazyFrame, path: Path) -> pl.DataFrame:
 
 def damaged(where: Path, error: BaseException | str) -> UnreachableError:
     """What is raised for a part that cannot be read."""
-    return history_parts.damaged(where, error if isinstance(error, str) else one_line(error))
+    return partfiles.damaged(where, error if isinstance(error, str) else one_line(error))
 
 
 def _columns(sources: Sequence[Source]) -> list[str]:

@@ -9,7 +9,8 @@ import polars as pl
 from slurm_affinode.history import devices as device_table
 from slurm_affinode.history.manifest import PartEntry
 from slurm_affinode.history.merge import merge
-from slurm_affinode.history.parts import PartFiles, PartWriter, concat, read_devices, read_rows
+from slurm_affinode.history.partfiles import PartFiles, read_devices
+from slurm_affinode.history.parts import PartWriter, concat, read_rows
 from slurm_affinode.history.schema import IDENTITY
 
 ROWS_AT_ONCE = 2_000_000

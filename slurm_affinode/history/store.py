@@ -19,7 +19,8 @@ import polars as pl
 from slurm_affinode.history import manifest, sources, staging, writer
 from slurm_affinode.history.identity import with_device
 from slurm_affinode.history.merge import merge_lazy
-from slurm_affinode.history.parts import DEVICES, Part, PartFiles, PartWriter
+from slurm_affinode.history.partfiles import DEVICES, PartFiles
+from slurm_affinode.history.parts import Part, PartWriter
 from slurm_affinode.history.schema import IDENTITY, METRICS, SAMPLES
 from slurm_affinode.history.writer import Source, Taken, Totals, Writer, part_files, writing
 

@@ -21,7 +21,8 @@ from slurm_affinode.history.devices import merged_identities
 from slurm_affinode.history.identity import with_device
 from slurm_affinode.history.manifest import Manifest, PartEntry
 from slurm_affinode.history.merge import SAMPLE_COLUMNS, merge
-from slurm_affinode.history.parts import PartFiles, PartWriter
+from slurm_affinode.history.partfiles import PartFiles
+from slurm_affinode.history.parts import PartWriter
 from slurm_affinode.history.schema import IDENTITY, METRICS, SAMPLES
 
 ROWS_AT_ONCE = 1_000_000

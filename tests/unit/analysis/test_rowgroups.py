@@ -24,6 +24,7 @@ from slurm_affinode.analysis.result import Thresholds, WasteQuery
 from slurm_affinode.analysis.segments import FAR, Allocations, build
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.history import parts
+from slurm_affinode.history.partfiles import PartFiles
 from slurm_affinode.history.schema import IDENTITY
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS, empty
@@ -111,7 +112,7 @@ def written(directory: Path, *frames: pl.DataFrame) -> Path:
         {"device": range(len(frames)), "node": [f"n{number}" for number in range(len(frames))]},
         schema={"device": pl.UInt64, "node": pl.String},
     ).with_columns(pl.lit(None, dtype).alias(name) for name, dtype in IDENTITY.items() if name != "node")
-    files = parts.PartFiles.of(directory, "x")
+    files = PartFiles.of(directory, "x")
     with parts.PartWriter(files, "x", identities) as writer:
         for number, frame in enumerate(frames):
             writer.write(frame.with_columns(pl.lit(number, pl.UInt64).alias("device")))

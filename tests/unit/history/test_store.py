@@ -16,7 +16,7 @@ from stored_history import files, values
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.history import manifest, writer
 from slurm_affinode.history.identity import device_id, with_device
-from slurm_affinode.history.parts import read_tables
+from slurm_affinode.history.partfiles import read_tables
 from slurm_affinode.history.schema import METRICS, SAMPLES
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.history.writer import Source

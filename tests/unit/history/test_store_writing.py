@@ -15,7 +15,8 @@ from stored_history import files, values
 from slurm_affinode.errors import AffinodeError, UnreachableError
 from slurm_affinode.history import compact, manifest, writer
 from slurm_affinode.history.identity import with_device
-from slurm_affinode.history.parts import PartFiles, PartWriter
+from slurm_affinode.history.partfiles import PartFiles
+from slurm_affinode.history.parts import PartWriter
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.history.writer import Source
 
