@@ -32,8 +32,6 @@ until read -r _ <go; do sleep 1; done
 _PLACES = ("/var/tmp", "/var/lib")  # noqa: S108 - a directory of our own is made there
 _NAME = "slurm-affinode-restore-"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_making = threading.Lock()
-"""One is not swept between the moment in which it is made and that in which it is locked."""
 
 
 class Gate:
@@ -100,18 +98,30 @@ def work_directory() -> Iterator[tuple[Path, int]]:
     Those that agents have left which were killed during a restore go first.
     """
     place = _place()
-    with _making:
-        _sweep(Path(place))
-        made = tempfile.TemporaryDirectory(prefix=_NAME, dir=place)
-        fd = os.open(made.name, _DIRECTORY)
-        # As long as the descriptor, CRIU's too, is open. A file system without locks is not swept either.
+    _sweep(Path(place))
+    while True:
+        with tempfile.TemporaryDirectory(prefix=_NAME, dir=place) as name:
+            if (fd := _locked(name)) is None:
+                continue
+            try:
+                yield Path(name), fd
+            finally:
+                os.close(fd)
+            return
+
+
+def _locked(name: str) -> int | None:
+    """A descriptor of a new work directory, locked as long as it, CRIU's too, is open; None where somebody has swept
+    it before it was."""
+    with suppress(FileNotFoundError):
+        fd = os.open(name, _DIRECTORY)
+        # A file system without locks is not swept either.
         with suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX)
-    with made as name:
-        try:
-            yield Path(name), fd
-        finally:
-            os.close(fd)
+        if os.path.lexists(name):  # nobody else would make it again
+            return fd
+        os.close(fd)
+    return None
 
 
 def _sweep(place: Path) -> None:

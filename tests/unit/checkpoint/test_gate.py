@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -114,3 +115,23 @@ with work_directory() as (path, fd):
     with work_directory() as (mine, _):
         assert len(set(tmp_path.iterdir()) - {mine}) == 1
         assert not theirs.exists()
+
+
+def test_a_work_directory_that_another_sweeps_before_it_is_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent and a restore by hand may begin in the same moment."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lock, swept = fcntl.flock, []
+
+    def too_late(fd: int, how: int) -> None:
+        if not swept:
+            swept.append(Path(f"/proc/self/fd/{fd}").readlink())
+            swept[0].rmdir()
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", too_late)
+    with work_directory() as (path, fd):
+        assert path != swept[0]
+        assert os.path.samestat(path.stat(), os.fstat(fd))
+    assert not list(tmp_path.iterdir())
