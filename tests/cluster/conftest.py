@@ -72,7 +72,7 @@ def clean_queue(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     report = request.node.stash.get(REPORT, None)
     if report is not None and report.failed:
-        report.sections.extend(_collect(cluster, began, request.node.nodeid))
+        report.sections.extend(_collect(cluster, began, request.node.nodeid, report.longreprtext))
 
 
 REPORT = pytest.StashKey[pytest.TestReport]()
@@ -87,8 +87,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     return report
 
 
-def _collect(cluster: Cluster, began: float, test: str) -> list[tuple[str, str]]:
-    """Writes everything to files; gives the ends of them for the terminal."""
+def _collect(cluster: Cluster, began: float, test: str, failure: str) -> list[tuple[str, str]]:
+    """Writes everything to files; gives the ends of them for the terminal.
+
+    ``failure`` too: of a test that passes when it is run again, pytest prints none.
+    """
     directory = Path(os.environ.get("CLUSTER_LOGS", REPOSITORY / "out" / "cluster-logs"))
     directory = directory / re.sub(r"[^\w.-]+", "_", test.rpartition("/")[2])
     directory.mkdir(parents=True, exist_ok=True)
@@ -101,7 +104,7 @@ def _collect(cluster: Cluster, began: float, test: str) -> list[tuple[str, str]]
     }.items():
         done = cluster.run("login", *argv)
         found[name] = done.stdout + done.stderr
-    for name, text in found.items():
+    for name, text in {**found, "failure": failure}.items():
         (directory / f"{name}.log").write_text(text)
     shown = [(name, "\n".join(text.splitlines()[-SHOWN_LINES:])) for name, text in found.items() if text.strip()]
     return [(f"{name} (all of it in {directory})", text) for name, text in shown]
