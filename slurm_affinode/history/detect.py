@@ -57,7 +57,7 @@ def _is_json(text: str) -> bool:
     """Whether the text is JSON or the beginning of it, and no exposition text (``{`` never begins a metric name)."""
     try:
         json.JSONDecoder().raw_decode(text.lstrip())
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return re.match(r'\s*[\[{]\s*(?:"|\{|\[)', text) is not None
     return True
 

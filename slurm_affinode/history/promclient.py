@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.history.promjson import warnings_of
 from slurm_affinode.history.promserver import Server
 
 CONNECT_S = 10.0
@@ -138,7 +139,7 @@ class Client:
         if not isinstance(data, dict) or data.get("resultType") != kind:
             raise self._strange()
         result = data.get("result")
-        if not isinstance(result, list) or not all(isinstance(one, dict) for one in result):
+        if not isinstance(result, list) or not all(_is_series(one) for one in result):
             raise self._strange()
         return result
 
@@ -169,7 +170,8 @@ class Client:
             body = self._body(response, began)
         document = _document(body)
         if status == 200 and isinstance(document, dict) and document.get("status") == "success":
-            self._note(document.get("warnings"))
+            for warning in warnings_of(document):
+                self.warnings[warning] = self.warnings.get(warning, 0) + 1
             return document.get("data")
         raise self._failure(status, headers, body, document)
 
@@ -224,11 +226,6 @@ class Client:
         if response.length:  # read1 does not say that the rest is missing
             raise http.client.IncompleteRead(b"", response.length)
         return b"".join(blocks)
-
-    def _note(self, warnings: object) -> None:
-        for warning in warnings if isinstance(warnings, list) else []:
-            text = str(warning)[:_SHOWN]
-            self.warnings[text] = self.warnings.get(text, 0) + 1
 
     def _failure(self, status: int, headers: Message, body: bytes, document: object) -> AffinodeError:
         """What an answer that is not a success means."""
@@ -303,6 +300,12 @@ def _said(reason: object) -> str:
     if isinstance(reason, OSError) and reason.strerror:
         return str(reason.strerror)
     return str(reason) or type(reason).__name__
+
+
+def _is_series(one: object) -> bool:
+    if not isinstance(one, dict):
+        return False
+    return isinstance(one.get("metric", {}), dict) and isinstance(one.get("values", []), list)
 
 
 def _document(body: bytes) -> object:

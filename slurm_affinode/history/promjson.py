@@ -19,17 +19,36 @@ from slurm_affinode.history.longform import FIELD_CODES, LongForm
 from slurm_affinode.history.reading import Identifier, Identity, Notes, ReadOptions, measured
 from slurm_affinode.history.schema import TIME
 
+_SHOWN = 200
 _LATEST_MS = POSSIBLE[1].timestamp() * 1000
+_POINTS = {"ms": pl.Int64(), "raw": pl.String()}
+
+
+def warnings_of(answer: Mapping[str, Any]) -> list[str]:
+    """What the server that gave ``answer`` warns of: above all that a part of it is missing.
+
+    Prometheus and Thanos say so in ``warnings``, VictoriaMetrics in ``isPartial``.
+    """
+    warnings = answer.get("warnings")
+    partial = ["the answer is partial (isPartial)"] if answer.get("isPartial") is True else []
+    return [*partial, *(_whole(one)[:_SHOWN] for one in (warnings if isinstance(warnings, list) else []))]
 
 
 def read(path: Path, notes: Notes, options: ReadOptions, fallback_node: str | None) -> Iterator[pl.DataFrame]:
     """Yield the samples of one answer, or of several, one per line or in a list. Raises ``InputError``."""
     reader = SeriesReader(notes, options, fallback_node)
     long = LongForm()
+    number = 0
     for number, result in _series(path, notes):
         entries = reader.entries(result, number, long)
         if entries is not None:
             yield from long.add(entries)
+    if not number:
+        raise InputError(
+            "is an answer without a series: the query matched nothing",
+            where=notes.name,
+            hint="is the name of the metric right, and was there data at that time?",
+        )
     yield from long.rest()
 
 
@@ -49,10 +68,14 @@ class SeriesReader:
     def entries(self, result: Mapping[str, Any], number: int, long: LongForm) -> pl.DataFrame | None:
         """The ``ENTRIES`` of a series, numbered by ``long``; None, with a note, for one that is of no use."""
         options, notes = self._options, self._notes
-        labels = {str(name): str(value) for name, value in (result.get("metric") or {}).items()}
+        metric = result.get("metric") or {}
+        points = result.get("values") or ([result["value"]] if "value" in result else [])
+        if not isinstance(metric, dict) or not isinstance(points, list):
+            notes.problem(None, f"series {number}: is no series with labels and points", strict=options.strict)
+            return None
+        labels = {_whole(name): _whole(value) for name, value in metric.items() if value is not None}
         name = labels.pop("__name__", None)
         alias = options.aliases.metric(name) if name else None
-        points = result.get("values") or ([result["value"]] if "value" in result else [])
         if name is None or alias is None:
             notes.unknown[name or "(a series without a name)"] += len(points)
             return None
@@ -79,12 +102,12 @@ def _points(points: list[Any], notes: Notes, options: ReadOptions, number: int) 
         times = [round(float(time) * 1000) for time, _ in points]
         values = [str(value) for _, value in points]
         sound = all(0 <= time < _LATEST_MS for time in times)
+        frame = pl.DataFrame({"ms": times, "raw": values}, schema=_POINTS) if sound else None
     except (TypeError, ValueError, OverflowError):
-        sound = False
-    if not sound:
+        frame = None
+    if frame is None:
         notes.problem(None, f"series {number}: its points are no pairs of time and value", strict=options.strict)
-        times, values = [], []
-    frame = pl.DataFrame({"ms": times, "raw": values}, schema={"ms": pl.Int64(), "raw": pl.String()})
+        frame = pl.DataFrame(schema=_POINTS)
     frame = frame.with_columns(
         pl.col("raw").cast(pl.Float64, strict=False).alias("value"), pl.col("ms").cast(TIME).alias("time")
     )
@@ -92,6 +115,11 @@ def _points(points: list[Any], notes: Notes, options: ReadOptions, number: int) 
     for raw in bad["raw"]:
         notes.problem(None, f"series {number}: {raw[:60]!r} is no number", strict=options.strict)
     return frame
+
+
+def _whole(value: Any) -> str:
+    """``value`` as text; half of a surrogate pair, which JSON can name and nothing can store, is made visible."""
+    return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 def _series(path: Path, notes: Notes) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -105,6 +133,8 @@ def _series(path: Path, notes: Notes) -> Iterator[tuple[int, dict[str, Any]]]:
         results = data.get("result") if isinstance(data, dict) else None
         if not isinstance(results, list) or not all(isinstance(one, dict) for one in results):
             raise _unusable(notes.name)
+        for warning in warnings_of(document):
+            notes.decide(f"warned: {warning}")
         for result in results:
             number += 1
             yield number, result
@@ -113,6 +143,13 @@ def _series(path: Path, notes: Notes) -> Iterator[tuple[int, dict[str, Any]]]:
 def _documents(path: Path, name: str) -> list[Any]:
     with reading(name), open_binary(path) as file:
         text = file.read().decode("utf-8", "replace")
+    try:
+        return _parsed(text, name)
+    except (ValueError, RecursionError):  # numbers of thousands of digits, thousands of brackets
+        raise _unusable(name) from None
+
+
+def _parsed(text: str, name: str) -> list[Any]:
     try:
         whole = json.loads(text)
     except json.JSONDecodeError as error:

@@ -180,12 +180,12 @@ def test_a_slow_answer_ends() -> None:
 
 def test_warnings_are_kept() -> None:
     """Of a partial answer, for one."""
-    body = json.dumps({**json.loads(GOOD), "warnings": ["store a is down"]})
+    body = json.dumps({**json.loads(GOOD), "warnings": ["store a is down"], "isPartial": True})
     with serving(Answer(body)) as fake:
         made = client(fake)
         made.instant("up", 0)
         made.instant("up", 0)
-    assert made.warnings == {"store a is down": 2}
+    assert made.warnings == {"store a is down": 2, "the answer is partial (isPartial)": 2}
 
 
 def test_credentials_and_headers_are_sent() -> None:

@@ -58,3 +58,73 @@ def test_json_that_is_none_of_prometheus_is_one_line(read: Reader, tmp_path: Pat
     path.write_text(text)
     with pytest.raises(InputError, match=what):
         read(path)
+
+
+def answer(*series: object, **more: object) -> str:
+    """An answer with ``series``."""
+    return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": series}, **more})
+
+
+GOOD = {
+    "metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL", "UUID": "GPU-1", "Hostname": "n1"},
+    "values": [[1793520000, "4"]],
+}
+
+
+def test_a_partial_answer_is_said_to_be_one(read: Reader, tmp_path: Path) -> None:
+    """Prometheus and Thanos warn; VictoriaMetrics has a word of its own. What is there counts."""
+    path = tmp_path / "a.json"
+    path.write_text(answer(GOOD, warnings=["store a is down"]) + "\n" + answer(GOOD, isPartial=True))
+    result = read(path)
+    assert len(result.rows) == 1
+    assert result.notes.decisions == {"warned: store a is down": 1, "warned: the answer is partial (isPartial)": 1}
+
+
+def test_an_answer_without_a_series_is_called_so(read: Reader, tmp_path: Path) -> None:
+    """It is no question of names that are not known. Beside an answer that has some it is nothing to speak of."""
+    path = tmp_path / "a.json"
+    path.write_text(answer())
+    with pytest.raises(InputError, match="matched nothing"):
+        read(path)
+    path.write_text(f"{answer()}\n{answer(GOOD)}\n")
+    assert len(read(path).rows) == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {**GOOD, "metric": ["a"]},
+        {**GOOD, "metric": "a"},
+        {**GOOD, "values": 5},
+        {"metric": {"__name__": "other"}, "values": 5},
+        {**GOOD, "values": [[1793520000, "\ud800"]]},
+    ],
+)
+def test_a_series_that_is_none_is_reported(read: Reader, tmp_path: Path, bad: object) -> None:
+    """The others are read."""
+    path = tmp_path / "a.json"
+    path.write_text(answer(bad, GOOD))
+    result = read(path)
+    assert [row["util_pct"] for row in result.rows] == [4.0]
+    assert result.notes.problem_count == 1
+
+
+def test_labels_that_are_null_or_no_characters(read: Reader, tmp_path: Path) -> None:
+    """Null says nothing; half of a surrogate pair is shown as its number."""
+    path = tmp_path / "a.json"
+    labels = GOOD["metric"]
+    assert isinstance(labels, dict)
+    path.write_text(answer({**GOOD, "metric": {**labels, "modelName": "A\ud800", "gpu": None}}))
+    row = read(path).rows[0]
+    assert (row["model"], row["index"]) == ("A\\ud800", None)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, answer(GOOD) + "\n" + "[" * 100_000, answer(GOOD, a=0)[:-2] + "9" * 5000 + "}"]
+)
+def test_json_that_cannot_be_taken_apart_is_one_line(read: Reader, tmp_path: Path, text: str) -> None:
+    """Thousands of brackets, thousands of digits."""
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"no answer of the Prometheus API|cut off"):
+        read(path)
