@@ -25,6 +25,7 @@ _BAD = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
 _ESCAPE = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(u[dD][89a-fA-F]\w\w)|.)", re.DOTALL)
 """An escape of a JSON string; the group is half of a surrogate pair without the other half, which is no character."""
 
+_SHOWN = 200
 _HINT = "make the input with: sacct --json --allusers --duplicates"
 
 
@@ -39,7 +40,8 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
     except UnicodeDecodeError:
         text = data.decode("utf-8", "backslashreplace").replace("\\x", "\\\\x")
         notes.append("some bytes are not UTF-8 and are shown as \\xNN")
-    jobs = _jobs(text, where)
+    jobs, errors = _jobs(text, where)
+    notes += [f"sacct said, so that jobs may be missing: {error}" for error in dict.fromkeys(errors)]
     rows: list[dict[str, Any]] = []
     problems: list[Problem] = []
     for number, job in enumerate(jobs, 1):
@@ -71,7 +73,8 @@ def _why(error: Exception) -> str:
     return str(error)
 
 
-def _jobs(text: str, where: str) -> list[Any]:
+def _jobs(text: str, where: str) -> tuple[list[Any], list[str]]:
+    """The jobs, and what went wrong in sacct."""
     if "\\ud" in text or "\\uD" in text:
         text = _ESCAPE.sub(lambda escape: f"\\\\{escape[1]}" if escape[1] else escape[0], text)
     try:
@@ -80,9 +83,13 @@ def _jobs(text: str, where: str) -> list[Any]:
         cut = error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated")
         what = "the JSON ends early: the file was cut" if cut else f"this is not JSON: {error.msg}"
         raise InputError(what, where=f"{where}:{error.lineno}", hint=_HINT) from error
-    except RecursionError:
-        raise InputError("this is not sacct output: JSON nested too deeply", where=where) from None
+    except (ValueError, RecursionError):
+        what = "JSON nested too deeply, or a number of thousands of digits"
+        raise InputError(f"this is not sacct output: {what}", where=where) from None
     jobs = document.get("jobs") if isinstance(document, dict) else None
+    errors = [_said(error) for error in _list(document.get("errors"))] if isinstance(document, dict) else []
+    if errors and not jobs:
+        raise InputError(f"sacct failed: {errors[0]}", where=where, hint="make the input again once sacct answers")
     if not isinstance(jobs, list):
         raise InputError("this JSON is not sacct output: it has no list 'jobs'", where=where, hint=_HINT)
     first = next((job for job in jobs if isinstance(job, dict)), None)
@@ -90,7 +97,14 @@ def _jobs(text: str, where: str) -> list[Any]:
         raise InputError("this is the JSON of squeue or scontrol, not of sacct", where=where, hint=_HINT)
     if jobs and first is None:
         raise InputError("this JSON is not sacct output: 'jobs' holds no objects", where=where, hint=_HINT)
-    return jobs
+    return jobs, errors
+
+
+def _said(error: Any) -> str:
+    """One entry of ``errors``, in a line."""
+    body = error if isinstance(error, Mapping) else {"error": error}
+    parts = [str(body[key]) for key in ("description", "error") if body.get(key)]
+    return " ".join(": ".join(parts).split())[:_SHOWN] or "an error without a word"
 
 
 def _job(job: Any, number: int, cluster: str) -> dict[str, Any]:

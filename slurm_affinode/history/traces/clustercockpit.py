@@ -206,7 +206,7 @@ def _json(value: object, kind: type) -> Any:
         raise TypeError(f"{value!r:.40} is no JSON text")
     try:
         found = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(f"{value!r:.40} is no JSON text") from None
     if found is None:
         return kind()
@@ -303,6 +303,6 @@ def _models(configs: Sequence[Path]) -> dict[tuple[str, str], str]:
                     maker = gpu.get("type", "").replace(" GPU", "").replace("Nvidia", "NVIDIA")
                     name = f"{maker} {gpu['model']}".strip()
                     found[part["name"], pci_address(gpu["id"]) or gpu["id"]] = name
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
             continue  # a description of the hardware is welcome, not needed
     return found

@@ -122,12 +122,23 @@ def test_an_end_before_the_start_is_a_bad_record() -> None:
         ('{"jobs": [{"job_id": 1, "job_state": "RUNNING"}]}', "squeue or scontrol"),
         ('{"jobs": [1, 2]}', "no objects"),
         ("[" * 100_000, "not sacct output|cut"),
+        ('{"x": ' + "9" * 5000 + ', "jobs": []}', "not sacct output"),
+        ('{"jobs": [], "errors": [{"description": "Failed to query", "error": "no database"}]}', "query: no database"),
+        ('{"meta": {}, "errors": [{"error": "no\\ndatabase"}]}', "sacct failed: no database"),
+        ('{"jobs": [], "errors": [{}]}', "without a word"),
     ],
 )
 def test_a_document_that_cannot_be_used_is_one_clear_line(text: str, message: str) -> None:
     """Cut, damaged, or of another command."""
     with pytest.raises(InputError, match=message):
         read(text.encode(), where="in")
+
+
+def test_an_error_of_sacct_beside_jobs_is_told() -> None:
+    """The jobs count; some may be missing."""
+    found = read(json.dumps({"jobs": [job()], "errors": ["gone", "gone"]}).encode(), where="in")
+    assert found.jobs.height == 1
+    assert found.notes == ("sacct said, so that jobs may be missing: gone",)
 
 
 def test_bytes_that_are_not_utf8_stay_readable() -> None:
