@@ -120,7 +120,7 @@ def judged(config: Config, request: Request, seen: Observed) -> Found:
     shapes, unknown = misfits.find(config, request, looked, seen.history, refs)
     found += shapes
     completing_s = parse_span_s(config.zombies.completing)
-    found += orphans.find(cluster, jobs, nodes, looks.answers, moment, completing_s=completing_s)
+    found += orphans.find(cluster, jobs, nodes, looks.told, looks.answers, moment, completing_s=completing_s)
     kinds = {gpu.node: gpu.model for one in looks.answers for gpu in one.gpus}
     types = {job.job_id: job.gpus_allocated.kind for job in jobs if job.gpus_allocated}
 

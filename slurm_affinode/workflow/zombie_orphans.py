@@ -21,12 +21,19 @@ XIDS = {
 """NVIDIA's "XID Errors", in short."""
 
 
-def find(
-    cluster: str, jobs: Sequence[Job], nodes: Iterable[Node], answers: Iterable[NodeAnswer], now: datetime, *,
-    completing_s: float,
+def find(  # noqa: PLR0917
+    cluster: str, jobs: Sequence[Job], nodes: Iterable[Node], told: Iterable[NodeAnswer],
+    answers: Iterable[NodeAnswer], now: datetime, *, completing_s: float,
 ) -> list[Finding]:  # fmt: skip
-    """Findings about processes, GPUs and nodes; jobs that are COMPLETING for ``completing_s``."""
+    """Findings about processes, GPUs and nodes; jobs that are COMPLETING for ``completing_s``.
+
+    ``told`` and ``answers``: the first and the last of the nodes. What came between may be of a job that came, too,
+    after ``jobs`` were asked for.
+    """
     found: list[Finding] = []
+    first = [gpu for answer in told for gpu in answer.gpus]
+    there = {(gpu.node, one.pid, one.start_ticks) for gpu in first for one in gpu.processes or ()}
+    held = {gpu.key for gpu in first if _unowned(gpu)}
     on: dict[str, list[Job]] = {}
     for job in jobs:
         for name in job.nodes if job.allocated else ():
@@ -36,8 +43,9 @@ def find(
         here = on.get(answer.node, [])
         if answer.by != "agent":
             continue
-        found += _processes(cluster, answer, alive, here, now)
-        found += [one for gpu in answer.gpus if (one := _memory(cluster, gpu, here, now)) is not None]
+        found += _processes(cluster, answer, there, alive, here, now)
+        lasting = [gpu for gpu in answer.gpus if gpu.key in held]
+        found += [one for gpu in lasting if (one := _memory(cluster, gpu, here, now)) is not None]
     found += [one for job in jobs if (one := _completing(cluster, job, now, completing_s)) is not None]
     found += [one for node in nodes if (one := _drained(cluster, node, now)) is not None]
     return found
@@ -59,9 +67,10 @@ def orphan(process: LiveProcess, alive: Collection[int], here: Iterable[Job]) ->
     return "it names no job, and its user has none on this node"
 
 
-def _processes(
-    cluster: str, answer: NodeAnswer, alive: Collection[int], here: Sequence[Job], now: datetime
-) -> list[Finding]:
+def _processes(  # noqa: PLR0917
+    cluster: str, answer: NodeAnswer, there: Collection[tuple[str, int, int]], alive: Collection[int],
+    here: Sequence[Job], now: datetime,
+) -> list[Finding]:  # fmt: skip
     on: dict[int, tuple[LiveProcess, list[LiveGpu]]] = {}
     for gpu in answer.gpus:
         for process in gpu.processes or ():
@@ -69,7 +78,7 @@ def _processes(
     found = []
     for process, gpus in on.values():
         why = orphan(process, alive, here)
-        if why is None:
+        if why is None or (answer.node, process.pid, process.start_ticks) not in there:
             continue
         used = process.used_mib
         evidence = (
@@ -91,8 +100,13 @@ def _processes(
     return found
 
 
+def _unowned(gpu: LiveGpu) -> bool:
+    """Memory is held, and the driver shows no process on it."""
+    return gpu.used_mib is not None and gpu.used_mib > FREE_MIB and gpu.processes == () and not gpu.fault
+
+
 def _memory(cluster: str, gpu: LiveGpu, here: Sequence[Job], now: datetime) -> Finding | None:
-    if gpu.used_mib is None or gpu.used_mib <= FREE_MIB or gpu.processes is None or gpu.processes or gpu.fault:
+    if gpu.used_mib is None or not _unowned(gpu):
         return None
     number = gpu.index if gpu.minor is None else gpu.minor
     holders = [

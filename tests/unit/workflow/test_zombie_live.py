@@ -304,6 +304,17 @@ def test_memory_that_nobody_holds_is_found_with_the_xid(tmp_path: Path) -> None:
     assert any("fallen off the bus" in row.text for row in one.evidence)
 
 
+def test_what_came_while_it_was_looked_is_no_orphan(tmp_path: Path) -> None:
+    """Slurm was asked before: the process may be of a job that began meanwhile, as may memory without a process."""
+    of_a_new_job = gpu(1, used=3000.0, processes=(process(job=999, source="cgroup"),))
+    other = gpu(0, used=3000.0)
+    slurm = Slurm((), (node(),))
+    free = [gpu(0, used=0.0), gpu(1, used=0.0)]
+    assert find(tmp_path, slurm, [free, [other, of_a_new_job]]).counts == {}
+    found = find(tmp_path, slurm, [[other, of_a_new_job]])
+    assert found.counts == {"orphan-process": 1, "orphan-memory": 1}
+
+
 def test_jobs_that_do_not_end_and_nodes_that_could_not_kill(tmp_path: Path) -> None:
     """COMPLETING for long; drained for "Kill task failed", and not for anything else."""
     stuck = job(5, "COMPLETING", end=NOW - timedelta(hours=1))
