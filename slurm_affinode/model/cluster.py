@@ -175,6 +175,11 @@ class Job:
         """Holds nodes."""
         return self.state in ALLOCATED_STATES
 
+    @property
+    def shares_gpus(self) -> bool:
+        """It has a part of a GPU by Slurm's count: ``gres/shard``, ``gres/mps``."""
+        return any(name.partition(":")[0] in ("gres/shard", "gres/mps") for name in self.tres_allocated)
+
 
 @dataclass(frozen=True, slots=True)
 class Node:

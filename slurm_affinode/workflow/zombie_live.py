@@ -143,7 +143,7 @@ def _parts(snapshot: Snapshot) -> tuple[str, Sequence[Job], Sequence[Node]]:
 
 def _unseen(seen: Observed) -> Iterator[str]:
     """Jobs with a part of a GPU of which nothing can be said."""
-    sharing = [job for job in seen.snapshot.jobs if job.state == "RUNNING" and looking.shares(job)]
+    sharing = [job for job in seen.snapshot.jobs if job.state == "RUNNING" and job.shares_gpus]
     mine, watched = seen.looks.mine, seen.looks.watched
     parts = {job.id: mine.get(job.job_id, ()) for job in sharing if not job.gpus_allocated}
     dark = [name for name, on in parts.items() if not any(watched[gpu.key].gpu.signals_pct for gpu in on)]

@@ -76,11 +76,6 @@ class Eyes:
     told: Callable[[float, Iterable[LiveGpu]], None] = lambda _at, _gpus: None
 
 
-def shares(job: Job) -> bool:
-    """It has a part of a GPU by Slurm's count."""
-    return any(name.partition(":")[0] in ("gres/shard", "gres/mps") for name in job.tres_allocated)
-
-
 def look(names: Sequence[str], jobs: Sequence[Job], eyes: Eyes, *, watch_s: float, limit_pct: float) -> Looks:
     """Ask the nodes ``names``, and again for ``watch_s``. Above ``limit_pct`` a GPU computes."""
     sharing = [job for job in jobs if job.allocated and job.start is not None and not job.gpus_allocated]
@@ -125,7 +120,7 @@ def parts(jobs: Iterable[Job], gpus: Sequence[LiveGpu], limit_pct: float) -> lis
     return found + [
         LiveGpu(node, None, None, signals_pct=dict.fromkeys(PROCESS_SIGNALS, 0.0), used_mib=0.0, processes=(),
                 part_of=number)
-        for number, job in by_id.items() if shares(job)
+        for number, job in by_id.items() if job.shares_gpus
         for node in job.nodes if (node, number) not in used and _nobody(job, by_node.get(node, ()))
     ]  # fmt: skip
 

@@ -108,12 +108,7 @@ def _unowned(gpu: LiveGpu) -> bool:
 def _memory(cluster: str, gpu: LiveGpu, here: Sequence[Job], now: datetime) -> Finding | None:
     if gpu.used_mib is None or not _unowned(gpu):
         return None
-    number = gpu.index if gpu.minor is None else gpu.minor
-    holders = [
-        job for job in here
-        if any(one.node == gpu.node and (number in one.indices or not one.indices) for one in job.node_gpus or ())
-    ]  # fmt: skip
-    if holders:
+    if any(_may_have(job, gpu) for job in here):
         return None
     xid = gpu.xid
     hint = ""
@@ -131,6 +126,16 @@ def _memory(cluster: str, gpu: LiveGpu, here: Sequence[Job], now: datetime) -> F
     advice += "if nobody does, the GPU needs a reset: nvidia-smi --gpu-reset."
     return _made("orphan-memory", cluster, NodeRef(gpu.node, gpu.uuid or str(gpu.index)), evidence, now,
                  node=gpu.node, gpus=[gpu], advice=advice)  # fmt: skip
+
+
+def _may_have(job: Job, gpu: LiveGpu) -> bool:
+    """A job on the node has the GPU, or a part of one there, or which ones it has is not known."""
+    if job.node_gpus is None:
+        return job.shares_gpus or bool(job.gpus_allocated)
+    number = gpu.index if gpu.minor is None else gpu.minor
+    return job.shares_gpus or any(
+        one.node == gpu.node and (number in one.indices or not one.indices) for one in job.node_gpus
+    )
 
 
 def _completing(cluster: str, job: Job, now: datetime, longer_s: float) -> Finding | None:

@@ -304,6 +304,15 @@ def test_memory_that_nobody_holds_is_found_with_the_xid(tmp_path: Path) -> None:
     assert any("fallen off the bus" in row.text for row in one.evidence)
 
 
+@pytest.mark.parametrize(
+    "has", [{"node_gpus": None}, {"node_gpus": (), "gpus_allocated": None, "tres_allocated": {"gres/shard": "4"}}]
+)
+def test_memory_that_a_job_may_hold_is_no_orphan(tmp_path: Path, has: dict[str, Any]) -> None:
+    """Which GPUs the job has is not known, or it has a part of one: a container's processes the driver may not show."""
+    found = find(tmp_path, Slurm((job(1, **has),), (node(),)), [[gpu(1)]], watch_s=None)
+    assert "orphan-memory" not in found.counts
+
+
 def test_what_came_while_it_was_looked_is_no_orphan(tmp_path: Path) -> None:
     """Slurm was asked before: the process may be of a job that began meanwhile, as may memory without a process."""
     of_a_new_job = gpu(1, used=3000.0, processes=(process(job=999, source="cgroup"),))
