@@ -17,6 +17,7 @@ CHUNK = 8 << 20
 ALIGN = 4096
 _PIECE = 256 << 10
 _BURST_S = 0.25
+_LOOK_S = 0.25
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -34,14 +35,15 @@ class Limiter:
         self._clock, self._sleep = clock, sleep
         self._lock = threading.Lock()
 
-    def pass_(self, count: int) -> None:
-        """Wait until so many bytes may pass."""
+    def pass_(self, count: int, over: Callable[[], bool] = lambda: False) -> None:
+        """Wait until so many bytes may pass, or ``over`` says that nobody has to wait any more."""
         if self._bucket is None:
             return
         with self._lock:
             wait_s = self._bucket.take(count, self._clock())
-        if wait_s > 0:
-            self._sleep(wait_s)
+        while wait_s > 0 and not over():
+            self._sleep(min(wait_s, _LOOK_S))
+            wait_s -= _LOOK_S
 
 
 class Buffer:

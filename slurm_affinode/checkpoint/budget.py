@@ -40,14 +40,17 @@ class Budget:
         left = usage.free - self.reserve - promised
         return max(0, left if self.quota is None else min(left, self.quota - usage.used - promised))
 
-    def check(self, usage: Usage, uid: int, size: int) -> None:
-        """Raises ``NoRoom`` with the numbers where a user's image of so many bytes does not fit."""
+    def check(self, usage: Usage, uid: int, size: int, freeable: int = 0) -> None:
+        """Raises ``NoRoom`` with the numbers where a user's image of so many bytes does not fit.
+
+        ``freeable``: so many of the bytes that are used would make room for it.
+        """
         promised = self._sum()
-        free = max(0, usage.free - self.reserve - promised)
+        free = max(0, usage.free + freeable - self.reserve - promised)
         if size > free:
             raise NoRoom(f"{self._path}: {gib(free)} free, {gib(size)} needed")
         for what, held, quota in (
-            ("the store has", usage.used + promised, self.quota),
+            ("the store has", usage.used - freeable + promised, self.quota),
             (f"user {uid} has", usage.by_user.get(uid, 0) + self._sum(uid), self.user_quota),
         ):
             if quota is not None and held + size > quota:

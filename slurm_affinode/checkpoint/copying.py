@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -53,6 +53,15 @@ class Stopped(Exception):  # noqa: N818 - not a failure
     """A copy was asked to stop."""
 
 
+@contextlib.contextmanager
+def _of_source() -> Iterator[None]:
+    """An error of the file system that is read from: not that of the target, which has others of the same class."""
+    try:
+        yield
+    except OSError as error:
+        raise ImageDamaged(f"cannot be read: {error.strerror}") from None
+
+
 def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int, how: How) -> None:
     """Copy all that the manifest lists. All is durable then, but for the names.
 
@@ -71,7 +80,9 @@ def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int
                 if prefix + name not in wanted:
                     os.unlink(name, dir_fd=at)
         for name in (MANIFEST, SIGNATURE):
-            rootdir.write(target_fd, name, rootdir.read(source_fd, name, owner=owner, limit=_SMALL))
+            with _of_source():
+                data = rootdir.read(source_fd, name, owner=owner, limit=_SMALL)
+            rootdir.write(target_fd, name, data)
         there = {False: set(rootdir.names(source_fd)), True: set(rootdir.names(criu_from))}
         for fact in manifest.files:
             inner = fact.path.startswith(f"{CRIU}/")
@@ -182,17 +193,21 @@ class _Copy:
         packs = _packs(self.fact, self.how)
         begin, end = number * digest.BLOCK, min(self.fact.size, (number + 1) * digest.BLOCK)
         done = begin
-        # Slots of a packed file are of whole chunks.
-        ranges = [(begin, end)] if self.packed or packs else blockio.data_ranges(source, begin, end)
+        with _of_source():
+            # Slots of a packed file are of whole chunks.
+            ranges = [(begin, end)] if self.packed or packs else list(blockio.data_ranges(source, begin, end))
         for start, stop in ranges:
             _add_zeros(state, start - done)
             for at in range(start, stop, blockio.CHUNK):
                 length = min(blockio.CHUNK, stop - at)
-                self.how.limiter.pass_(length)
-                if self.packed:
-                    packing.read(source, number, at - begin, buffer.view[:length])
-                elif blockio.read_into(source, buffer, length, at) < length:
-                    raise EOFError
+                self.how.limiter.pass_(length, self.how.stop)
+                if self.how.stop():
+                    raise Stopped
+                with _of_source():
+                    if self.packed:
+                        packing.read(source, number, at - begin, buffer.view[:length])
+                    elif blockio.read_into(source, buffer, length, at) < length:
+                        raise EOFError
                 state.update(buffer.view[:length])
                 if packs and not buffer.zero(0, length):
                     packing.write(target, number, at - begin, buffer.view[:length], self.how.level)

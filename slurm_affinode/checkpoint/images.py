@@ -63,14 +63,17 @@ class DirectoryStore:
 
     # --- room
 
-    def check_room(self, uid: int, estimate: int) -> None:
-        """Whether an image of so many bytes would fit. Raises ``NoRoom`` with the numbers."""
-        with self._mutex:
-            self._check_room(uid, estimate)
+    def check_room(self, uid: int, estimate: int, *, freeable: int = 0) -> None:
+        """Whether an image of so many bytes would fit. Raises ``NoRoom`` with the numbers.
 
-    def _check_room(self, uid: int, size: int) -> None:
+        ``freeable``: bytes of other images that would make room for it.
+        """
+        with self._mutex:
+            self._check_room(uid, estimate, freeable)
+
+    def _check_room(self, uid: int, size: int, freeable: int = 0) -> None:
         self._entries.mounted()
-        self.budget.check(self.usage(), uid, size)
+        self.budget.check(self.usage(), uid, size, freeable)
 
     def room(self) -> int:
         """Bytes that an image may still have here."""

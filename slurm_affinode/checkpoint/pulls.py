@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from slurm_affinode.checkpoint.blockio import Limiter
@@ -18,10 +18,10 @@ class _Pull(Limiter):
         self.wanted = threading.Event()
         self.over = threading.Event()
 
-    def pass_(self, count: int) -> None:
+    def pass_(self, count: int, over: Callable[[], bool] = lambda: False) -> None:
         """See ``Limiter``."""
         if not self.wanted.is_set():
-            self._limiter.pass_(count)
+            self._limiter.pass_(count, lambda: self.wanted.is_set() or over())
 
 
 class Pulls:

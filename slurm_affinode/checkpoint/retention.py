@@ -43,12 +43,18 @@ class Retention:
     def may_take(self, tier: Tier, count: int) -> bool:
         """Whether there is room for so many bytes, or could be made."""
         room = tier.room()
-        return room >= count or room + sum(one.held for one, _ in self._candidates(tier)) >= count
+        return room >= count or room + self._freeable(tier) >= count
+
+    def check_room(self, tier: Tier, uid: int, count: int) -> None:
+        """That a tier takes a user's image of so many bytes, also where room has to be made. Raises ``NoRoom``."""
+        tier.store.check_room(uid, count, freeable=0 if tier.room() >= count else self._freeable(tier))
+
+    def _freeable(self, tier: Tier) -> int:
+        return sum(one.held for one, _ in self._candidates(tier))
 
     def make_room_for_new(self, tier: Tier, key: JobKey, size: int) -> None:
         """For an image that is about to be written. Raises ``NoRoom``."""
-        after = self.tiers[self.tiers.index(tier) + 1 :] or (tier,)
-        self._make_room(tier, Held(f"{key.name}/new", size, 0, size / self._speed(after[0])), key.name)
+        self._make_room(tier, Held(f"{key.name}/new", size, 0, size / self._speed(self._below(tier))), key.name)
 
     def make_room_for(self, tier: Tier, held: Held) -> None:
         """For a copy. Raises ``NoRoom`` where what is there is worth more, or has to stay."""
@@ -128,7 +134,10 @@ class Retention:
         there = 0
         with suppress(CheckpointError, OSError):
             there = next((held for begun, held in tier.store.begun() if begun == facts), 0)
-        return Held(facts.key.name, facts.size, there, facts.size / self._speed(copy.tier), expected_s)
+        # On its way out it is worth what a new one is: the tier that it is in may not last, or not be of this node.
+        out = self.tiers.index(copy.tier) < self.tiers.index(tier)
+        load_s = facts.size / self._speed(self._below(tier) if out else copy.tier)
+        return Held(facts.key.name, facts.size, there, load_s, expected_s)
 
     def took(self, tier: Tier, count: int) -> None:
         """A tier took in so many bytes."""
@@ -139,6 +148,11 @@ class Retention:
         if size >= digest.BLOCK and took_s > 0:
             before = self._speed(tier)
             self._speeds[tier.name] = before + _KNOWN * (size / took_s - before)
+
+    def _below(self, tier: Tier) -> Tier:
+        """The next slower tier: what is not in this one is loaded from there."""
+        after = self.tiers[self.tiers.index(tier) + 1 :]
+        return after[0] if after else tier
 
     def _speed(self, tier: Tier) -> float:
         return self._speeds.get(tier.name, 1e9)

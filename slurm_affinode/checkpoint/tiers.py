@@ -110,8 +110,7 @@ class Tiers:
         why: CheckpointError | None = None
         for tier in (one for one in self.tiers if one.durable):
             try:
-                if not self.retention.may_take(tier, estimate):
-                    tier.store.check_room(uid, estimate)
+                self.retention.check_room(tier, uid, estimate)
             except CheckpointError as error:
                 why = why or error
             else:

@@ -30,6 +30,16 @@ def test_a_limiter_lets_pass_what_the_rate_allows() -> None:
     assert now[0] < 6
 
 
+def test_nobody_waits_longer_than_he_has_to() -> None:
+    """At a byte per second a block takes months: who is told that it is over goes on at once."""
+    slept: list[float] = []
+    limiter = blockio.Limiter(1, clock=lambda: 0.0, sleep=slept.append)
+    limiter.pass_(8 * MIB)
+    limiter.pass_(8 * MIB, lambda: len(slept) == 3)
+    assert len(slept) == 3
+    assert sum(slept) < 1
+
+
 def test_zeros_are_found_by_pieces() -> None:
     """Also a short last piece; nothing is 0 but zeros."""
     block = blockio.Buffer()

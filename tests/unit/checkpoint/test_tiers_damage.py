@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +51,28 @@ def test_a_flipped_bit_in_every_tier_is_an_error(make_node: Callable[..., Node])
     with pytest.raises(ImageDamaged, match=r"memory: .*; disk: .*; shared: "):
         node.tiers.sound(node.tiers.copies(LATER)[0], whole)
     assert node.where(image) == ["shared"]
+
+
+def test_a_copy_that_cannot_be_read_is_not_published(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad sector is no lack of room in the tier that is written to: the copy is made from the one that is sound."""
+    node = make_node()
+    image = node.dump(publish=False)
+    bad = node.file(node.memory, image).stat()
+    read = os.preadv
+
+    def preadv(fd: int, *arguments: Any) -> int:
+        facts = os.fstat(fd)
+        if (facts.st_dev, facts.st_ino) == (bad.st_dev, bad.st_ino):
+            raise OSError(errno.EIO, "Input/output error")
+        return read(fd, *arguments)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert node.tiers.publish(JOB.name, 1)
+    assert node.where(image) == ["disk", "shared"]
+    ((_, told),) = node.told
+    assert told.startswith("its copy in the tier memory is damaged: criu/pages-1.img: cannot be read: Input/output")
 
 
 def test_a_damaged_copy_is_not_published(make_node: Callable[..., Node]) -> None:

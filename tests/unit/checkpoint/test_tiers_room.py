@@ -9,6 +9,7 @@ import pytest
 
 from slurm_affinode.checkpoint.interface import CheckpointError, NoRoom
 from slurm_affinode.checkpoint.tier import Copy
+from slurm_affinode.checkpoint.tiers import Tiers
 
 from .conftest import JOB, MIB, Node, run_of
 
@@ -81,6 +82,32 @@ def test_room_is_what_can_be_made(make_node: Callable[..., Node]) -> None:
         node.tiers.check_room(1001, 4 * MIB)
 
 
+def test_what_a_user_may_have_is_asked_before_anything_is_touched(make_node: Callable[..., Node]) -> None:
+    """Where there is room enough, too; and where a tier takes nothing any more."""
+    node = make_node()
+    node.disk.budget.user_quota = 6 * MIB
+    tiers = Tiers.of(node.disk, None)
+    tiers.check_room(1001, 4 * MIB)
+    with pytest.raises(NoRoom, match="user 1001 has 0 B of 6 MiB"):
+        tiers.check_room(1001, 8 * MIB)
+    node.disk.path.rename(node.disk.path.with_name("away"))
+    with pytest.raises(NoRoom, match="not there any more"):
+        tiers.check_room(1001, 4 * MIB)
+
+
+def test_a_dump_in_memory_is_not_sent_past_a_disk_that_can_make_room(make_node: Callable[..., Node]) -> None:
+    """It is on its way out, and worth there what it would take to load it from behind the disk."""
+    node = make_node(disk=10 * MIB)
+    older = [node.dump(1), node.dump(2)]
+    node.now += 300
+    for image in older:
+        node.tiers.demand.requested(image.manifest.key.name, node.now)
+    node.now += 60
+    new = node.dump(3, publish=False)
+    assert node.where(new) == ["memory", "disk"]
+    assert sum("disk" in node.where(image) for image in older) == 1
+
+
 def test_host_memory_is_promised_once(make_node: Callable[..., Node]) -> None:
     """Two dumps at once do not both count on what is left beside the jobs' memory."""
     node = make_node()
@@ -137,7 +164,7 @@ def test_two_nodes_that_fill_the_shared_tier_do_not_wait_for_each_other(make_nod
     older, younger = other.dump(7, publish=False), node.dump(8, publish=False)
     assert older.manifest.dumped_epoch == younger.manifest.dumped_epoch  # then it goes by the name
     for image, who in ((older, other), (younger, node)):
-        looks = iter([False] * 40)
+        looks = iter([False] * 80)
         who.tiers.stopping.is_set = lambda looks=looks: next(looks, True)  # type: ignore[method-assign]
         with pytest.raises(CheckpointError):
             who.tiers.publish(image.manifest.key.name, 1)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from slurm_affinode.checkpoint import blockio, digest
 from slurm_affinode.checkpoint.blockio import Limiter
-from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, Image, NoRoom
+from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, Image, NoRoom
+from slurm_affinode.checkpoint.tier import Copy
 from slurm_affinode.checkpoint.writer import ImageWriter
 
 from .conftest import JOB, LATER, MANIFEST, MIB, SMALL, Node, whole
@@ -151,7 +154,7 @@ def test_copies_keep_to_their_rates(make_node: Callable[..., Node]) -> None:
             super().__init__(0)
             self.name = name
 
-        def pass_(self, count: int) -> None:
+        def pass_(self, count: int, over: Callable[[], bool] = lambda: False) -> None:
             passed[self.name] += count
 
     node.tiers._to_shared, node.tiers._ahead = Counting("shared"), Counting("ahead")
@@ -169,6 +172,42 @@ def test_copies_keep_to_their_rates(make_node: Callable[..., Node]) -> None:
     assert passed["ahead"] == image.manifest.size
 
 
+@pytest.mark.parametrize("told", ["stop", "wanted"])
+def test_a_low_rate_holds_nobody_up(make_node: Callable[..., Node], told: str) -> None:
+    """A byte per second: the agent ends at once, and a job that starts earlier than expected is not held."""
+    node = make_node()
+    waiting = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        waiting.set()
+        time.sleep(min(seconds, 0.01))
+
+    limiter = Limiter(1, sleep=sleep)
+    limiter.pass_(8 * MIB)
+    node.tiers._to_shared = node.tiers._ahead = limiter
+    image = node.dump(publish=False)
+    found: list[object] = []
+    if told == "stop":
+        stopped = partial(pytest.raises, CheckpointError, node.tiers.publish, JOB.name, 1)
+        thread = threading.Thread(target=lambda: found.append(stopped()))
+        thread.start()
+        assert waiting.wait(60)
+        node.tiers.stop()
+    else:
+        copy = Copy(node.disk.copy(image, node.shared), node.tiers.tiers[2])
+        for store in (node.memory, node.disk):
+            store.remove(image)
+        thread = threading.Thread(target=lambda: found.append(node.tiers.pull(copy, expected_s=60.0)))
+        thread.start()
+        assert waiting.wait(60)
+        brought = node.tiers.pull(copy, expected_s=0.0)
+        assert brought is not None
+        node.memory.verify(brought.image)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert found
+
+
 def test_a_restore_does_not_read_what_is_being_brought(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +223,7 @@ def test_a_restore_does_not_read_what_is_being_brought(
     class Slow(Limiter):
         """A limit of next to nothing."""
 
-        def pass_(self, count: int) -> None:
+        def pass_(self, count: int, over: Callable[[], bool] = lambda: False) -> None:
             asked.append(count)
             begun.set()
             assert go_on.wait(20)
