@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from slurm_affinode.agent.aftermath import Aftermath, entry_of
@@ -321,11 +322,13 @@ class JobKeeper:
             parts.log.warning("sweep: %s", error)
 
     def _sweep(self, store: DirectoryStore, live: Sequence[LiveRun], newest: Mapping[str, int]) -> None:
+        parts, log = self._parts, self._parts.log
         try:
-            for name in store.sweep(live, cluster=self._parts.cluster, newest=newest, young_s=_YOUNG_S):
-                self._parts.log.info("removed %s: its job is over, or has a newer one", name)
-        except (CheckpointError, OSError) as error:  # read-only, for one
-            self._parts.log.warning("sweep: %s: %s", store.path, error)
+            failed = partial(log.warning, "sweep: %s")  # read-only, for one
+            for name in store.sweep(live, cluster=parts.cluster, newest=newest, young_s=_YOUNG_S, failed=failed):
+                log.info("removed %s: its job is over, or has a newer one", name)
+        except (CheckpointError, OSError) as error:
+            log.warning("sweep: %s: %s", store.path, error)
 
     def _complete(self, ids: set[int]) -> bool:
         """Whether a list of jobs has all whose images would go for want of them."""

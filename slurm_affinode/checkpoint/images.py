@@ -306,29 +306,34 @@ class DirectoryStore:
 
     def sweep(
         self, live: Collection[LiveRun], *, cluster: str, newest: Mapping[str, int] = _NONE, young_s: float = 600,
-        dry_run: bool = False,
+        dry_run: bool = False, failed: Callable[[str], None] = lambda why: None,
     ) -> list[str]:  # fmt: skip
         """Remove the cluster's images whose job is not among ``live``, and broken writes; what was removed.
 
         ``live``: *all* running and pending jobs of the cluster, of an answer that Slurm really gave. ``newest``: see
         ``sweeping.newest``; images before these go, too. What is younger than ``young_s`` stays: its job may be newer
-        than that answer. ``dry_run``: what would be removed.
+        than that answer. ``dry_run``: what would be removed. ``failed`` is told of each job of which something stays
+        that should not. Raises ``OSError`` where the store cannot be read.
         """
         runs, removed, now = sweeping.by_job(live), [], self._clock()
         for name in self._entries.jobs():
             match = JOB.fullmatch(name)
             if match is None or match["cluster"] != cluster:
                 continue
-            with suppress(ImageDamaged), self._entries.job(name) as job_fd:
-                if job_fd is not None:
-                    load = partial(self._entries.manifest, job_fd, name)
-                    found = sweeping.stale(
-                        job_fd, load, runs.get(int(match["job"]), []), now=now, young_s=young_s,
-                        newest_seq=newest.get(name, 0),
-                    )  # fmt: skip
-                    removed += [f"{name}/{entry}" for entry in found]
-                    for entry in [] if dry_run else found:
-                        self._entries.drop(job_fd, entry)
+            try:
+                with suppress(ImageDamaged), self._entries.job(name) as job_fd:
+                    if job_fd is not None:
+                        load = partial(self._entries.manifest, job_fd, name)
+                        found = sweeping.stale(
+                            job_fd, load, runs.get(int(match["job"]), []), now=now, young_s=young_s,
+                            newest_seq=newest.get(name, 0),
+                        )  # fmt: skip
+                        for entry in found:
+                            if not dry_run:
+                                self._entries.drop(job_fd, entry)
+                            removed.append(f"{name}/{entry}")
+            except OSError as error:  # what is wrong with one is no reason to keep all the others
+                failed(f"{self.path}/{name}: {error.strerror}")
             if not dry_run:
                 self._entries.tidy(name)
         return removed

@@ -31,9 +31,10 @@ def open_top(path: Path, *, owner: int, create: bool) -> int:
             path.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
         fd = os.open(path, _DIRECTORY)
     except OSError as error:
+        link = path.is_symlink()
         raise CheckpointError(
-            f"{path}: the image store cannot be opened: {error.strerror}",
-            hint=f"make it: install -d -m 0700 -o root -g root {path}",
+            f"{path}: the image store cannot be opened: {'it is a symbolic link' if link else error.strerror}",
+            hint="name the directory itself" if link else f"make it: install -d -m 0700 -o root -g root {path}",
         ) from None
     facts = os.fstat(fd)
     if facts.st_uid != owner or facts.st_mode & 0o077:

@@ -133,7 +133,11 @@ def _print(listed: _Listed) -> None:
         click.echo(f"{tier.name}: {tier.store.path}: {what}")
     for error in listed.damaged:
         warn(f"damaged: {error}")
-    for why in listed.missing:
+    _warn_of(listed.missing)
+
+
+def _warn_of(missing: Sequence[str]) -> None:
+    for why in missing:
         warn(f"not used: {why}")
 
 
@@ -153,7 +157,7 @@ def _rows(
         facts = found.manifest
         images.setdefault((facts.key.name, facts.seq), (facts, []))[1].append(tier.name)
     for tier, facts, held in begun:
-        where = f"{tier.name} {100 * held // max(1, facts.size)}%"
+        where = f"{tier.name} {min(99, 100 * held // max(1, facts.size))}%"  # the manifest counts, too
         images.setdefault((facts.key.name, facts.seq), (facts, []))[1].append(where)
     for _, (facts, tiers) in sorted(images.items()):
         dumped = datetime.fromtimestamp(facts.dumped_epoch, UTC)
@@ -177,28 +181,35 @@ def verify(*, config: Config, jobs: tuple[str, ...], quiet: bool, as_json: bool)
         chosen = [(store, found) for store in tiers.stores for found in _chosen(store, jobs)]
         total = sum(found.manifest.size for _, found in chosen if isinstance(found, Image))
         with progress("verify", total, quiet=quiet or as_json, of_bytes=True) as advance:
-            results = [_verified(store, found, advance) for store, found in chosen]
+            looked_at = [_verified(store, found, advance) for store, found in chosen]
+        results = [one for one in looked_at if one is not None]
+        not_used = tiers.missing
     if as_json:
-        print_json({"images": results})
+        print_json({"images": results, "missing": list(not_used)})
     else:
         for one in results:
             click.echo(printable(f"{one['store']}: " + (one["problem"] or f"{one['image']}: ok")))
         if not results:
             click.echo("no images")
+        _warn_of(not_used)
     missing = jobs and not results
     return 1 if missing or any(one["problem"] for one in results) else 0
 
 
-def _verified(store: DirectoryStore, found: Image | ImageDamaged, advance: Callable[[int], None]) -> dict[str, Any]:
-    """One image, read completely, and the problem that was found."""
+def _verified(
+    store: DirectoryStore, found: Image | ImageDamaged, advance: Callable[[int], None]
+) -> dict[str, Any] | None:
+    """One image, read completely, and the problem that was found; ``None``: its job has ended meanwhile."""
     name = problem = None
     try:
         if isinstance(found, ImageDamaged):
             raise found
-        name = f"{found.manifest.key.name}/{found.manifest.seq:04d}"
+        name = f"{found.job}/{found.entry}"
         store.verify(found, progress=advance)
-    except ImageDamaged as error:
-        problem = str(error)
+    except CheckpointError as error:  # damaged, or this machine cannot make its digests
+        if isinstance(found, Image) and not store.has(found):
+            return None
+        problem = str(error) + (f" ({error.hint})" if error.hint else "")
     return {"store": str(store.path), "image": name, "problem": problem}
 
 
@@ -216,7 +227,8 @@ def prune(*, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, yo
 
     The agent does so by itself.
 
-    Slurm is asked for its jobs; where it does not answer, nothing is removed.
+    Slurm is asked for its jobs; where it does not answer, nothing is removed. Exit status 1 where something that should
+    go could not be removed.
 
     With JOBS (job ids) all images of these jobs go, also of one that sleeps: when it wakes, or is woken, it starts from
     its beginning. That needs --yes.
@@ -234,15 +246,16 @@ def prune(*, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, yo
             if not job.ended and job.submit is not None
         ]
         newest = sweeping.newest([] if tiers.shared is None else tiers.shared.store.images(), live)
-        removed, failed = [], False
+        removed: list[dict[str, str]] = []
+        failed: list[str] = []
         for store in tiers.stores:
-            try:
-                found = store.sweep(live, cluster=cluster, newest=newest, young_s=young_s, dry_run=dry_run)
+            with _trouble(store, failed):
+                found = store.sweep(
+                    live, cluster=cluster, newest=newest, young_s=young_s, dry_run=dry_run, failed=failed.append
+                )
                 removed += [{"store": str(store.path), "image": name} for name in found]
-            except OSError as error:
-                warn(f"{store.path}: {error.strerror}")
-                failed = True
-    return _tell(removed, dry_run=dry_run, as_json=as_json) or int(failed)
+        missing = tiers.missing
+    return _tell(removed, failed, missing, dry_run=dry_run, as_json=as_json)
 
 
 def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, as_json: bool) -> int:
@@ -250,35 +263,61 @@ def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, a
         raise InputError(
             "the images of these jobs are all that is left of them", hint="say --yes, or --dry-run to look"
         )
-    removed = []
+    removed: list[dict[str, str]] = []
+    failed: list[str] = []
+    wanted = _numbers(jobs)
     with _tiers(config) as tiers:
         for store in tiers.stores:
-            for found in _chosen(store, jobs):
+            begun = [Image(facts, str(store.path)) for facts, _ in store.begun() if facts.key.job_id in wanted]
+            for found in [*_chosen(store, jobs), *begun]:
                 if isinstance(found, ImageDamaged):
                     warn(f"left, because it is damaged and its job may want to know: {found}")
                     continue
-                if not dry_run:
-                    store.remove(found)
-                name = f"{found.manifest.key.name}/{found.manifest.seq:04d}"
-                removed.append({"store": str(store.path), "image": name})
+                with _trouble(store, failed):
+                    if not dry_run:
+                        store.discard(found.manifest.key, found.manifest.seq)
+                    removed.append({"store": str(store.path), "image": f"{found.job}/{found.entry}"})
+        missing = tiers.missing
     if not dry_run and config.suspend.shared_store is not None:
         # The other nodes have copies, too, and it is still held.
-        notes, wanted = Notes(config.suspend.shared_store.parent), _numbers(jobs)
+        notes = Notes(config.suspend.shared_store.parent)
         for note in notes.all():
             if note.job_id in wanted:
                 notes.write(replace(note, given_up=True))
-    return _tell(removed, dry_run=dry_run, as_json=as_json)
+    return _tell(removed, failed, missing, dry_run=dry_run, as_json=as_json)
 
 
-def _tell(removed: Sequence[dict[str, str]], *, dry_run: bool, as_json: bool) -> int:
+@contextmanager
+def _trouble(store: DirectoryStore, failed: list[str]) -> Iterator[None]:
+    """What cannot be removed is told, and does not keep the rest from going."""
+    try:
+        yield
+    except CheckpointError as error:
+        failed.append(f"{store.path}: {error}")
+    except OSError as error:
+        failed.append(f"{store.path}: {error.strerror}")
+
+
+def _tell(
+    removed: Sequence[dict[str, str]], failed: Sequence[str], missing: Sequence[str], *, dry_run: bool, as_json: bool
+) -> int:
+    """What has gone, and what has not; the exit status."""
     if as_json:
-        print_json({"removed": [] if dry_run else removed, "would_remove": removed if dry_run else []})
-        return 0
+        print_json(
+            {
+                "removed": [] if dry_run else removed, "would_remove": removed if dry_run else [],
+                "failed": list(failed), "missing": list(missing),
+            }
+        )  # fmt: skip
+        return 1 if failed else 0
     for one in removed:
         click.echo(printable(f"{'would remove' if dry_run else 'removed'} {one['image']} from {one['store']}"))
-    if not removed:
+    for why in failed:
+        warn(f"not removed: {why}")
+    if not removed and not failed:
         click.echo("nothing to remove")
-    return 0
+    _warn_of(missing)
+    return 1 if failed else 0
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -218,6 +219,8 @@ def test_a_store_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
     for name in ("open", "link", "file", "none"):
         with pytest.raises(CheckpointError, match=name):
             DirectoryStore(tmp_path / name, KEY, create=False)
+    with pytest.raises(CheckpointError, match="it is a symbolic link"):
+        DirectoryStore(tmp_path / "link", KEY)
 
 
 def test_limits_are_told_with_numbers(tmp_path: Path, make_image: Make) -> None:
@@ -314,6 +317,25 @@ def test_the_sweep_keeps_what_a_live_job_needs(store: DirectoryStore, make_image
     assert [i.manifest.key for i in store.images() if isinstance(i, Image)] == [
         kept.manifest.key, this_run.manifest.key, foreign.manifest.key,
     ]  # fmt: skip
+
+
+def test_what_cannot_be_swept_does_not_keep_the_rest(
+    store: DirectoryStore, make_image: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One directory that answers with errors is told of; the images of other jobs that are over go."""
+    for job in (7, 8, 9):
+        make_image(manifest=replace(MANIFEST, key=replace(JOB, job_id=job)))
+    rename = os.rename
+
+    def busy(name: str, to: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        if Path(f"/proc/self/fd/{src_dir_fd}").readlink().name == "cluster.8":
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        rename(name, to, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(os, "rename", busy)
+    told: list[str] = []
+    assert store.sweep([], cluster="cluster", young_s=-1, failed=told.append) == ["cluster.7/0001", "cluster.9/0001"]
+    assert told == [f"{store.path}/cluster.8: Device or resource busy"]
 
 
 def test_the_sweep_takes_images_that_have_a_newer_one(tmp_path: Path, store: DirectoryStore, make_image: Make) -> None:

@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_affinode.agent.notes import Note, Notes
-from slurm_affinode.checkpoint import rootdir
+from slurm_affinode.checkpoint import digest, rootdir
 from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import Image
 from slurm_affinode.cli.images import images
 from slurm_affinode.errors import AffinodeError, InputError
 from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
@@ -158,6 +159,65 @@ def test_tiers_and_what_is_wrong_in_them_are_listed(config: Path) -> None:
     assert found["images"] == []
     assert found["missing"] == [] or "not on a tmpfs" in found["missing"][0]
     assert run("list", "5", "--config", config)[0] == 0
+
+
+def test_a_tier_that_is_not_looked_at_is_told(config: Path) -> None:
+    """Whoever reads that all is well has to know what was not read."""
+    (config.parent / "shared").rmdir()
+    status, text = run("verify", "--quiet", "--config", config)
+    assert status == 0
+    assert f"not used: {config.parent}/shared: is not there" in text
+    found = json.loads(run("verify", "--json", "--config", config)[1])
+    assert found["missing"] == [f"{config.parent}/shared: is not there"]
+    assert "not used: " in run("prune", "123", "--dry-run", "--config", config)[1]
+
+
+def test_an_image_that_cannot_be_verified_here_does_not_hide_the_others(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the package of its digests: each is named, with what to do."""
+    monkeypatch.setattr(digest, "blake3", lambda: None)
+    status, text = run("verify", "--quiet", "--config", config)
+    assert status == 1
+    assert text.endswith("alpha.123/0001: its digests are BLAKE3 (install the Python package blake3 on this node)\n")
+
+
+def test_an_image_whose_job_ends_meanwhile_is_not_damaged(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent removes it while it is being read."""
+    verify = DirectoryStore.verify
+
+    def verified(store: DirectoryStore, image: Image, **settings: Any) -> None:
+        store.remove(image)
+        verify(store, image, **settings)
+
+    monkeypatch.setattr(DirectoryStore, "verify", verified)
+    assert run("verify", "--quiet", "--config", config) == (0, "no images\n")
+
+
+def test_a_store_that_lets_nothing_go_does_not_keep_the_others(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All images of a job go, also what is there of a copy; what cannot is named, and the exit status is 1."""
+    local, shared = (DirectoryStore(config.parent / name, KEY) for name in ("local", "shared"))
+    local.copy(local.get("alpha.123", 1), shared)
+    shared.cut(shared.get("alpha.123", 1), 10)
+    local.close()
+    shared.close()
+    notes = Notes(config.parent)
+    notes.write(Note("alpha", 123, 5, 0, 1, 0, "c1", 0, 0.0, "idle", 1, 0, 0, "auto"))
+    rename = os.rename
+
+    def read_only(name: str, to: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        if "local" in Path(f"/proc/self/fd/{src_dir_fd}").readlink().parts:
+            raise OSError(errno.EROFS, "Read-only file system")
+        rename(name, to, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", read_only)
+        status, text = run("prune", "123", "--yes", "--config", config)
+    assert status == 1
+    assert f"removed alpha.123/0001 from {config.parent}/shared\n" in text
+    assert f"not removed: {config.parent}/local: Read-only file system\n" in text
+    assert not list((config.parent / "shared").iterdir())
+    assert [note.given_up for note in notes.all()] == [True]
 
 
 def test_where_there_is_no_key_is_no_node_with_an_agent(config: Path) -> None:
