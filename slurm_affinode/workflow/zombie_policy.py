@@ -13,7 +13,7 @@ from slurm_affinode.core.cleanup_policy import PolicyFault, parse_policy, read_p
 from slurm_affinode.core.spans import span
 from slurm_affinode.errors import InputError
 from slurm_affinode.model.cleanup import NEVER, SCOPES, Action, Ledger, Match, Policy, SentWarning, Settings, Stages
-from slurm_affinode.model.finding import USER_KINDS, Finding
+from slurm_affinode.model.finding import IDLE_KINDS, USER_KINDS, Finding
 from slurm_affinode.resources import asset_dir
 from slurm_affinode.slurm import hostlist
 
@@ -157,7 +157,18 @@ def episodes(looks: Iterable[Sequence[Finding]]) -> list[Episode]:
             if finding.kind in USER_KINDS and which in found:
                 finding = found[which].finding  # noqa: PLW2901 - as it was seen first
             found[which] = Episode(finding, until)
+            if end is not None and finding.kind in IDLE_KINDS:
+                ran = _while_it_ran(finding, end)
+                found[ran.key, ran.since, False] = Episode(ran, end)
     return list(found.values())
+
+
+def _while_it_ran(finding: Finding, end: datetime) -> Finding:
+    """A job that was idle to its end as it was found before that, whether a look fell into that time or not."""
+    job = finding.job
+    return finding if job is None else replace(
+        finding, subject=replace(job, state="RUNNING", end=None), observed_at=end
+    )  # fmt: skip
 
 
 def _begins(finding: Finding, since: datetime) -> datetime:
@@ -166,6 +177,26 @@ def _begins(finding: Finding, since: datetime) -> datetime:
         return finding.observed_at  # what a user did over a period is known when the period is over
     end = None if finding.job is None else finding.job.end
     return end if end is not None else finding.since or since
+
+
+def _about(finding: Finding) -> str:
+    """What there is one finding of at a time: what a job's idle GPUs amount to changes, and so does their kind."""
+    if finding.kind in IDLE_KINDS and finding.job is not None:
+        return f"{finding.cluster}/{finding.key.split('/', 2)[2]}"
+    return finding.key
+
+
+def _there(past: Iterable[Episode], since: datetime, moment: datetime) -> Iterable[Finding]:
+    """What is found at a time: of each matter what the next look at it saw. Where each look reaches back less far
+    than the job, the same idle time begins later in each of them."""
+    found: dict[str, Episode] = {}
+    for one in past:
+        about = _about(one.finding)
+        if _begins(one.finding, since) <= moment <= one.until and (
+            about not in found or one.until < found[about].until
+        ):
+            found[about] = one
+    return [one.finding for one in found.values()]
 
 
 def replay(
@@ -181,11 +212,7 @@ def replay(
     moment = since
     while moment <= until:
         step(moment)
-        there = [
-            replace(one.finding, observed_at=moment)
-            for one in past
-            if _begins(one.finding, since) <= moment <= one.until and one.finding.key not in over
-        ]
+        there = [replace(one, observed_at=moment) for one in _there(past, since, moment) if _about(one) not in over]
         for action in plan(there, policy, Ledger(warnings, {}, told), moment):
             key = action.finding.key
             if action.verb == "none":
@@ -198,6 +225,6 @@ def replay(
             elif action.verb.startswith("warn"):
                 told[action.finding.matter] = moment
             else:
-                over.add(key)
+                over.add(_about(action.finding))
         moment += every
     return done

@@ -66,6 +66,48 @@ def test_replay_tells_what_was_due_while_a_job_ran_from_what_came_after_its_end(
     assert about[("job 8", "warn-user", 0)] == timedelta(hours=3)
 
 
+def test_replay_knows_what_was_due_of_a_job_that_ran_between_two_looks() -> None:
+    """It was idle to its end: a run of the timer before that would have found it."""
+    since = NOW - timedelta(hours=9)
+    end = since + timedelta(minutes=110)
+    over = squatter(since=since, observed_at=end, subject=job(start=since, state="CANCELLED", end=end))
+    policy = parse_policy(RULE, where="z")
+    done = policies.replay(policies.episodes([[over]]), policy, since, NOW, timedelta(minutes=15))
+    about = [(one.action.verb, one.action.number, one.at - since) for one in done]
+    assert about[:2] == [("warn-user", 1, timedelta(hours=1)), ("warn-user", 2, timedelta(hours=1.5))]
+    assert about[2:] == [("warn-user", 0, timedelta(hours=2))]
+
+
+def test_replay_finds_one_thing_of_a_job_at_a_time() -> None:
+    """Later looks see less of the same idle time, or another kind of it: neither is another matter."""
+    since = NOW - timedelta(hours=20)
+    end = since + timedelta(hours=10)
+    over = [
+        squatter(since=since + timedelta(hours=n), observed_at=end, subject=job(start=since, state="TIMEOUT", end=end))
+        for n in (8.5, 9, 9.5)
+    ]
+    changed = [
+        squatter(
+            since=since, observed_at=since + timedelta(hours=n), subject=job(job_id=8, id="8", start=since), **kind
+        )
+        for n, kind in ((1.6, {}), (8, {"kind": "idle-allocation"}))
+    ]
+    past = policies.episodes([[changed[0]], [changed[1]], *([one] for one in over)])
+    policy = parse_policy(RULE.replace('"squatter"', '"squatter", "idle-allocation"'), where="z")
+    done = policies.replay(past, policy, since, NOW, timedelta(minutes=15))
+    about = [(one.action.target, one.action.finding.kind, one.action.number, one.at - since) for one in done]
+    assert about == [
+        ("job 8", "squatter", 1, timedelta(hours=1)),
+        ("job 8", "squatter", 2, timedelta(hours=1.5)),
+        ("job 8", "idle-allocation", 1, timedelta(hours=1.75)),
+        ("job 8", "idle-allocation", 2, timedelta(hours=2.25)),
+        ("job 8", "idle-allocation", 0, timedelta(hours=2.75)),
+        ("job 7", "squatter", 1, timedelta(hours=9.5)),
+        ("job 7", "squatter", 2, timedelta(hours=10)),
+        ("job 7", "squatter", 0, timedelta(hours=10.25)),
+    ]
+
+
 def test_replay_tells_of_a_users_period_when_it_was_known() -> None:
     """Not at the begin of the period, which is since when the user's jobs ran; once, with what was seen then."""
     since = NOW - timedelta(hours=16)
