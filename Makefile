@@ -80,14 +80,20 @@ cluster-test: .venv/.dev ## Run the tests that need the cluster.
 	@containers/ensure-docker.sh
 	$(VENV)/pytest -m cluster tests/cluster
 
-# EMULATED=1: on the emulated driver, at small sizes, to see that the tests and benchmarks themselves work.
+# EMULATED=1: on the emulated driver, at small sizes, to see that the tests and benchmarks themselves work. ARGS go to
+# pytest, or to the benchmark. A machine on which nothing is installed uses the archive of gpu-bundle where it is.
 on_gpu = $(if $(EMULATED),tests/gpu/emulated)
+packed := $(if $(wildcard .venv/.dev),,$(wildcard dist/slurm-affinode-gpu.tar.gz))
+gpu_ready = $(if $(packed),:,$(MAKE) --no-print-directory .venv/.dev || { echo "without a network: make gpu-bundle on \
+  another machine, copy its dist/slurm-affinode-gpu.tar.gz to dist/ here, and call this again" >&2; exit 2; })
 
-test-gpu: .venv/.dev ## Run the tests that need an NVIDIA GPU (EMULATED=1: on the emulated driver).
-	@$(on_gpu) $(VENV)/pytest -m gpu tests/gpu
+test-gpu: ## Run the tests that need an NVIDIA GPU (EMULATED=1: on the emulated driver; ARGS='-k lock').
+	@$(gpu_ready)
+	@$(on_gpu) $(if $(packed),tests/gpu/bundle/run tests,$(VENV)/pytest -m gpu tests/gpu) $(ARGS)
 
-bench-gpu: .venv/.dev ## GB/s of a suspension by phase, against the driver alone and PCIe (EMULATED=1: on the emulated driver).
-	@$(on_gpu) $(VENV)/python -m benchmarks.gpu
+bench-gpu: ## GB/s of a suspension by phase, against the driver alone and PCIe (EMULATED=1; ARGS=--resume).
+	@$(gpu_ready)
+	@$(on_gpu) $(if $(packed),tests/gpu/bundle/run bench,$(VENV)/python -m benchmarks.gpu) $(ARGS)
 
 gpu-bundle: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Pack what test-gpu and bench-gpu need on a machine without a network: dist/slurm-affinode-gpu.tar.gz.
 	@UV='$(UV)' tests/gpu/bundle/make

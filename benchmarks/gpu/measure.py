@@ -241,7 +241,7 @@ def imaged(run: Programs, ours: Ours, machine: Machine, mib: int, directory: Pat
     with tempfile.TemporaryDirectory(prefix="images-", dir=directory) as top:
         store = DirectoryStore(Path(top) / "store", os.urandom(32))
         try:
-            if mib * MIB * 1.2 > store.usage().free:
+            if (mib * 1.1 + machine.besides_mib) * MIB > store.usage().free:
                 return {"bytes": mib * MIB, "why_not": f"{mib / 1024:g} GiB do not fit on the disk of {directory}"}
             return {"directory": str(directory), **_imaged(run, ours, Criu(program=machine.criu), store, mib)}
         finally:

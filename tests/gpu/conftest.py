@@ -102,6 +102,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Collect how each test of this folder ended, and write it."""
     report: Any = yield
+    if report.skipped and isinstance(report.longrepr, tuple):
+        report.longrepr = (str(_HERE), None, report.longrepr[2])  # one line for each reason, not for each test
     if item.get_closest_marker("gpu") and (report.when == "call" or report.outcome != "passed"):
         name = f"{item.path.stem}::{item.name}"
         before = _tests.get(name, {})

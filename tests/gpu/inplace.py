@@ -167,5 +167,8 @@ def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPl
         made.stop()
         thread.join(60.0)
         director.stop()
+        for one in threading.enumerate():  # its last look, which needs the sockets
+            if one.name == "inplace":
+                one.join(60.0)
         with suppress(OSError):
             sockets.close()

@@ -18,9 +18,11 @@ from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.gpu import Device
 
-# NVML counts GPUs by their PCI address; CUDA shall too, and show all of them.
-os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+# NVML counts GPUs by their PCI address; CUDA shall too, and show all of them. Nothing is kept in the home directory.
+os.environ.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_CACHE_DISABLE="1")
+# What a machine sets for its own programs: a launch that waits for the kernel, PyTorch's memory from another allocator.
+for _name in ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+    os.environ.pop(_name, None)
 
 MIB = 1 << 20
 COMMAND = os.environ.get("GPU_TEST_COMMAND", "make test-gpu")
@@ -59,6 +61,11 @@ class Machine:
     """Path of a CRIU that can be used, as root."""
     no_criu: Missing | None
     root: bool
+
+    @property
+    def besides_mib(self) -> int:
+        """What an image may take on top of GPU memory: the program, and what the driver keeps in it."""
+        return 64 if self.emulated else 2048
 
     def facts(self) -> dict[str, Any]:
         """For the results."""

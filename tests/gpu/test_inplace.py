@@ -149,6 +149,8 @@ def test_custom_storage_writes_files_of_our_own(
     program.restored = True
     cuda.restore_from(program.pid, tmp_path, stored)
     cuda.unlock(program.pid)
+    for one in stored:
+        (tmp_path / one.file).unlink()
     assert program.ask("digest") == digest
     run.close()
     cuda.close()  # its helper holds a context on the GPU from now on; the next call has a new one

@@ -29,9 +29,7 @@ def top(tmp_path: Path) -> Path:
         shutil.copytree(REPOSITORY / name / "gpu", made / name / "gpu")
     (made / "benchmarks" / "__init__.py").touch()
     (made / "tests" / "gpu" / "__init__.py").touch()
-    (made / "pytest.ini").write_text(
-        "[pytest]\nmarkers =\n    gpu: of these\npythonpath = tests\naddopts = --import-mode=importlib\n"
-    )
+    (made / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: of these\naddopts = -ra --import-mode=importlib\n")
     return made
 
 
@@ -53,6 +51,34 @@ def test_without_a_driver_all_of_it_says_so(top: Path) -> None:
     assert "skipped" in done.stdout
     assert "not yet measured on hardware" in done.stdout
     assert {path.name for path in (top / "results").iterdir()} == {"tests.json", "bench.json"}
+
+
+def test_without_a_network_the_source_tree_is_tested_with_what_the_archive_has(top: Path, tmp_path: Path) -> None:
+    """``make test-gpu`` where nothing is installed: tests and package of the tree, results where it has them."""
+    tree = tmp_path / "tree"
+    bundle = tree / "tests" / "gpu" / "bundle"
+    for name in ("tests", "benchmarks"):
+        shutil.copytree(top / name / "gpu", tree / name / "gpu", ignore=shutil.ignore_patterns("__init__.py", "bundle"))
+        shutil.rmtree(top / name)
+    bundle.mkdir()
+    shutil.move(top / "run", bundle / "run")
+    shutil.copytree(REPOSITORY / "slurm_affinode", tree / "slurm_affinode")
+    (tree / "slurm_affinode" / "__init__.py").write_text("print('of the tree')\n__version__ = '0'\n")
+    (tree / "dist").mkdir()
+    archive = tree / "dist" / "slurm-affinode-gpu.tar.gz"
+    subprocess.run(["tar", "-C", str(tmp_path), "-czf", str(archive), top.name], check=True)
+    shutil.copy(REPOSITORY / "Makefile", tree)
+    for target, said in (("test-gpu", "SKIPPED [21]"), ("bench-gpu", "not yet measured on hardware")):
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("GPU_", "MAKE", "LD_LIBRARY"))}
+        done = subprocess.run(
+            ["make", target], cwd=tree, env={**env, "PYTHON": sys.executable}, capture_output=True, text=True,
+            check=False, timeout=120,
+        )  # fmt: skip
+        if " passed" in done.stdout:
+            pytest.skip("this machine has a driver")
+        assert (done.returncode, said in done.stdout) == (0, True), done.stdout + done.stderr
+    assert "of the tree" in done.stdout
+    assert (tree / "out" / "gpu" / "tests.json").exists()
 
 
 def test_what_it_does_not_know_is_refused(top: Path) -> None:
