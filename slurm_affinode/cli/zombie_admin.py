@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -113,18 +114,18 @@ def check(
 def _replay(  # noqa: PLR0917
     config: Config, found: Policy, since: datetime, until: datetime, every_s: float, look_s: float
 ) -> tuple[list[zombie_policy.Replayed], str | None]:  # fmt: skip
-    looks = []
-    moment, problem = since + timedelta(seconds=look_s), None
-    count = max(1, int((until - since).total_seconds() // look_s))
-    with progress("looking at the history", count) as advance:
-        while moment <= until:
+    looks, problem = [], None
+    # The last one is at the end, however long the interval is.
+    count = max(0, math.ceil((until - since).total_seconds() / look_s))
+    with progress("looking at the history", max(1, count)) as advance:
+        for number in range(1, count + 1):
+            moment = min(since + timedelta(seconds=number * look_s), until)
             try:
                 request = workflow.Request(until=moment, running_only=False)
                 looks.append(workflow.find(config, request, slurm=None, now=moment).findings)
             except AffinodeError as error:
                 problem = str(error)
             advance(1)
-            moment += timedelta(seconds=look_s)
     if not looks:
         return [], f"what it would have done is not known: {problem or 'the interval is empty'}"
     past = zombie_policy.episodes(looks)

@@ -132,6 +132,9 @@ def test_policy_check_says_what_it_would_have_done(state: Path, policy: Path) ->
                listed["since"], "--look-every", "12h", "--every", "1h").stdout  # fmt: skip
     assert "it would have done:" in text
     assert "no mistakes" in text
+    short = run("zombies", "policy", "check", str(policy), "--state", str(state), "--until", until, "--since",
+                listed["since"], "--look-every", "10d", "--every", "1h").stdout  # fmt: skip
+    assert "warn-user" in short
 
 
 def test_policy_check_without_a_history_says_so(tmp_path: Path, policy: Path) -> None:
