@@ -17,6 +17,11 @@ from slurm_affinode.checkpoint.criu import cgroup_files
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
 _DELETED = " (deleted)"
 _NO_LIMIT = 1 << 60
+_EVENTFD = "anon_inode:[eventfd]"
+SEMAPHORE = "anon_inode:[eventfd-semaphore]"
+"""How an eventfd that counts down (``EFD_SEMAPHORE``) is called here; ``/proc`` has one name for both kinds."""
+_COUNTS_DOWN = re.compile(r"^eventfd-semaphore:\s*1$", re.MULTILINE)
+_SYSV = {"sem": "semid", "msg": "msqid", "shm": "shmid"}
 _MPS = "nvidia-cuda-mps"
 """Names of its daemon and its servers, as far as the kernel keeps them."""
 
@@ -54,6 +59,8 @@ class TreeFacts:
     outside: tuple[ProcessFacts, ...] = ()
     """Of the job's PID namespace, but not below the root: they would be lost."""
     inet_sockets: bool = False
+    sysv: tuple[str, ...] = ()
+    """System V semaphores, queues and shared memory that its user made on this node since it began: ``sem 3``."""
 
     @property
     def memory(self) -> int:
@@ -74,8 +81,10 @@ class MemoryFacts:
 def collect(init_pid: int, root_pid: int, *, proc: Path = namespace.PROC) -> TreeFacts:
     """Look at the tree below ``root_pid``, in the namespace of which ``init_pid`` is PID 1."""
     pids = namespace.tree(root_pid, proc=proc)
-    members = namespace.members(init_pid, proc=proc).values()
-    outside = sorted(set(members) - set(pids))
+    strangers = sorted(set(namespace.members(init_pid, proc=proc).values()) - set(pids))
+    # Some were forked while this looked.
+    late = [pid for pid in strangers if namespace.is_below(pid, pids, proc=proc)]
+    pids, outside = [*pids, *late], sorted(set(strangers) - set(late))
     processes = tuple(one for pid in pids if (one := process_facts(pid, proc=proc)) is not None)
     return TreeFacts(
         init_pid,
@@ -84,6 +93,7 @@ def collect(init_pid: int, root_pid: int, *, proc: Path = namespace.PROC) -> Tre
         _namespaces(init_pid, proc),
         tuple(one for pid in outside if (one := process_facts(pid, proc=proc)) is not None),
         _has_inet(processes, root_pid, proc),
+        _sysv(init_pid, root_pid, proc),
     )
 
 
@@ -167,6 +177,8 @@ def _files(base: Path) -> tuple[tuple[str, ...], int]:
     for name in entries:
         try:
             target = os.readlink(base / "fd" / name)  # noqa: PTH115 - "anon_inode:[x]" is no path
+            if target == _EVENTFD and _COUNTS_DOWN.search(_text(base / "fdinfo" / name)):
+                target = SEMAPHORE
             seen[target] = None
             if target.endswith(_DELETED):
                 facts = (base / "fd" / name).stat()
@@ -176,12 +188,38 @@ def _files(base: Path) -> tuple[tuple[str, ...], int]:
     return tuple(sorted(seen)), sum(deleted.values())
 
 
+def _sysv(init_pid: int, root_pid: int, proc: Path) -> tuple[str, ...]:
+    """The kernel does not say which process made a semaphore: those of the user's other jobs count as well."""
+    if _namespaces(init_pid, proc).get("ipc") != _namespaces("self", proc).get("ipc"):
+        return ()  # the tables below are not theirs
+    began, uids = _began(root_pid, proc), _status(proc / str(root_pid)).get("Uid", "").split()
+    if began is None or not uids:
+        return ()
+    found = []
+    for kind, key in _SYSV.items():
+        head, *rows = _text(proc / "sysvipc" / kind).splitlines() or [""]
+        made = (dict(zip(head.split(), line.split(), strict=False)) for line in rows)
+        found += [
+            f"{kind} {one[key]}" for one in made if one.get("cuid") == uids[0] and int(one.get("ctime", 0)) >= began
+        ]
+    return tuple(found)
+
+
+def _began(pid: int, proc: Path) -> int | None:
+    """When a process began, in whole seconds since the epoch; ``None``: it is gone."""
+    fields = _text(proc / str(pid) / "stat").rpartition(")")[2].split()
+    booted = re.search(r"^btime (\d+)$", _text(proc / "stat"), re.MULTILINE)
+    if len(fields) < 20 or booted is None:
+        return None
+    return int(booted[1]) + int(fields[19]) // os.sysconf("SC_CLK_TCK")
+
+
 def _mapped_devices(base: Path) -> tuple[str, ...]:
     found = set(re.findall(r"(/dev/(?!zero|shm/|hugepages)\S+)$", _text(base / "maps"), re.MULTILINE))
     return tuple(sorted(found))
 
 
-def _namespaces(pid: int, proc: Path) -> dict[str, str]:
+def _namespaces(pid: int | str, proc: Path) -> dict[str, str]:
     found = {}
     for name in _NAMESPACES:
         try:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -57,6 +57,20 @@ def tree(root_pid: int, *, proc: Path = PROC) -> list[int]:
         found += sorted(children.get(found[at], []))
         at += 1
     return found
+
+
+def is_below(pid: int, above: Collection[int], *, proc: Path = PROC) -> bool:
+    """Whether one of ``above`` is among a process's ancestors now; ``False`` where the process is gone."""
+    at = pid
+    while at > 1:
+        found = parent(at, proc=proc)
+        if found is None and at == pid:
+            return False
+        # Where one in between has ended its children have another parent by now.
+        at = pid if found is None else found
+        if at in above:
+            return True
+    return False
 
 
 def kill_all(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from slurm_affinode.checkpoint import namespace
 from slurm_affinode.checkpoint.facts import MemoryFacts, ProcessFacts, TreeFacts, collect, memory_facts
 from slurm_affinode.checkpoint.interface import Capabilities
 from slurm_affinode.checkpoint.preflight import GpuUseFacts, JobFacts, estimate, refusals
@@ -68,6 +69,10 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("gpu-file", {"tree": with_process(files=("/dev/nvidia-uvm",))}),
     ("undumpable", {"tree": with_process(files=("anon_inode:[perf_event]",))}),
     ("undumpable", {"tree": with_process(files=("/dev/fuse",))}),
+    ("undumpable", {"tree": with_process(files=("anon_inode:[userfaultfd]",))}),
+    ("undumpable", {"tree": with_process(files=("anon_inode:[eventfd-semaphore]",))}),
+    ("undumpable", {"tree": with_process(files=("/proc/2",))}),
+    ("sysv-ipc", {"tree": replace(TREE, sysv=("sem 1",))}),
     ("mig", {"gpu": replace(GPU, mig=True)}),
     ("driver", {"gpu": replace(GPU, capabilities=Capabilities("565", why_not="driver 565 cannot checkpoint"))}),
     ("mps", {"tree": with_process(mps=True)}),
@@ -152,10 +157,60 @@ def test_a_tree_is_read_from_proc(tmp_path: Path) -> None:
     assert tree.init_namespaces == {"pid": "pid:[7]"}
 
 
+def test_what_is_forked_while_the_tree_is_read_belongs_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that starts a command each moment is not refused by chance."""
+    process(tmp_path, 50, 1, inner=1)
+    process(tmp_path, 60, 50, inner=2)
+    process(tmp_path, 80, 50, inner=9)
+    members, parent = namespace.members, namespace.parent
+    between: list[int] = []
+
+    def later(init_pid: int, *, proc: Path) -> dict[int, int]:
+        process(proc, 70, 60, inner=3)
+        process(proc, 90, 71, inner=4)
+        return members(init_pid, proc=proc)
+
+    def reparented(pid: int, *, proc: Path) -> int | None:
+        """Process 71 ends when it is looked for, and 90 becomes a child of the script."""
+        if pid != 90 or 71 in between:
+            between.append(pid)
+            return 60 if pid == 90 else parent(pid, proc=proc)
+        return 71
+
+    monkeypatch.setattr(namespace, "members", later)
+    monkeypatch.setattr(namespace, "parent", reparented)
+    tree = collect(50, 60, proc=tmp_path)
+    assert [one.pid for one in tree.processes] == [60, 70, 90]
+    assert [one.pid for one in tree.outside] == [80]
+    assert not namespace.is_below(12345, [60], proc=tmp_path)
+
+
+def test_system_v_ipc_of_the_user_since_the_job_began(tmp_path: Path) -> None:
+    """Older ones, and those of others, are not the job's."""
+    process(tmp_path, 50, 1, inner=1)
+    process(tmp_path, 60, 50, inner=2)
+    (tmp_path / "stat").write_text("cpu 1\nbtime 1000\n")
+    ticks = 500 * os.sysconf("SC_CLK_TCK") + 1
+    (tmp_path / "60" / "stat").write_text(f"60 (odd) name) S {' '.join(['0'] * 18)} {ticks} 0\n")
+    (tmp_path / "sysvipc").mkdir()
+    head = "       key      semid perms      nsems   uid   gid  cuid  cgid      otime      ctime\n"
+    rows = [(0, 1001, 1499), (1, 1001, 1500), (2, 1002, 1600), (3, 1001, 1700)]
+    (tmp_path / "sysvipc" / "sem").write_text(
+        head + "".join(f"  0 {one} 600 3 1001 1001 {uid} 1001 0 {when}\n" for one, uid, when in rows)
+    )
+    assert collect(50, 60, proc=tmp_path).sysv == ("sem 1", "sem 3")
+    (tmp_path / "50" / "ns" / "ipc").symlink_to("ipc:[8]")
+    assert collect(50, 60, proc=tmp_path).sysv == ()
+
+
 def test_this_process_can_be_read() -> None:
-    """On the real /proc, with a real deleted file."""
+    """On the real /proc, with a real deleted file and both kinds of eventfd."""
     descriptor = os.memfd_create("x")
+    plain, counting = os.eventfd(0), os.eventfd(0, os.EFD_SEMAPHORE)
     found = collect(os.getpid(), os.getpid())
+    assert {"anon_inode:[eventfd]", "anon_inode:[eventfd-semaphore]"} <= set(found.processes[0].files)
+    os.close(plain)
+    os.close(counting)
     assert found.processes[0].pid == os.getpid()
     assert found.processes[0].memory > 1 << 20
     assert memory_facts(os.getpid()).available > 0
