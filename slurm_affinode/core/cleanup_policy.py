@@ -298,15 +298,15 @@ def _mail(reader: _Reader, data: Any) -> MailPolicy:
     known: dict[str, values.Kind] = {
         "via": values.one_of("none", "smtp", "command", "webhook"), "sender": values.address,
         "address": values.address_pattern, "addresses": values.address_table, "admins": values.addresses,
-        "reply_to": values.address, "language": values.language, "languages": values.text_table,
+        "reply_to": values.address, "language": values.language, "languages": values.language_table,
         "templates": values.text, "smtp": values.anything, "command": values.texts, "webhook": values.url,
         "webhook_token_file": values.text, "help_url": values.url,
     }  # fmt: skip
     found = reader.table(data, ("mail",), known)
     if "smtp" in found:
         smtp: dict[str, values.Kind] = {
-            "host": values.text, "port": values.whole(1), "tls": values.one_of("none", "starttls", "tls"),
-            "user": values.text, "password_file": values.text, "timeout": values.span, "ca_file": values.text,
+            "host": values.text, "port": values.whole(1, 65535), "tls": values.one_of("none", "starttls", "tls"),
+            "user": values.text, "password_file": values.text, "timeout": values.span_above_0, "ca_file": values.text,
         }  # fmt: skip
         table = reader.table(found["smtp"], ("mail", "smtp"), smtp)
         if table.get("user") and table.get("tls", "none") == "none" and table.get("host", "localhost") not in _HERE:

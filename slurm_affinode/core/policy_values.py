@@ -36,6 +36,14 @@ def span(value: Any) -> float:
     return seconds
 
 
+def span_above_0(value: Any) -> float:
+    """Reads a span that is not empty, in seconds."""
+    seconds = span(value)
+    if seconds <= 0:
+        raise ValueError(f"{value!r} is no time at all")
+    return seconds
+
+
 def span_up_to(most_s: float) -> Kind:
     """Reads a span of at most ``most_s``, in seconds."""
 
@@ -88,12 +96,14 @@ def one_of(*known: str) -> Kind:
     return convert
 
 
-def whole(least: int) -> Kind:
-    """A whole number of at least ``least``."""
+def whole(least: int, most: int | None = None) -> Kind:
+    """A whole number of at least ``least``, and at most ``most``."""
 
     def convert(value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{value!r} is not a whole number of at least {least}")
+        if most is not None and value > most:
+            raise ValueError(f"{value!r} is more than {most}")
         return value
 
     return convert
@@ -231,6 +241,11 @@ def language(value: Any) -> str:
     if not re.fullmatch(r"[a-z]{2,3}(?:[_-][A-Za-z]{2,4})?", found):
         raise ValueError(f"{found!r} is not a language: write for example en or de")
     return found
+
+
+def language_table(value: Any) -> dict[str, str]:
+    """User = language."""
+    return {name: language(one) for name, one in text_table(value).items()}
 
 
 def url(value: Any) -> str:

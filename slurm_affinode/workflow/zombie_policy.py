@@ -64,6 +64,9 @@ def explain(policy: Policy, now: datetime) -> list[str]:
     lines = ["Where no rule says otherwise: " + _settings(policy.default)]
     lines += [f"{rule.name} (line {rule.line}): {_match(rule.match)}: {_settings(rule.settings, rule.sets)}"
               for rule in policy.rules]  # fmt: skip
+    if not any(stages.cancel_s for settings in _all(policy) for stages in (settings.fixed, settings.sliding)):
+        lines += [f"{rule.name} (line {rule.line}) never cancels: nothing says when (cancel, in fixed or sliding)."
+                  for rule in policy.rules if rule.settings.action == "cancel"]  # fmt: skip
     for one in policy.exemptions:
         over = "" if one.until >= now.date() else " (OVER: it counts for nothing)"
         until = "for good" if one.until == NEVER else f"until {one.until.isoformat()}"
@@ -84,6 +87,10 @@ def explain(policy: Policy, now: datetime) -> list[str]:
     lines.append("Nobody can be told: mail.via is none." if policy.mail.via == "none"
                  else f"People are told by {policy.mail.via}.")  # fmt: skip
     return lines
+
+
+def _all(policy: Policy) -> Iterable[Settings]:
+    return (policy.default, *(rule.settings for rule in policy.rules))
 
 
 def _match(match: Match) -> str:

@@ -141,6 +141,13 @@ def test_a_policy_is_explained_in_words() -> None:
         assert words in said
 
 
+def test_a_rule_that_cancels_and_says_not_when_is_told_of() -> None:
+    """It warns for ever: who wrote it meant something else."""
+    lines = policies.explain(parse_policy('[[rule]]\nkinds = ["squatter"]\naction = "cancel"\n', where="z"), NOW)
+    assert any(line.startswith("rule 1 (line 1) never cancels") for line in lines)
+    assert not any("never cancels" in line for line in policies.explain(parse_policy(RULE, where="z"), NOW))
+
+
 def test_the_policy_that_holds_is_asked_for_the_sites_or_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this order; one that was asked for has to be there."""
     site = tmp_path / "site.toml"
