@@ -20,8 +20,10 @@ MARGIN = 256 << 20
 _NVIDIA = re.compile(r"/dev/nvidia(\d+|ctl|-uvm(-tools)?|-modeset|-caps/.*)")
 _RDMA = re.compile(r"/dev/infiniband/.*|anon_inode:\[?infinibandevent\]?")
 _STUCK = re.compile(
-    r"anon_inode:\[?(perf_event|bpf-map|bpf-prog|bpf_link|kvm-\w+|fanotify|secretmem|userfaultfd)\]?|/dev/(fuse|kvm)"
+    r"anon_inode:\[?(perf_event|bpf-map|bpf-prog|bpf_link|kvm-\w+|fanotify|secretmem)\]?|/dev/(fuse|kvm)"
 )
+# A driver may have one of its own, which goes with its other files when the process is checkpointed.
+_FAULTS = re.compile(r"anon_inode:\[?userfaultfd\]?")
 # CRIU dumps these, and restores another thing (4.2: an eventfd without EFD_SEMAPHORE), or nothing.
 _WRONG = re.compile(re.escape(SEMAPHORE) + r"|/proc/\d+")
 _SOCKETS_FIXED, _SOCKETS_BROKE = (4, 2), (6, 16)
@@ -145,7 +147,8 @@ def of_tree(tree: TreeFacts, cuda_users: Collection[int], uid: int) -> list[Refu
            [one for one in tree.processes if one.state != "Z" and _elsewhere(one, tree)])  # fmt: skip
     refuse("gpu-file", "holds the GPU's device files without using CUDA (a fork, or a monitor)",
            [one for one in having(_NVIDIA) if one.pid not in cuda_users])  # fmt: skip
-    refuse("undumpable", "holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", having(_STUCK))
+    stuck = [*having(_STUCK), *(one for one in having(_FAULTS) if one.pid not in cuda_users)]
+    refuse("undumpable", "holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
     refuse("undumpable", "holds something that would not come back (a semaphore of eventfd(2), a directory /proc/PID)",
            having(_WRONG))  # fmt: skip
     if tree.sysv:

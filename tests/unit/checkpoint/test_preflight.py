@@ -93,6 +93,12 @@ def test_each_reason_has_its_code(code: str, changes: dict[str, Any]) -> None:
     assert "\n" not in found[0].text
 
 
+def test_what_a_driver_holds_goes_when_its_process_is_checkpointed() -> None:
+    """Files of the GPUs, and a userfaultfd, as the emulated driver has one."""
+    files = ("/dev/nvidia0", "anon_inode:[userfaultfd]")
+    assert told(tree=replace(TREE, processes=(ROOT, replace(USER, files=files)))) == []
+
+
 def test_numbers_are_told() -> None:
     """What is needed, and what there is."""
     assert told(memory=MemoryFacts(100 * GIB, 30 * GIB))[0].text == (
