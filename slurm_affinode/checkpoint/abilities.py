@@ -149,13 +149,16 @@ def _ability(need: Need, version: str | None, facts: DriverFacts) -> Ability:
     branch = major_of(version)
     named = f"driver {version}" if version else "the driver"
     absent = [name for name in need.functions if not facts.functions.get(name, False)]
-    if absent:
-        return no(f"{named} has no {absent[0]} ({need.driver} has it)")
-    if need.by_version and branch is not None and branch < need.driver:
+    too_old = branch is not None and branch < need.driver
+    if need.by_version and too_old:
         return no(f"{named} cannot ({need.driver} can)")
-    if need.by_version and (facts.cuda or 0) < need.cuda:
+    # A library of another driver than the kernel's: a container brought its own, say.
+    unlike = absent and branch is not None and not too_old
+    if (need.by_version or unlike) and (facts.cuda or 0) < need.cuda:
         has = cuda_text(facts.cuda) or "unknown"
         return no(f"the driver's library is of CUDA {has} ({cuda_text(need.cuda)} can, driver {need.driver})")
+    if absent:
+        return no(f"{named} has no {absent[0]} ({need.driver} has it)")
     # COMPLETE is called by its address: see cuda_storage.
     bound = (*(name for name in need.functions if name != COMPLETE), *filter(None, [need.structure]))
     unbound = [name for name in bound if name not in facts.bound]

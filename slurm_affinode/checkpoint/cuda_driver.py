@@ -9,6 +9,8 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
+LIBRARY = "libcuda.so.1"
+
 
 class DriverSaysError(Exception):
     """The driver's error, by its name."""
@@ -20,7 +22,7 @@ class NotAvailableError(Exception):
 
 def _one_line(text: str) -> str:
     if "NVIDIA display driver" in text:
-        return "no NVIDIA driver is installed (libcuda.so.1 is not found)"
+        return f"{LIBRARY}, the part of NVIDIA's driver that computes, is not found"
     return " ".join(text.split())
 
 

@@ -57,4 +57,9 @@ def _title(report: doctor_cuda.CudaReport) -> str:
     can = report.capabilities
     if can.driver is None:
         return "NVIDIA driver: none"
-    return f"NVIDIA driver {can.driver}, CUDA {can.cuda or 'unknown'}, cuda-bindings {can.bindings or 'not installed'}"
+    parts = [f"NVIDIA driver {can.driver}"]
+    if can.cuda is not None:
+        parts.append(f"CUDA {can.cuda}")
+    if can.bindings is not None or doctor_cuda.no_bindings(can):
+        parts.append(f"cuda-bindings {can.bindings or 'not installed'}")
+    return ", ".join(parts)

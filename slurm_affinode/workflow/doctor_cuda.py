@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from slurm_affinode.checkpoint import abilities
 from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.cuda_driver import LIBRARY
 from slurm_affinode.checkpoint.interface import Capabilities, Feature
 from slurm_affinode.gpu.interface import DriverMissing, GpuError
 from slurm_affinode.gpu.nvml import NvmlDriver
@@ -110,7 +111,14 @@ def check(report: CudaReport) -> Check:
     return Check("CUDA checkpoint", OK, detail + (f"; not: {', '.join(lacks)}" if lacks else ""))
 
 
+def no_bindings(can: Capabilities) -> bool:
+    """They are not installed."""
+    return can.bindings is None and "cuda-bindings" in (can.why_not or "")
+
+
 def _hint(can: Capabilities) -> str:
-    if can.bindings is None and "cuda-bindings" in (can.why_not or ""):
+    if no_bindings(can):
         return "pip install 'slurm-affinode[cuda]'"
+    if LIBRARY in (can.why_not or ""):
+        return "install the driver's library for CUDA; in a container NVIDIA_DRIVER_CAPABILITIES has to name compute"
     return "the table below says what is missing; suspension needs driver 570 or newer, without MIG"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from gpu_fakes import A100, FakeDriver
 
 from slurm_affinode.checkpoint import abilities
 from slurm_affinode.checkpoint.abilities import ENTRY_POINTS, DriverFacts
+from slurm_affinode.checkpoint.cuda_driver import Driver, NotAvailableError
 from slurm_affinode.checkpoint.interface import Capabilities, Feature
 from slurm_affinode.workflow import doctor_cuda
 from slurm_affinode.workflow.check import OK, PROBLEM, SKIPPED
@@ -74,6 +76,51 @@ def test_bindings_that_are_older_than_the_driver_are_named() -> None:
         "restore on other GPUs: the installed cuda-bindings have no CUcheckpointGpuPair (13.0 has it)"
     )
     assert abilities.refusal(Feature.LOCK, can) is None
+
+
+def test_a_driver_that_is_too_old_lacks_each_feature_by_the_branch_that_has_it() -> None:
+    """A function that other branches brought is not said to be missing for a feature that is more than the function."""
+    old = replace(NEWEST, cuda=12060, functions=dict.fromkeys(ENTRY_POINTS, False))
+    can = abilities.capabilities_of("560.35.03", old, mig=False)
+    assert abilities.refusal(Feature.RESTORE, can) == (
+        "restore: driver 560.35.03 has no cuCheckpointProcessRestore (570 has it)"
+    )
+    assert abilities.refusal(Feature.MIGRATION, can) == "restore on other GPUs: driver 560.35.03 cannot (580 can)"
+    assert abilities.refusal(Feature.IPC, can) == "CUDA IPC: driver 560.35.03 cannot (610 can)"
+
+
+def test_a_library_that_is_older_than_the_driver_is_what_is_said_to_lack_it() -> None:
+    """And not the driver, which would do."""
+    old = replace(NEWEST, cuda=12040, functions=dict.fromkeys(ENTRY_POINTS, False))
+    can = abilities.capabilities_of("580.95.05", old, mig=False)
+    assert abilities.refusal(Feature.LOCK, can) == (
+        "lock with time-out: the driver's library is of CUDA 12.4 (12.8 can, driver 570)"
+    )
+    assert can.why_not == "the driver's library is of CUDA 12.4 (12.8 can, driver 570)"
+
+
+def test_a_driver_without_its_library_for_cuda_is_told_how_to_get_it() -> None:
+    """As in a container that was given the GPUs for monitoring alone."""
+
+    class Without(FakeCuda):
+        def capabilities(self) -> Capabilities:
+            text = str(_not_found())
+            return abilities.nothing(self.version(), f"cannot reach the driver: {text}")  # type: ignore[operator]
+
+    found = doctor_cuda.check(doctor_cuda.look(Versioned, Without))  # type: ignore[arg-type]
+    assert (found.status, "libcuda.so.1" in found.detail) == (PROBLEM, True)
+    assert "NVIDIA_DRIVER_CAPABILITIES" in (found.hint or "")
+
+
+def _not_found() -> NotAvailableError:
+    """What is said of bindings that do not find the library."""
+
+    def missing() -> None:
+        raise RuntimeError('Failure finding "libcuda.so.1": ensure the NVIDIA display driver is installed\n')
+
+    with pytest.raises(NotAvailableError) as caught:
+        Driver(SimpleNamespace(cuDriverGetVersion=missing)).call("cuDriverGetVersion")
+    return caught.value
 
 
 @pytest.mark.parametrize("name", ["cuCheckpointProcessLock", "cuCheckpointProcessRestore"])
