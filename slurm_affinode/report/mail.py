@@ -171,10 +171,13 @@ def render(name: str, site: Path | None, context: Mapping[str, Any], *, html: bo
 def _subject(actions: Sequence[Action], texts: Texts, cluster: str, user: str | None) -> str:
     if user is None:
         return texts.several("subject_admin", len(actions), cluster=cluster, count=len(actions))
+    verbs = {action.verb for action in actions}
+    done = {"cancel": "stage_cancelled", "suspend": "stage_suspended"}.get(actions[0].verb) if len(verbs) == 1 else None
+    if len(actions) > 1 and done is not None:
+        return texts.say("subject_many_done", cluster=cluster, count=len(actions), done=texts.say(done).lower())
     if len(actions) > 1:
         return texts.say("subject_many", cluster=cluster, count=len(actions))
     job = actions[0].finding.job
-    done = {"cancel": "stage_cancelled", "suspend": "stage_suspended"}.get(actions[0].verb)
     if done is not None and job is not None:
         return texts.say("subject_done", cluster=cluster, job=job.id, done=texts.say(done).lower())
     if job is None or actions[0].finding.kind not in IDLE_KINDS:
@@ -287,6 +290,8 @@ def _gpu(gpu: GpuEvidence, texts: Texts) -> dict[str, str]:
 def _todo(action: Action, texts: Texts, user: str | None, keep_s: float | None) -> list[str]:
     finding, job = action.finding, action.finding.job
     lines = [shown(texts.phrase(finding.advice))] if finding.advice else []
+    if action.verb in ("cancel", "suspend"):
+        lines = [texts.say("do_next_time")] if action.verb == "cancel" else []  # it is over, or goes on by itself
     if job is None or user is None or not job.running:
         return lines
     if action.verb.startswith("warn"):

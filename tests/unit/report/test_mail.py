@@ -67,7 +67,11 @@ def test_the_last_warning_is_called_so_and_a_cancelled_job_too() -> None:
     done = mail(action(0, "cancel"))
     assert done.subject == "[alpha] Job 7 was cancelled"
     assert "scancel" not in done.text
-    assert "Its state was saved" in mail(action(0, "suspend")).text
+    assert "when it has nothing to compute" in done.text
+    suspended = mail(action(0, "suspend")).text
+    assert "Its state is being saved" in suspended
+    assert "End the job" not in suspended + mail(action(0, "cancel")).text
+    assert mail(action(0, "cancel"), action(0, "cancel")).subject == "[alpha] 2 of your jobs were cancelled"
 
 
 def test_nothing_is_announced_that_is_not_going_to_happen() -> None:
