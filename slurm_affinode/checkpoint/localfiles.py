@@ -4,6 +4,11 @@ CRIU opens such files again by their path, and on another node there are none. S
 belong to the job's user, and a restore makes those that are missing: as that user, below the root of the job's own
 mount namespace, following no link out of it. A file that is there but is another one is not touched; the restore is
 refused.
+
+A file that was opened by a name that is gone, and has another one in that directory, is one of them: ``sem_open(3)``
+makes named semaphores so. CRIU gives it a name of its own (``--link-remap``) and takes it away in the restore. Where
+the node has another name of the file CRIU's is removed with the dump, since two dumps may choose the same, and made
+again.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from slurm_affinode.checkpoint import rootdir
-from slurm_affinode.checkpoint.asuser import as_user, user_of
+from slurm_affinode.checkpoint.asuser import User, as_user, user_of
 from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
 from slurm_affinode.checkpoint.namespace import PROC
 
@@ -28,6 +33,7 @@ PLACES = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108 - these are what it is a
 _CHUNK = 1 << 20
 _LIMIT = 16 << 20
 _DELETED = " (deleted)"
+_REMAP = "link_remap."
 _SYS_OPENAT2 = 437
 _RESOLVE = 0x02 | 0x10  # RESOLVE_NO_MAGICLINKS | RESOLVE_IN_ROOT
 
@@ -38,10 +44,10 @@ class LocalFile:
 
     path: str
     kind: str
-    """``file``, ``fifo`` or ``directory``."""
+    """``file``, ``fifo``, ``directory``, or ``link``: another name of a file that goes before it."""
     mode: int
     copy: str | None = None
-    """Name of its contents in the image."""
+    """Name of its contents in the image; of a link: the path of that file."""
     size: int = 0
 
 
@@ -51,17 +57,19 @@ def save(pids: Collection[int], directory_fd: int, *, places: Sequence[str] = PL
     owner: tuple[int, int] | None = None
     total = 0
     try:
-        for link, path in _open_files(pids, places, proc):
-            if path in found:
+        for link, names in _open_files(pids, places, proc):
+            path, facts = names[0], link.stat()
+            if found.keys() >= set(names):
                 continue
-            facts = link.stat()
             owner = owner or _owner(pids, proc)
             if owner is None or facts.st_uid != owner[0]:
                 continue
             for above in _above(path, owner[0], proc / str(next(iter(pids))) / "root", places):
                 found.setdefault(above.path, above)
             mode = stat.S_IMODE(facts.st_mode)
-            if stat.S_ISREG(facts.st_mode):
+            if path in found:
+                pass
+            elif stat.S_ISREG(facts.st_mode):
                 _check_room(directory_fd, facts.st_size, path)
                 name = f"local-{len(found)}"
                 found[path] = LocalFile(path, "file", mode, name, facts.st_size)
@@ -70,9 +78,13 @@ def save(pids: Collection[int], directory_fd: int, *, places: Sequence[str] = PL
                 found[path] = LocalFile(path, "fifo", mode)
             elif stat.S_ISDIR(facts.st_mode):
                 found[path] = LocalFile(path, "directory", mode)
+            for other in names[1:]:
+                found.setdefault(other, LocalFile(other, "link", mode, path))
         if found and owner is not None:
             index = {"uid": owner[0], "gid": owner[1], "files": [asdict(one) for one in found.values()]}
             rootdir.write(directory_fd, INDEX, json.dumps(index).encode())
+            links = [one.path for one in found.values() if one.kind == "link"]
+            _remove_remaps(links, next(iter(pids)), User(*owner), proc)
     except OSError as error:
         kind = DumpNoRoom if error.errno in rootdir.FULL else DumpFailed
         raise kind(f"a temporary file of the job cannot be kept: {error.strerror}: {error.filename}") from None
@@ -86,8 +98,8 @@ def _check_room(directory_fd: int, size: int, path: str) -> None:
         raise OSError(errno.ENOSPC, f"it has {size} bytes, more than there is room for", path)
 
 
-def _open_files(pids: Collection[int], places: Sequence[str], proc: Path) -> Iterator[tuple[Path, str]]:
-    """What descriptors, mappings and working directories lead to, by its name."""
+def _open_files(pids: Collection[int], places: Sequence[str], proc: Path) -> Iterator[tuple[Path, list[str]]]:
+    """What descriptors, mappings and working directories lead to, by its name; by several where CRIU gave it one."""
     for pid in pids:
         base = proc / str(pid)
         links = [base / "cwd"]
@@ -97,8 +109,41 @@ def _open_files(pids: Collection[int], places: Sequence[str], proc: Path) -> Ite
         for link in links:
             with suppress(OSError):
                 path = os.readlink(link)  # noqa: PTH115 - "pipe:[1]" is no path
-                if path.startswith(tuple(f"{place}/" for place in places)) and not path.endswith(_DELETED):
-                    yield link, path
+                if path.startswith(tuple(f"{place}/" for place in places)):
+                    names = _names_left(link, path, base / "root") if path.endswith(_DELETED) else [path]
+                    if names:
+                        yield link, names
+
+
+def _names_left(link: Path, path: str, root: Path) -> list[str]:
+    """Of a file whose own name is gone, those in the same directory, CRIU's last; none where CRIU gave it none."""
+    facts, directory = link.stat(), os.path.dirname(path)  # noqa: PTH120 - a path of another process
+    if not stat.S_ISREG(facts.st_mode) or not facts.st_nlink:
+        return []
+    with os.scandir(f"{root}{directory}") as entries:
+        names = [one.name for one in entries if os.path.samestat(one.stat(follow_symlinks=False), facts)]
+    names.sort(key=lambda name: (name.startswith(_REMAP), name))
+    return [f"{directory}/{name}" for name in names] if names and names[-1].startswith(_REMAP) else []
+
+
+def _remove_remaps(links: Sequence[str], pid: int, user: User, proc: Path) -> None:
+    """As the user, whose directories they are in."""
+    root = os.open(proc / str(pid) / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def remove() -> None:
+        for path in map(Path, links):
+            if path.name.startswith(_REMAP):
+                with suppress(OSError):
+                    parent = _open_below(root, str(path.parent))
+                    try:
+                        os.unlink(path.name, dir_fd=parent)
+                    finally:
+                        os.close(parent)
+
+    try:
+        as_user(user, remove)
+    finally:
+        os.close(root)
 
 
 def _owner(pids: Collection[int], proc: Path) -> tuple[int, int] | None:
@@ -207,6 +252,11 @@ def _make(root: int, one: LocalFile, directory_fd: int) -> bool:
         except FileNotFoundError:
             _create(parent, path.name, one, directory_fd)
             return True
+        if one.kind == "link":
+            target = os.stat(Path(one.copy or "").name, dir_fd=parent, follow_symlinks=False)
+            if os.path.samestat(there, target):
+                return False
+            raise OSError(17, "is there already, and is another one", one.path)
         if not _equal(parent, path.name, one, there, directory_fd):
             raise OSError(17, "is there already, and is another one", one.path)
         return False
@@ -219,6 +269,8 @@ def _create(parent: int, name: str, one: LocalFile, directory_fd: int) -> None:
         os.mkdir(name, one.mode, dir_fd=parent)
     elif one.kind == "fifo":
         os.mkfifo(name, one.mode, dir_fd=parent)
+    elif one.kind == "link":
+        os.link(Path(one.copy or "").name, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
     else:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(name, flags, one.mode, dir_fd=parent)

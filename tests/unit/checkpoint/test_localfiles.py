@@ -75,6 +75,38 @@ def test_what_is_open_comes_back(place: Place) -> None:
     assert sum(path.stat().st_blocks * 512 for path in place.image.glob("local-*")) < 4 << 20
 
 
+@pytest.mark.parametrize("node", ["the same", "another"])
+def test_a_file_whose_other_name_is_left_comes_back_with_both(place: Place, node: str) -> None:
+    """As sem_open(3) makes named semaphores. The name that CRIU gave it is there for the restore, and not meanwhile."""
+    first, second, remap = place.tmp / "sem.Xy", place.tmp / "sem.name", place.tmp / "link_remap.5"
+    with first.open("w+b") as file, (place.tmp / "a").open("w") as elsewhere:
+        file.write(b"count")
+        file.flush()
+        for name in (second, remap):
+            name.hardlink_to(first)
+        first.unlink()
+        (place.tmp / "below").mkdir()
+        for name in (place.tmp / "below" / "b", place.tmp / "link_remap.6"):
+            name.hardlink_to(place.tmp / "a")
+        (place.tmp / "a").unlink()
+        assert place.save() == 5
+        assert not remap.exists()
+        assert (place.tmp / "link_remap.6").exists()  # the only one that is known of it
+        assert not elsewhere.closed
+    if node == "another":
+        second.unlink()
+        (place.tmp / "link_remap.6").unlink()
+    for made in ({"another": 3, "the same": 1}[node], 0):
+        assert len(place.put_back()) == made
+        assert second.read_bytes() == b"count"
+        assert remap.samefile(second)
+        assert (place.tmp / "link_remap.6").read_bytes() == b""
+    remap.unlink()
+    remap.write_bytes(b"count")
+    with pytest.raises(RestoreFailed, match="is there already, and is another one"):
+        place.put_back()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="/proc/PID/map_files is for root")
 def test_mapped_files_count_as_open(place: Place) -> None:
     """As shared memory is: mapped, and closed."""
