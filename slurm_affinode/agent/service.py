@@ -179,6 +179,8 @@ class Service:
         job, gone = self._slurms(job_id)
         if gone or (job is not None and job.ended):  # and no epilog has told of it
             return _over(job_id, job)
+        if (what := self.work.under_way().get(job_id)) is not None:  # its image is in place, its shepherd not told yet
+            return RequestError("under-way", f"job {job_id} is being worked on: {what}")
         if job_id in self._with_option:
             return RequestError("ending", f"job {job_id} is ending: its script is over", hint="see: squeue --me --all")
         if job is None:

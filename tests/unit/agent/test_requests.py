@@ -91,6 +91,17 @@ def test_job_without_a_shepherd_is_told_why(node: Node1, change: dict[str, Any],
         ask(node, BOB, verb="status", job=9)
 
 
+def test_job_that_is_being_restored_had_the_option(node: Node1) -> None:
+    """Its note is gone and its shepherd not told yet: it is not told that it was submitted without the option."""
+    ask(node, verb="prolog", job=7, uid=2001)
+    node.slurm.all[7] = job(7, restarts=1)
+    assert node.daemon.work._take(7, "restoring")
+    for verb in ("status", "suspend"):
+        with pytest.raises(control.RequestError, match="job 7 is being worked on: restoring") as caught:
+            ask(node, ALICE, verb=verb, job=7)
+        assert caught.value.code == "under-way"
+
+
 def test_job_that_is_ending_had_the_option(node: Node1) -> None:
     """Its script is over, and its epilog has not come yet: it is not told that it was submitted without the option."""
     ask(node, verb="prolog", job=7, uid=2001)
