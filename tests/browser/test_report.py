@@ -200,10 +200,33 @@ def test_print_leaves_out_what_paper_cannot_do(open_page: Open) -> None:
     assert not page.get_by_label("Show rows with").is_visible()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.evaluate("[...document.querySelectorAll('#jobs tbody tr')].filter(r => r.offsetHeight).length") == 100
+    assert page.get_by_text("On paper, the first 100 rows.").is_visible()
     assert page.evaluate("getComputedStyle(document.querySelector('#all .scroll')).overflowX") == "visible"
     paper = page.pdf(format="A4")
     assert 10_000 < len(paper) < 1_000_000
     assert b"/PatternType" not in paper  # each figure with one would be a picture of a whole page
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_paper_is_wide_enough(open_page: Open, name: str) -> None:
+    """No table goes beyond the edge of A4 with the margins of a browser, whatever the names."""
+    page = open_page(name, viewport={"width": 718, "height": 1123})
+    page.emulate_media(media="print")
+    wide = """[...document.querySelectorAll('table, svg, p, dl')].filter(e => e.getBoundingClientRect().right > 719)
+        .map(e => e.id || e.className.toString())"""
+    assert page.evaluate(wide) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 718
+
+
+def test_headings_that_paper_repeats_are_painted(open_page: Open) -> None:
+    """Chromium leaves buttons and positioned boxes out of the heads of later pages."""
+    page = open_page("many")
+    page.emulate_media(media="print")
+    inside = """[...document.querySelectorAll('table.data thead *')].filter(e => {
+        const style = getComputedStyle(e);
+        return e.tagName === 'BUTTON' ? style.display !== 'contents' : style.position !== 'static';
+    }).length"""
+    assert page.evaluate(inside) == 0
 
 
 @pytest.mark.parametrize("width", [390, 1280])
