@@ -44,3 +44,14 @@ def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Replace ``path`` by ``text`` (UTF-8), durably and atomically."""
     with replacing(path, mode=mode) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def delivering(path: Path) -> Iterator[Path]:
+    """As ``replacing``, for an output that a user names: a link keeps pointing to it, and what is no file (a device, a
+    pipe) is written into, for its name must not become that of a file."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        yield path
+        return
+    with replacing(path.resolve()) as temporary:
+        yield temporary

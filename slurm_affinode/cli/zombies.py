@@ -30,7 +30,7 @@ from slurm_affinode.config import Config
 from slurm_affinode.core import signature_file
 from slurm_affinode.core.explanation import Explanation
 from slurm_affinode.errors import AffinodeError, NoStoreError, UnreachableError
-from slurm_affinode.files import write_text
+from slurm_affinode.files import delivering
 from slurm_affinode.model.finding import KINDS, VARIANTS
 from slurm_affinode.resources import asset_dir
 from slurm_affinode.slurm.backends import open_client
@@ -278,7 +278,9 @@ def _show_page(page: Explanation, html: Path | None, *, as_json: bool) -> None:
     if html is not None:
         from slurm_affinode.report import zombie_page  # noqa: PLC0415
 
-        write_text(html, zombie_page.render(page))
+        text = zombie_page.render(page)
+        with delivering(html) as target:
+            target.write_text(text, encoding="utf-8")
     if as_json:
         print_json(page.as_json())
     elif html is not None:

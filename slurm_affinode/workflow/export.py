@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError, InputError
-from slurm_affinode.files import replacing
+from slurm_affinode.files import delivering
 from slurm_affinode.history import openmetrics
 from slurm_affinode.history.openmetrics import Written
 from slurm_affinode.history.store import SampleStore
@@ -46,7 +46,7 @@ def as_openmetrics(
         if out.is_dir():
             raise InputError("is a directory: give --out FILE", where=str(out))
         try:
-            with replacing(out) as temporary, temporary.open("wb") as file:
+            with delivering(out) as temporary, temporary.open("wb") as file:
                 written = openmetrics.write(history, since, until, file, extra=labels, advance=advance)
         except OSError as error:
             raise InputError(f"cannot be written: {error.strerror or error}", where=str(out)) from error

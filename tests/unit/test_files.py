@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from slurm_affinode.files import replacing, write_text
+from slurm_affinode.files import delivering, replacing, write_text
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -31,3 +32,25 @@ def test_the_new_file_has_the_mode_that_was_asked_for(tmp_path: Path) -> None:
     write_text(path, "é", mode=0o640)
     assert path.read_bytes() == "é".encode()
     assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_an_output_that_is_no_file_is_written_into(tmp_path: Path) -> None:
+    """A pipe, or a device such as /dev/null, stays what it is."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with delivering(pipe) as target:
+        target.write_text("page")
+    assert os.read(reader, 10) == b"page"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_an_output_behind_a_link_stays_behind_it(tmp_path: Path) -> None:
+    """As /dev/stdout is one, to wherever the shell sends it."""
+    (tmp_path / "link").symlink_to(tmp_path / "page")
+    for text in ("new", "newer"):
+        with delivering(tmp_path / "link") as target:
+            target.write_text(text)
+        assert (tmp_path / "page").read_text() == text
+    assert (tmp_path / "link").is_symlink()
