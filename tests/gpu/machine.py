@@ -7,9 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.facts import memory_facts
@@ -25,8 +27,10 @@ for _name in ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLO
     os.environ.pop(_name, None)
 
 MIB = 1 << 20
+T = TypeVar("T")
 COMMAND = os.environ.get("GPU_TEST_COMMAND", "make test-gpu")
 _DEVICE = Path("/dev/nvidiactl")
+_SETTLES_S, _LOOK_S = 5.0, 0.1
 EMULATED_MIB = 48
 LARGEST_MIB = 40 * 1024
 """Of one test; ``GPU_TEST_MIB`` sets another size."""
@@ -73,6 +77,18 @@ class Machine:
         shown["python"] = sys.version.split()[0]
         shown["kernel"] = os.uname().release
         return shown
+
+
+def settled(look: Callable[[], T]) -> T:
+    """What a look shows twice in a row: the driver clears memory that was given back before it counts it as free."""
+    deadline = time.monotonic() + _SETTLES_S
+    found = look()
+    while time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+        before, found = found, look()
+        if found == before:
+            break
+    return found
 
 
 def emulated() -> bool:
@@ -159,6 +175,7 @@ def torch_env() -> dict[str, str]:
     env = dict(os.environ)
     if "GPU_TEST_PYTHONPATH" in env:
         env["PYTHONPATH"] = env["GPU_TEST_PYTHONPATH"]
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # PyTorch would be compiled anew for each program
     return env
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from gpu.machine import Machine, Missing
+from gpu.machine import Machine, Missing, settled
 from gpu.programs import Program, Programs
 from gpu.skips import without
 
@@ -172,13 +172,17 @@ def test_engine_and_memory_activity_where_the_gpu_counts_them(
 def test_a_suspended_process_leaves_an_idle_gpu(run: Programs, nvml: NvmlDriver) -> None:
     """NVML does not list it any more, and its memory is not counted."""
     device = nvml.devices()[0]
-    before = len(nvml.processes(device))
+
+    def there() -> int:
+        return settled(lambda: len(nvml.processes(device)))
+
+    before = there()
     program = run.start()
     program.ask("setup", mib=64, seed=1)
     if not nvml.processes(device):
         pytest.skip("NVML lists no processes here (a container without the host's PIDs)")
-    assert len(nvml.processes(device)) == before + 1
+    assert there() == before + 1
     run.suspend(program)
-    assert len(nvml.processes(device)) == before
+    assert there() == before
     run.resume(program)
-    assert len(nvml.processes(device)) == before + 1
+    assert there() == before + 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu.machine import MIB, Machine
+from gpu.machine import MIB, Machine, settled
 from gpu.programs import Programs
 
 from slurm_affinode.checkpoint.cuda import Cuda
@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
 
 def free_mib(nvml: NvmlDriver, index: int = 0) -> float:
     """Free memory of a GPU, as NVML tells it."""
-    found = nvml.free_mib(next(one for one in nvml.devices() if one.index == index))
+    device = next(one for one in nvml.devices() if one.index == index)
+    found = settled(lambda: nvml.free_mib(device))
     assert found is not None
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpu.machine import MIB, Machine
+from gpu.machine import MIB, Machine, settled
 from gpu.programs import Programs
 
 from slurm_affinode.checkpoint import room
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
 
 def free(nvml: NvmlDriver) -> dict[str, int | None]:
     """Free bytes by UUID."""
-    found = {one.uuid: nvml.free_mib(one) for one in nvml.devices() if one.mig is None}
+    found = settled(lambda: {one.uuid: nvml.free_mib(one) for one in nvml.devices() if one.mig is None})
     return {uuid: None if mib is None else int(mib * MIB) for uuid, mib in found.items()}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from gpu import tree
 from gpu.inplace import InPlace, sleeping_in_place
-from gpu.machine import Machine, torch_env, torch_python
+from gpu.machine import Machine, settled, torch_env, torch_python
 from gpu.programs import HERE, Program, Programs, looked_after
 from gpu.skips import without
 
@@ -149,9 +149,10 @@ def held_mib(nvml: NvmlDriver, pid: int) -> float | None:
 
 def leave_room_for_one(run: Programs, nvml: NvmlDriver, held: float) -> None:
     """What is more on the GPU than that a server has 60 % of the rest is taken by somebody else."""
-    free = nvml.free_mib(nvml.devices()[0]) or 0.0
+    device = nvml.devices()[0]
+    free = settled(lambda: nvml.free_mib(device)) or 0.0
     other = run.start()
-    context = free - (nvml.free_mib(nvml.devices()[0]) or 0.0)
+    context = free - (settled(lambda: nvml.free_mib(device)) or 0.0)
     more = int(free + held - context - held / SHARE)
     if more > 0:
         other.ask("hold", mib=more)
