@@ -59,6 +59,8 @@ class TreeFacts:
     outside: tuple[ProcessFacts, ...] = ()
     """Of the job's PID namespace, but not below the root: they would be lost."""
     inet_sockets: bool = False
+    lost_streams: tuple[str, ...] = ()
+    """Files of its standard streams, opened by Slurm, that have been deleted; processes have them open."""
     sysv: tuple[str, ...] = ()
     """System V semaphores, queues and shared memory that its user made on this node since it began: ``sem 3``."""
 
@@ -93,6 +95,7 @@ def collect(init_pid: int, root_pid: int, *, proc: Path = namespace.PROC) -> Tre
         _namespaces(init_pid, proc),
         tuple(one for pid in outside if (one := process_facts(pid, proc=proc)) is not None),
         _has_inet(processes, root_pid, proc),
+        _lost_streams(init_pid, processes, proc),
         _sysv(init_pid, root_pid, proc),
     )
 
@@ -186,6 +189,12 @@ def _files(base: Path) -> tuple[tuple[str, ...], int]:
         except OSError:
             continue
     return tuple(sorted(seen)), sum(deleted.values())
+
+
+def _lost_streams(init_pid: int, processes: Iterable[ProcessFacts], proc: Path) -> tuple[str, ...]:
+    held = {file for one in processes for file in one.files if file.startswith("/") and file.endswith(_DELETED)}
+    streams, _ = _files(proc / str(init_pid))
+    return tuple(file.removesuffix(_DELETED) for file in streams if file in held)
 
 
 def _sysv(init_pid: int, root_pid: int, proc: Path) -> tuple[str, ...]:

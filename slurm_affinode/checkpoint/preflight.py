@@ -151,6 +151,10 @@ def of_tree(tree: TreeFacts, cuda_users: Collection[int], uid: int) -> list[Refu
     refuse("undumpable", "holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
     refuse("undumpable", "holds something that would not come back (a semaphore of eventfd(2), a directory /proc/PID)",
            having(_WRONG))  # fmt: skip
+    if tree.lost_streams:
+        # CRIU finds a deleted file by its mount, which is slurmstepd's and not one of the job's.
+        names = ", ".join(tree.lost_streams)
+        found.append(Refusal("stream-deleted", f"its output or input was deleted while it has it open: {names}"))
     if tree.sysv:
         names = ", ".join(tree.sysv[:3]) + (", ..." if len(tree.sysv) > 3 else "")
         text = f"its user has made System V IPC since it began ({names}), which would stay on its node"

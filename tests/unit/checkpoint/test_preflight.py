@@ -72,6 +72,7 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("undumpable", {"tree": with_process(files=("anon_inode:[userfaultfd]",))}),
     ("undumpable", {"tree": with_process(files=("anon_inode:[eventfd-semaphore]",))}),
     ("undumpable", {"tree": with_process(files=("/proc/2",))}),
+    ("stream-deleted", {"tree": replace(TREE, lost_streams=("/home/a/out",))}),
     ("sysv-ipc", {"tree": replace(TREE, sysv=("sem 1",))}),
     ("mig", {"gpu": replace(GPU, mig=True)}),
     ("driver", {"gpu": replace(GPU, capabilities=Capabilities("565", why_not="driver 565 cannot checkpoint"))}),
@@ -189,6 +190,15 @@ def test_what_is_forked_while_the_tree_is_read_belongs_to_it(tmp_path: Path, mon
     assert [one.pid for one in tree.processes] == [60, 70, 90]
     assert [one.pid for one in tree.outside] == [80]
     assert not namespace.is_below(12345, [60], proc=tmp_path)
+
+
+def test_a_deleted_output_file_counts_where_a_process_has_it(tmp_path: Path) -> None:
+    """PID 1 keeps Slurm's descriptors; a script that writes elsewhere does not need them."""
+    process(
+        tmp_path, 50, 1, inner=1, fds={"0": "/dev/null", "1": "/home/a/out (deleted)", "2": "/home/a/err (deleted)"}
+    )
+    process(tmp_path, 60, 50, inner=2, fds={"1": "/home/a/out (deleted)", "2": "/home/a/log", "3": "/x (deleted)"})
+    assert collect(50, 60, proc=tmp_path).lost_streams == ("/home/a/out",)
 
 
 def test_system_v_ipc_of_the_user_since_the_job_began(tmp_path: Path) -> None:
