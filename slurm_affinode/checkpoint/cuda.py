@@ -39,7 +39,7 @@ _MEANING = {
     "CUDA_ERROR_INVALID_VALUE": "there is no such process, or the GPUs do not fit",
     "CUDA_ERROR_NOT_INITIALIZED": "the process does not use CUDA",
     "CUDA_ERROR_NOT_READY": "the GPU was busy until the time-out",
-    "CUDA_ERROR_OPERATING_SYSTEM": "it has ended, a restore of it ran out of GPU memory before, or it cannot be reached",
+    "CUDA_ERROR_OPERATING_SYSTEM": "it ended, cannot be reached, or a restore of it ran out of GPU memory before",
 }
 
 
