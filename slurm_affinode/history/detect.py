@@ -36,7 +36,8 @@ def detect(path: Path, name: str, aliases: Aliases) -> str:
         raise InputError("is a binary file of no known format", where=name, hint=_known())
     text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
     lines = [line for line in text.split("\n") if line.strip()]
-    if text.lstrip()[:1] in "{[" and _is_json(text):
+    # A line of exposition text may begin with a brace too: {"name", label="value"} 5
+    if text.lstrip()[:1] in "{[" and not _SAMPLE.match(lines[0]) and _is_json(text):
         return "prometheus-json"
     if any(HEADER.match(line) for line in lines[:50]):
         return "dmon"

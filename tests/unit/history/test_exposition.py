@@ -183,6 +183,15 @@ def test_scrapes_without_timestamps_need_a_start(read: Reader, tmp_path: Path) -
     assert len(read(path).rows) == 1
 
 
+def test_a_name_in_quotes_is_no_json(read: Reader, tmp_path: Path) -> None:
+    """The form for names that are no words: it is not read, and the line is what is said to be wrong."""
+    path = tmp_path / "m.prom"
+    path.write_text('{"gpu.busy",gpu="0"} 5 1793520000000\n' + LINE)
+    result = read(path)
+    assert (result.format, len(result.rows)) == ("prometheus", 1)
+    assert [one.reason.split(":")[0] for one in result.notes.problems] == ["is no sample"]
+
+
 def test_a_job_metric_counts_for_the_samples_that_follow_it(read: Reader, tmp_path: Path) -> None:
     """The exporter of job ids may be scraped at other times; 0 says that no job holds the GPU."""
     path = tmp_path / "m.prom"
