@@ -29,7 +29,7 @@ from slurm_affinode.model.ledger import LedgerEntry, decode
 from slurm_affinode.model.suspension import Mode, Phase, SuspendOption, Suspension
 
 OUT = ["lock", "checkpoint", "freeze"]
-BACK = ["thaw", "restore", "unlock"]
+BACK = ["thaw", "restore", "unlock", "thaw"]
 OPTION = SuspendOption(mode=Mode.INPLACE)
 GIB = 1 << 30
 LISTENER = Sock(11, "tcp", LISTEN, 0, port=8000)
@@ -47,6 +47,7 @@ class FakeFreezer:
         self.by_slurm = False
         self.waiting: dict[int, int] = {}
         """Process -> a signal that it has not taken."""
+        self.at_work: set[int] = set()
         self.during: Callable[[], None] = lambda: None
 
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
@@ -69,6 +70,9 @@ class FakeFreezer:
         self.world.effect("thaw")
         for process in self.machine.processes:
             process.stopped = process.pid in stay
+
+    def busy(self, pids: Iterable[int]) -> bool:
+        return any(pid in self.at_work for pid in pids)
 
     def ended(self, pids: Iterable[int]) -> int | None:
         there = {p.pid for p in self.machine.processes}

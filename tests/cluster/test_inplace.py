@@ -97,6 +97,71 @@ def test_it_sleeps_by_itself_and_an_open_connection_wakes_it(cluster: Cluster) -
     wait_until("it sleeps again", lambda: in_place(cluster, server.job), lambda one: one is not None)
 
 
+# A server whose master ends workers that have not moved for three seconds.
+WATCHED = """#!/opt/slurm-affinode/bin/python
+#SBATCH --partition=gpu --nodelist={node} --gres=shard:6
+import mmap, os, selectors, signal, socket, struct, sys, time
+sys.path.insert(0, "{workloads}")
+import gpu
+
+WORKERS = 3
+listener = socket.create_server(("", 8001), backlog=64)
+listener.setblocking(False)
+moved = mmap.mmap(-1, 8 * WORKERS)
+
+def move(number):
+    struct.pack_into("d", moved, 8 * number, time.monotonic())
+
+def work(number):
+    device = gpu.Gpu()
+    device.hold(50 << 20)
+    gpu.say("listening")
+    poll = selectors.DefaultSelector()
+    poll.register(listener, selectors.EVENT_READ)
+    while True:
+        move(number)
+        for _ in poll.select(0.5):
+            try:
+                connection, _ = listener.accept()
+            except BlockingIOError:
+                continue
+            with connection:
+                connection.setblocking(True)
+                connection.recv(65536)
+                device.compute(0.05)
+                connection.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\nanswered")
+
+workers = []
+for number in range(WORKERS):
+    move(number)
+    pid = os.fork()
+    if pid == 0:
+        work(number)
+    workers.append(pid)
+time.sleep(5)  # they begin
+while True:
+    time.sleep(0.1)
+    for number, pid in enumerate(workers):
+        if time.monotonic() - struct.unpack_from("d", moved, 8 * number)[0] > 3:
+            gpu.say("has not moved", worker=pid)
+            os.kill(pid, signal.SIGKILL)
+"""
+
+
+def test_a_master_that_watches_its_workers_finds_them_well(cluster: Cluster) -> None:
+    """They have stood still for longer than it has patience for; it sees them after they have moved again."""
+    job = cluster.submit(BY_HAND, script=WATCHED.format(node=NODE, workloads=WORKLOADS))
+    cluster.wait_for_output(job, "listening")
+    wait_until("all listen", lambda: cluster.output(job).count("listening"), lambda found: found == 3)
+    for _ in range(3):
+        put_to_sleep(cluster, job)
+        time.sleep(4)  # its patience is at an end
+        said = cluster.shell("login", f"curl --silent --show-error --max-time 60 http://{NODE}:8001/", user="alice")
+        assert said == "answered"
+        wait_awake(cluster, job)
+    assert "has not moved" not in cluster.output(job)
+
+
 def test_four_servers_take_turns_with_one_gpu(cluster: Cluster) -> None:
     """Each with 60 % of its memory, asked in bursts: every request is answered, rightly, in bounded time and moves."""
     option = "--gpu-suspend-idle=1s,mode=inplace,when=pressure"

@@ -46,7 +46,11 @@ class Freezer(Protocol):
         ...
 
     def thaw(self, init_pid: int, init_started: int, how: str, *, stay: Collection[int]) -> None:
-        """Let all but those in ``stay`` go on, which were stopped before. Raises ``FreezeError``, ``TreeGoneError``."""
+        """Let all but those in ``stay`` go on. Raises ``FreezeError``, ``TreeGoneError``."""
+        ...
+
+    def busy(self, pids: Iterable[int]) -> bool:
+        """Whether one of ``pids`` has something to do: it is not waiting, stopped or gone."""
         ...
 
     def moving(self, pids: Iterable[int], how: str, *, stay: Collection[int] = ()) -> int | None:
@@ -132,11 +136,18 @@ class LinuxFreezer:
 
     def thaw(self, init_pid: int, init_started: int, how: str, *, stay: Collection[int]) -> None:
         """See ``Freezer``."""
-        if how != SIGNALS and Path(how).is_dir():
-            self._set(Path(how), frozen=False, deadline=self.now() + 5)
         members = self.members(init_pid, init_started)
+        if how != SIGNALS and Path(how).is_dir():
+            # What the cgroup has frozen takes this one before it runs.
+            send([one for one in members if one.pid in stay], signal.SIGSTOP, LinuxProcesses(self.proc).read)
+            self._set(Path(how), frozen=False, deadline=self.now() + 5)
+            members = self.members(init_pid, init_started)
         going = [one for one in reversed(members) if one.pid not in stay]
         send(going, signal.SIGCONT, LinuxProcesses(self.proc).read)
+
+    def busy(self, pids: Iterable[int]) -> bool:
+        """See ``Freezer``."""
+        return any(self._states(pid) & {"R", "D"} for pid in pids)
 
     def moving(self, pids: Iterable[int], how: str, *, stay: Collection[int] = ()) -> int | None:
         """See ``Freezer``."""
@@ -174,14 +185,18 @@ class LinuxFreezer:
         One that waits in the kernel (D) for its child of vfork(2) does so for as long as the child is stopped. With a
         stop pending it cannot come back to its program, nor fork, and it stops when the child goes on.
         """
-        try:
-            threads = os.listdir(self.proc / str(pid) / "task")  # noqa: PTH208
-        except OSError:
-            return False
-        states = {self._state(self.proc / str(pid) / "task" / thread) for thread in threads}
+        states = self._states(pid)
         if states <= set(_STILL):
             return False
         return not states <= {*_STILL, "D"} or not (states & set("Tt") or self._pending(pid, signal.SIGSTOP))
+
+    def _states(self, pid: int) -> set[str]:
+        """Of its threads; empty: it is gone."""
+        try:
+            threads = os.listdir(self.proc / str(pid) / "task")  # noqa: PTH208
+        except OSError:
+            return set()
+        return {self._state(self.proc / str(pid) / "task" / thread) for thread in threads}
 
     def _main_moves(self, pid: int) -> bool:
         state = self._state(self.proc / str(pid))

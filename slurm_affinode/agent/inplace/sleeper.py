@@ -62,8 +62,10 @@ class Sleeper:
     """How its sockets stood before the locks; what came since then is for it."""
     turning: threading.Lock = field(default_factory=threading.Lock)
     """Held while its processes are let go, or frozen again."""
+    ahead: tuple[int, ...] = ()
+    """Its processes that were let go before those that watch over them; empty: none yet."""
     thawed: bool = False
-    """Its processes run, and wait for their GPU memory where they need it."""
+    """All its processes run, and wait for their GPU memory where they need it."""
     signalled: bool = False
     """It was let go for a signal, and is not frozen again before it was awake."""
     stop_epoch: float | None = None

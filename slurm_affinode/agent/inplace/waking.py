@@ -1,6 +1,8 @@
-"""Waking one job that sleeps in place: its processes are let go, then its GPU memory moves back, then it is unlocked.
+"""Waking one job that sleeps in place: its processes are let go, its GPU memory moves back, it is unlocked.
 
 In this order, because a stopped process cannot take its memory back; what it asks of CUDA waits until it is unlocked.
+A process that has others below it and no GPU memory of its own goes on last, when those are at rest again: a server's
+master ends workers that have not moved for a while (gunicorn's ``timeout``), and it would find that of all of them.
 That there is room on the GPU is looked at before each restore: one that runs out of memory fails for good.
 """
 
@@ -23,6 +25,8 @@ from slurm_affinode.model.suspension import Phase
 
 _ATTEMPTS = 3
 _PAUSE_S = 0.5
+_CALM_LOOKS, _MOST_LOOKS, _LOOK_AGAIN_S = 2, 50, 0.01
+"""Those at processes that were let go, until what watches over them follows, busy as they may be."""
 
 
 class NotWoken(AffinodeError):  # noqa: N818 - names what is the case
@@ -62,16 +66,36 @@ class Waking:
         return ""
 
     def thaw(self, sleeper: Sleeper) -> None:
-        """Let the processes go. Raises ``NotWoken``, ``TreeGoneError``."""
+        """Let all processes go. Raises ``NotWoken``, ``TreeGoneError``."""
         with sleeper.turning:
+            self._lead(sleeper)
             if sleeper.thawed:
                 return
-            self._mark(sleeper, Phase.WAKING, **sleeper.asking)
-            try:
-                self._freezer.thaw(sleeper.init_pid, sleeper.init_started, sleeper.how, stay=sleeper.stay)
-            except FreezeError as error:
-                raise NotWoken(str(error)) from None
+            calm = 0
+            for _ in range(_MOST_LOOKS):
+                calm = 0 if self._freezer.busy(sleeper.ahead) else calm + 1
+                if calm == _CALM_LOOKS:
+                    break
+                self._parts.sleep(_LOOK_AGAIN_S)
+            self._go_on(sleeper, sleeper.stay)
             sleeper.thawed = True
+
+    def _lead(self, sleeper: Sleeper) -> None:
+        """Let those go that have nobody below them, or GPU memory to take back. ``turning`` is held."""
+        if sleeper.thawed or sleeper.ahead:
+            return
+        self._mark(sleeper, Phase.WAKING, **sleeper.asking)
+        members = self._freezer.members(sleeper.init_pid, sleeper.init_started)
+        pids = {member.pid for member in members}
+        above = {member.parent for member in members} & pids - set(sleeper.cuda)
+        self._go_on(sleeper, sleeper.stay | above)
+        sleeper.ahead, sleeper.thawed = tuple(sorted(pids - above)), not above
+
+    def _go_on(self, sleeper: Sleeper, stay: frozenset[int]) -> None:
+        try:
+            self._freezer.thaw(sleeper.init_pid, sleeper.init_started, sleeper.how, stay=stay)
+        except FreezeError as error:
+            raise NotWoken(str(error)) from None
 
     def wake(self, sleeper: Sleeper) -> None:
         """All of it. Raises ``NotWoken``: it is frozen again, ``NoRoom``, ``TreeGoneError`` where it has ended."""
@@ -81,11 +105,13 @@ class Waking:
         if why is not None:
             raise NoRoom(why)
         try:
-            self.thaw(sleeper)
+            with sleeper.turning:
+                self._lead(sleeper)
             self._restore(sleeper)
         except CheckpointError as error:
             self._back(sleeper, str(error))
             raise NotWoken(str(error)) from None
+        self.thaw(sleeper)
         self._told(sleeper, began)
 
     def _short(self, sleeper: Sleeper) -> str | None:
@@ -157,7 +183,7 @@ class Waking:
                 # What it asks of CUDA waits all the same.
                 parts.log.warning("job %s: is not frozen again: %s", sleeper.job_id, error)
                 return
-            sleeper.thawed = False
+            sleeper.ahead, sleeper.thawed = (), False
 
     def _told(self, sleeper: Sleeper, began: float) -> None:
         parts, record = self._parts, sleeper.record

@@ -105,6 +105,14 @@ def test_a_job_that_forks_is_frozen_whole_and_goes_on(job: Job) -> None:
     assert freezer.moving(pids, how, stay=before) != sleeping.pid
 
 
+def test_who_has_something_to_do(tmp_path: Path) -> None:
+    """What runs, or waits for a disk; not what waits for others, is stopped, or gone."""
+    freezer = fake(tmp_path, {7: "S", 8: "T", 9: "R", 10: "D"}, "0::/job\n")
+    assert not freezer.busy([7, 8, 11])
+    assert freezer.busy([7, 9])
+    assert freezer.busy([10, 8])
+
+
 @needs_root
 def test_a_signal_of_slurm_that_lets_a_job_go_on_is_noticed(job: Job) -> None:
     """SIGCONT to all of it: what moves is named."""
@@ -332,9 +340,11 @@ def test_a_cgroup_with_just_the_job_is_frozen(tmp_path: Path, version: int, monk
     if version == 1:  # which holds back even that
         (tmp_path / "proc" / "8" / "status").write_text("NSpid:\t8\nUid:\t0\t0\t0\t0\nShdPnd:\t0000000000000100\n")
         assert freezer.moving([7, 8], how) == 8
+    freezer.thaw(1, 7, how, stay=(7,))  # 7 goes on later: it would run with the cgroup
+    assert told == [(7, signal.SIGSTOP), (8, signal.SIGCONT)]
     freezer.thaw(1, 7, how, stay=())
     assert knob.read_text() == ("THAWED" if version == 1 else "0")
-    assert told == [(8, signal.SIGCONT), (7, signal.SIGCONT)]
+    assert told[2:] == [(8, signal.SIGCONT), (7, signal.SIGCONT)]
 
 
 def test_a_cgroup_with_others_in_it_is_left_alone(tmp_path: Path) -> None:

@@ -199,4 +199,6 @@ def test_a_signal_while_a_restore_fails_is_not_lost(world, node):
     sleeper.turning = Turn()
     with failing(node):
         node.round()
+    assert node.stopped() == [True, False]
+    node.director.signalled(7, signal.SIGTERM)
     assert node.stopped() == [False, False]

@@ -71,6 +71,34 @@ def test_a_restore_that_fails_leaves_it_asleep_and_is_tried_again(world, node):
     assert (entry.restored_ms is not None, "CUDA_ERROR_UNKNOWN" in (entry.restore_failure or "")) == (True, True)
 
 
+@pytest.mark.parametrize(("works_for", "pauses"), [(0, 1), (3, 4), (1000, 50)])
+def test_what_watches_over_others_goes_on_last(world, monkeypatch, works_for, pauses):
+    """When they have their GPU memory and are at rest, and not much later: it would find that they have not moved."""
+    seen: list[tuple[str, list[bool]]] = []
+
+    def unlocked(pid: int) -> None:
+        seen.append(("unlock", node.stopped()))
+        unlock(pid)
+
+    def paused(seconds: float) -> None:
+        seen.append(("pause", node.stopped()))
+        if len(seen) > works_for:
+            node.freezer.at_work = {script}  # which is not asked for
+
+    monkeypatch.setattr(world, "sleep", paused)
+    node = Node(world)
+    script, worker = (process.pid for process in node.processes)
+    unlock = node.agent.cuda.unlock
+    monkeypatch.setattr(node.agent.cuda, "unlock", unlocked)
+    node.sleep()
+    node.connection()
+    node.freezer.at_work = {worker} if works_for else set()
+    seen.clear()
+    node.round()
+    assert awake(world)
+    assert seen == [("unlock", [True, False])] + [("pause", [True, False])] * pauses
+
+
 def test_a_restore_that_fails_until_the_deadline(world):
     """It is wanted, and has not got its memory back: overdue, whatever the reason."""
     ended: list[int | str] = []
