@@ -9,28 +9,45 @@ from slurm_affinode.core.spans import span
 
 Look = Mapping[int, Sock]
 """Inode -> socket, of one job, at a moment."""
+_ANSWERED_S = 30.0
+"""The least time that a server is given to answer, without its GPU and however short its idle window: nobody would wake
+it for a request that it has read already."""
 
 
 def at_rest(now: Look, earlier: Look, *, within_s: float) -> str | None:
     """Why a running job must not be put to sleep now; ``None``: nobody waits for it.
 
     A request that was read and not answered leaves no trace in a queue: so a connection on which something came
-    ``within_s`` ago (the idle window), and nothing went out after that, counts as one. Bytes that stood there unread at
-    an ``earlier`` look as well are none that the job is about to read, unless they came within that time, too.
+    ``within_s`` ago (the idle window; on one that was made to the job at least half a minute), and nothing went out
+    after that, counts as one. Bytes that stood there unread at an ``earlier`` look as well are none that the job is
+    about to read, unless they came within that time, too.
     """
+    ports = {sock.port for sock in now.values() if sock.listens and sock.family == "tcp"}
     for sock in _from_others(now):
         before = earlier.get(sock.inode)
         if sock.listens:
             if sock.waiting:
                 return f"a connection waits{_where(sock)}"
             continue
-        came, went = sock.received_ms, sock.sent_ms
-        fresh = before is None or before.unread != sock.unread or (came is not None and came < within_s * 1000)
+        came = sock.received_ms
+        recent = came is not None and came < within_s * 1000
+        fresh = before is None or before.unread != sock.unread or recent
         if sock.unread > 0 and fresh:
             return f"bytes wait on a connection{_where(sock)}"
-        if came is not None and went is not None and sock.received and came < within_s * 1000 and came < went:
+        waits_s = max(within_s, _ANSWERED_S) if sock.port in ports else within_s
+        if came is not None and came < waits_s * 1000 and _unanswered(sock):
             return f"what came {span(came / 1000)} ago{_where(sock)} has not been answered"
     return None
+
+
+def _unanswered(sock: Sock) -> bool:
+    """Something came, and nothing went out after that.
+
+    The kernel's clock for both is coarse (up to 10 ms), and begins for both when a connection is made.
+    """
+    if not sock.received or sock.received_ms is None or sock.sent_ms is None:
+        return False
+    return sock.received_ms < sock.sent_ms or sock.sent == 0
 
 
 def meanwhile(before: Look, after: Look) -> str | None:

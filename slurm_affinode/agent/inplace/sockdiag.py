@@ -37,7 +37,7 @@ _INET_INFO, _UNIX_PEER, _UNIX_RQLEN = 2, 2, 4
 _MAPPED = b"\0" * 10 + b"\xff" * 2
 """What an IPv4 address begins with on a socket of IPv6."""
 _SHOW_PEER, _SHOW_RQLEN = 0x4, 0x10
-_LAST_SENT, _LAST_RECEIVED, _BYTES_RECEIVED = 44, 52, 128
+_LAST_SENT, _LAST_RECEIVED, _BYTES_RECEIVED, _SEGMENTS_SENT = 44, 52, 128, 156
 """Offsets in ``struct tcp_info``."""
 _PART = 256 << 10
 _ANSWER_S = 2.0
@@ -72,6 +72,9 @@ class Sock:
     received_ms: int | None = None
     """TCP: how long ago the last bytes came; ``None``: not known."""
     sent_ms: int | None = None
+    """The same of what went out; since it was opened where nothing did."""
+    sent: int | None = None
+    """TCP: segments with bytes that went out since it was opened; ``None``: not known."""
     here: bytes = b""
     """Its own end of a connection; empty: it has none."""
     there: bytes = b""
@@ -182,13 +185,15 @@ def _inet(body: bytes, wanted: frozenset[int] | None = None) -> Iterator[Sock]:
         return
     family, state, _, _, port, remote, source, destination, _, rqueue, _, _, inode = _INET.unpack_from(body)
     info = next((value for kind, value in _attributes(body[_INET.size :]) if kind == _INET_INFO), b"")
-    sent = received_ms = None
+    sent_ms = received_ms = sent = None
     received = 0
     if state != LISTEN and len(info) >= _BYTES_RECEIVED + 8:
-        sent, received_ms = (int.from_bytes(info[at : at + 4], "little") for at in (_LAST_SENT, _LAST_RECEIVED))
+        sent_ms, received_ms = (int.from_bytes(info[at : at + 4], "little") for at in (_LAST_SENT, _LAST_RECEIVED))
         received = int.from_bytes(info[_BYTES_RECEIVED : _BYTES_RECEIVED + 8], "little")
+        if len(info) >= _SEGMENTS_SENT + 4:
+            sent = int.from_bytes(info[_SEGMENTS_SENT : _SEGMENTS_SENT + 4], "little")
     ends = (b"", b"") if state == LISTEN else (_end(family, source, port), _end(family, destination, remote))
-    yield Sock(inode, "tcp", state, rqueue, socket.ntohs(port), received, received_ms, sent, *ends)
+    yield Sock(inode, "tcp", state, rqueue, socket.ntohs(port), received, received_ms, sent_ms, sent, *ends)
 
 
 def _end(family: int, address: bytes, port: int) -> bytes:

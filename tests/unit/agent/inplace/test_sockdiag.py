@@ -89,7 +89,9 @@ def test_bytes_that_nobody_reads_are_counted(diag: SockDiag) -> None:
             assert one(diag, server).received == 5
             assert server.recv(5) == b"GET /"
             after = one(diag, server)
-            assert (after.waiting, after.received) == (0, 5)
+            assert (after.waiting, after.received, after.sent) == (0, 5, 0)
+            server.sendall(b"HTTP/1.0 200 OK")
+            assert one(diag, server).sent == 1
             assert after.received_ms is not None
             client.shutdown(socket.SHUT_WR)
             wait_for(lambda: one(diag, server).state == CLOSE_WAIT)
@@ -279,6 +281,23 @@ def test_a_request_keeps_a_job_awake() -> None:
     assert asking.at_rest(slow, slow, within_s=900) == "bytes wait on a connection on port 8000"
     old = look(replace(OPEN, received_ms=901_000, sent_ms=950_000))
     assert asking.at_rest(old, old, within_s=900) is None
+
+
+def test_a_request_that_came_with_its_connection_keeps_a_job_awake() -> None:
+    """In the same tick of the kernel's clock, from which both times are counted where nothing has gone out yet."""
+    first = replace(OPEN, received_ms=3000, sent_ms=3000, sent=0)
+    assert asking.at_rest(look(first), {}, within_s=900) == "what came 3 s ago on port 8000 has not been answered"
+    for sent in (1, None):  # an answer as quick as that; a kernel that does not tell
+        assert asking.at_rest(look(replace(first, sent=sent)), {}, within_s=900) is None
+
+
+def test_a_request_that_takes_longer_than_the_idle_window_keeps_a_job_awake() -> None:
+    """Half a minute, on a connection to the job. What answers the job itself is nothing that it has to answer."""
+    slow = replace(OPEN, received_ms=29_000, sent_ms=29_100)
+    why = "what came 29 s ago on port 8000 has not been answered"
+    assert asking.at_rest(look(LISTENER, slow), {}, within_s=2) == why
+    assert asking.at_rest(look(LISTENER, replace(slow, received_ms=30_000)), {}, within_s=2) is None
+    assert asking.at_rest(look(LISTENER, replace(slow, port=40_000)), {}, within_s=2) is None
 
 
 def test_what_came_while_it_was_put_to_sleep_wakes_it() -> None:
