@@ -151,8 +151,13 @@ class Aftermath:
         thread.start()
 
     def _note(self, record: Record) -> None:
+        """Once for each suspension: a note that is there has what was asked of the job since, and where that failed."""
+        notes, made = self._parts.notes, self.note_of(record)
+        there = notes.read(made.cluster, made.job_id)
+        if there is not None and (there.seq, there.began_ms) == (made.seq, made.began_ms):
+            return
         try:
-            self._parts.notes.write(self.note_of(record))
+            notes.write(made)
         except AffinodeError as error:
             self._parts.log.warning("job %s: %s", record.key.job_id, error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from agent_sequences import recovered
 from agent_site import World, make_job
 from agent_world import Agent
 
@@ -116,6 +117,23 @@ def test_a_job_whose_restore_failed_is_woken_by_hand_only(asleep):
     look(world, agent, (NODE,))
     assert world.held
     agent.waker.wake(note.key, "alice")
+    assert not world.held
+
+
+def test_a_job_that_was_woken_before_its_image_could_be_copied(world):
+    """The agent ends and comes back in the middle of that: what was asked for is not forgotten."""
+    first = Agent(world, "c1")
+    first.aftermath.stop()  # it copies nothing any more
+    first.suspend()
+    waker = Agent(world, "c2", Settings(wake_every_s=1))
+    (note,) = waker.parts.notes.all()
+    waker.waker.wake(note.key, "alice")
+    look(world, waker, ())
+    assert world.held
+    assert waker.images(shared=True) == []
+    recovered(world)
+    assert waker.images(shared=True) == [1]
+    look(world, waker, ())
     assert not world.held
 
 
