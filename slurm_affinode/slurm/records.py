@@ -171,16 +171,18 @@ def _contains(run: tuple[int, datetime, datetime | None, datetime | None], momen
 
 
 def _fill_from_steps(jobs: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """The largest MaxRSS of the steps is the job's: sacct prints it for steps alone."""
+    """What the records of steps alone say: the largest MaxRSS, and GPUs where the record of the job names none."""
     # Grouping by text is slow, and job ids are enough where there is one cluster.
     on = ["job_id", "submit"] if jobs["cluster"].n_unique() <= 1 else list(JOB_KEY)
-    largest = (
-        steps.select(*on, "max_rss_bytes")
-        .filter(pl.col("max_rss_bytes").is_not_null())
-        .group_by(on)
-        .agg(pl.col("max_rss_bytes").max().alias("of_steps"))
-    )
-    if largest.is_empty():
-        return jobs
-    joined = jobs.join(largest, on=on, how="left", maintain_order="left")
-    return joined.with_columns(pl.max_horizontal("max_rss_bytes", "of_steps").alias("max_rss_bytes")).drop("of_steps")
+    largest = _largest(steps.filter(pl.col("max_rss_bytes").is_not_null()), on, "max_rss_bytes")
+    without = jobs.filter(pl.col("start").is_not_null() & (pl.col("gpus").fill_null(0) == 0)).select(on)
+    with_gpus = steps.filter(pl.col("gpus") > 0).join(without, on=on, how="semi")
+    for found, name in ((largest, "max_rss_bytes"), (_largest(with_gpus, on, "gpus"), "gpus")):
+        if found.height:
+            joined = jobs.join(found, on=on, how="left", maintain_order="left")
+            jobs = joined.with_columns(pl.max_horizontal(name, "of_steps").alias(name)).drop("of_steps")
+    return jobs
+
+
+def _largest(steps: pl.DataFrame, on: list[str], name: str) -> pl.DataFrame:
+    return steps.group_by(on).agg(pl.col(name).max().alias("of_steps"))

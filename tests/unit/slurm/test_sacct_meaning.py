@@ -189,6 +189,19 @@ def test_gpus_are_counted_none_or_unknown() -> None:
     assert known.jobs["gpus"].to_list() == [0]
 
 
+def test_gpus_that_steps_alone_name_are_those_of_their_run() -> None:
+    """A step has its GPUs from the job; of several steps nothing says whether they had the same."""
+    times = "2026-01-01T10:00:00|2026-01-01T10:01:00|2026-01-01T10:30:00"
+    found = parse(
+        "JobID|State|Submit|Start|End|AllocTRES\n"
+        f"1|COMPLETED|{times}|cpu=1,node=1\n1.0|COMPLETED|{times}|cpu=1,gres/gpu=2\n1.1|COMPLETED|{times}|gres/gpu=1\n"
+        f"2|COMPLETED|{times}|\n2.0|COMPLETED|{times}|gres/gpu=1\n"
+        f"3|COMPLETED|{times}|cpu=1,gres/gpu=4\n3.0|COMPLETED|{times}|cpu=1,gres/gpu=2\n"
+        f"4|COMPLETED|{times}|cpu=1\n4.0|COMPLETED|{times}|cpu=1\n"
+    )
+    assert found.jobs["gpus"].to_list() == [2, 1, 4, 0]
+
+
 @pytest.mark.parametrize(
     ("column", "cell", "gpus"),
     [("AllocGRES", "gpu:a100:4", 4), ("AllocGRES", "", 0), ("ReqTRES", "cpu=1,gres/gpu=3", 3), ("NNodes", "1", None)],
