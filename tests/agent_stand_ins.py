@@ -206,8 +206,9 @@ class Acts:
         self.restored.append(arrival)
         return self.reply
 
-    def wake(self, key: JobKey, who: str) -> None:
+    def wake(self, key: JobKey, who: str) -> bool:
         self.woken.append((key.job_id, who))
+        return True
 
     def tick(self) -> None:
         self.ticks += 1

@@ -99,8 +99,11 @@ class Restorer(Protocol):
 class Waker(Protocol):
     """Lets suspended jobs go back to work."""
 
-    def wake(self, key: JobKey, who: str) -> None:
-        """Release a suspended job now, because ``who`` asked. Twice is as once. Raises ``Refused``."""
+    def wake(self, key: JobKey, who: str) -> bool:
+        """Release a suspended job, because ``who`` asked. Twice is as once. Raises ``Refused``.
+
+        ``False``: not yet, since its image is not where every node sees it; that comes by itself.
+        """
         ...
 
     def tick(self) -> None:

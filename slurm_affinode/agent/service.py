@@ -247,10 +247,10 @@ class Service:
             state = ": it is running" if job.phase is Phase.RUNNING else on_its_way
             raise RequestError("not-suspended", f"job {job_id} is not suspended{state}")
         log.info("job %d: %s (uid %d) asks that it wakes", job_id, one_line(caller.name, 64), caller.uid)
-        self.orchestration.waker.wake(job.key, caller.name)
+        released = self.orchestration.waker.wake(job.key, caller.name)
         with self._lock:
             self._suspended = (-1e9, ())
-        return {"job_id": job_id, "node": self.node, "released": True}
+        return {"job_id": job_id, "node": self.node, "released": released}
 
     # --- prolog and epilog
 

@@ -80,7 +80,7 @@ class JobWaker:
 
     # --- by hand
 
-    def wake(self, key: JobKey, who: str) -> None:
+    def wake(self, key: JobKey, who: str) -> bool:
         """See ``interface.Waker``."""
         parts = self._parts
         note = parts.notes.read(key.cluster, key.job_id)
@@ -98,7 +98,7 @@ class JobWaker:
         note = replace(note, wake=NOW, failure=None)
         parts.notes.write(note)
         # Where its image is not in the shared store yet, the next ticks do it.
-        self._release(note, job)
+        return self._release(note, job)
 
     # --- by itself
 

@@ -85,7 +85,7 @@ def _all(reach: Reach, nodes: tuple[str, ...], *, as_json: bool) -> int:
 
 def _line(row: Mapping[str, Any]) -> tuple[object, ...]:
     if row["state"] == "suspended":
-        idle, after = f"asleep {span(row['suspended_s'])}", row["failure"] or _wakes(row["wake"], row["since"])
+        idle, after = f"asleep {span(row['suspended_s'])}", row["failure"] or _wakes_up(row)
         held = f"{size(row['gpu_bytes'])} in its image"
     elif (one := row.get("in_place")) is not None and one["starting"]:
         idle, held, after = "", "", one["waits"] or ""
@@ -162,7 +162,7 @@ def _asleep(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         # Two sizes, and none is part of the other: what was never written takes no room in an image.
         ("GPU memory", f"{size(row['gpu_bytes'])}, given back"),
         ("image", f"{size(row['image_bytes'])} on disk, with the contents of host and GPU memory; {where}"),
-        ("wake", f"{_wakes(row['wake'], row['since'])}; or: slurm-affinode wake {row['job_id']}"),
+        ("wake", f"{_wakes_up(row)}; or: slurm-affinode wake {row['job_id']}"),
     ]
     if row.get("passed_over"):
         pairs.append(("passed over", f"tiers that did not take the image: {row['passed_over']}"))
@@ -205,6 +205,13 @@ def _sleeps(one: Mapping[str, Any]) -> str:
     """``idle 15m, 48 GiB in host memory, wakes on a request``."""
     wakes = ", wakes on a request" if one["wakes_on_request"] else ""
     return f"{one['why']}, {size(one['gpu_bytes'])} in host memory{wakes}"
+
+
+def _wakes_up(row: Mapping[str, Any]) -> str:
+    """When a job that has an image goes on; to be released, that has to be where every node sees it."""
+    if row["wake"] == "now" and row["where"] == "node":
+        return "as soon as the copy of its image to the shared store is complete"
+    return _wakes(row["wake"], row["since"])
 
 
 def _wakes(wake: str, since: float) -> str:

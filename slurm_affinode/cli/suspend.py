@@ -20,6 +20,8 @@ from slurm_affinode.timespec import parse_span_s
 POLL_S = 0.5
 LOST_S = 30.0
 """Between the end of the run and the image's place in the list of suspended jobs; then the job counts as ended."""
+_ON_THE_WAY = ("unknown-job", "not-opted-in", "ending", "under-way")
+"""What an agent may say of it meanwhile."""
 
 _SUSPEND_EPILOG = """\b
   slurm-affinode suspend 123
@@ -33,7 +35,7 @@ _WAKE_EPILOG = """\b
   slurm-affinode wake 123
 
 \b
-Exit status: 0 released, 1 refused, 3 no agent answers.
+Exit status: 0 released, or as soon as its image is in the shared store; 1 refused; 3 no agent answers.
 """
 
 
@@ -80,7 +82,7 @@ def _wait(reach: Reach, job: str, began: float, timeout_s: float) -> dict[str, A
         try:
             row: dict[str, Any] = reach.about(job, {"verb": "status"})["jobs"][0]
         except AnswerError as error:
-            if error.code not in ("unknown-job", "not-opted-in", "ending") or time.monotonic() - seen > LOST_S:
+            if error.code not in _ON_THE_WAY or time.monotonic() - seen > LOST_S:
                 raise
         else:
             seen = time.monotonic()
@@ -116,6 +118,9 @@ def wake(*, config: Config, job: str, as_json: bool) -> int:
         print_json(answer)
     elif answer.get("in_place"):
         click.echo(f"Job {job} wakes as soon as there is room for it on its GPUs; see: slurm-affinode status {job}")
-    else:
+    elif answer.get("released", True):
         click.echo(f"Job {job} is released: it goes on when Slurm has GPUs for it")
+    else:
+        click.echo(f"Job {job} will be released when the copy of its image to the shared store is complete")
+        click.echo(f"  see: slurm-affinode status {job}", err=True)
     return 0

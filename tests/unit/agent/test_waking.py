@@ -127,7 +127,7 @@ def test_a_job_that_was_woken_before_its_image_could_be_copied(world):
     first.suspend()
     waker = Agent(world, "c2", Settings(wake_every_s=1))
     (note,) = waker.parts.notes.all()
-    waker.waker.wake(note.key, "alice")
+    assert not waker.waker.wake(note.key, "alice")
     look(world, waker, ())
     assert world.held
     assert waker.images(shared=True) == []

@@ -121,8 +121,16 @@ def test_status_says_when_a_job_wakes(run: Any, wake: str, said: str, monkeypatc
     """A time as a time, counted from when it fell asleep."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    done = run(Reach({"jobs": [SUSPENDED | {"wake": wake}]}), "status", "8")
+    done = run(Reach({"jobs": [SUSPENDED | {"wake": wake, "where": "shared"}]}), "status", "8")
     assert f"{said}; or: slurm-affinode wake 8" in done.output
+
+
+def test_a_job_that_is_woken_before_its_image_is_everywhere_is_not_said_to_be_released(run: Any) -> None:
+    """By the command that wakes it, and by its status."""
+    said = run(Reach({"released": False}), "wake", "8").output
+    assert "will be released when the copy of its image to the shared store is complete" in said
+    done = run(Reach({"jobs": [SUSPENDED | {"wake": "now", "where": "node"}]}), "status", "8")
+    assert "as soon as the copy of its image to the shared store is complete; or" in done.output
 
 
 def test_status_as_json(run: Any) -> None:
