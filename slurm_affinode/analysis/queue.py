@@ -3,7 +3,7 @@
 A pending job could have started on the GPUs of a finding where
 
 - it is eligible and waits for resources or its turn (not held, not waiting for a time, another job or a limit),
-- one of its partitions is the finding's,
+- one of its partitions is the finding's, or another one that has all of its nodes, as far as that is known,
 - it asks for at least one GPU and for no more than are held idle, on no more nodes than these are on,
 - it names no GPU type, or theirs, and its ``--constraint`` may match the features of their nodes, if those are known.
 
@@ -15,19 +15,30 @@ scheduler would have done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from slurm_affinode.core.features import may_match
+from slurm_affinode.model.cluster import Node
 from slurm_affinode.model.finding import Finding, JobRef, NodeRef, QueueImpact
 
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
 EXAMPLES = 5
-WAITING_REASONS = frozenset({None, "", "None", "Priority", "Resources", "ReqNodeNotAvail", "Nodes_required_for_job"})
-"""Slurm's reasons of jobs that would start if there were room."""
+_WAITING = frozenset({"", "None", "Priority", "Resources"})
+_WAITING_FOR = ("ReqNodeNotAvail", "Nodes required for job", "Nodes_required_for_job")
+"""How those of Slurm's reasons begin that go on in words."""
+
+
+def waits(reason: str | None) -> bool:
+    """Whether Slurm's reason is that of a job that would start if there were room: on its nodes, or in its turn."""
+    return reason is None or reason in _WAITING or reason.startswith(_WAITING_FOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,61 +63,83 @@ class Waiting:
     """So many of them at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The jobs that waited in some partitions, in the order of the queue."""
+
+    jobs: Sequence[Waiting]
+    eligible: Floats
+    until: Floats
+    gpus: Ints
+    nodes: Ints
+    tasks: Ints
+    most: Ints
+
+    @classmethod
+    def of(cls, jobs: Sequence[Waiting]) -> _Group:
+        return cls(
+            jobs,
+            np.array([one.eligible.timestamp() for one in jobs], np.float64),
+            np.array([one.until.timestamp() for one in jobs], np.float64),
+            np.array([one.gpus for one in jobs], np.int64),
+            np.array([one.nodes for one in jobs], np.int64),
+            np.array([one.tasks for one in jobs], np.int64),
+            np.array([one.tasks if one.most is None else min(one.tasks, one.most) for one in jobs], np.int64),
+        )
+
+
 class Queue:
-    """The jobs that waited, by partition."""
+    """The jobs that waited, by cluster and partitions."""
 
     def __init__(self, waiting: Iterable[Waiting]) -> None:
-        groups: dict[tuple[str, str], list[Waiting]] = {}
+        self._waiting: dict[str, list[Waiting]] = {}
         for job in sorted(waiting, key=lambda one: (-one.priority, one.eligible, one.id)):
             if job.gpus > 0 and job.until > job.eligible:
-                for partition in job.partitions:
-                    groups.setdefault((job.cluster, partition), []).append(job)
+                self._waiting.setdefault(job.cluster, []).append(job)
+        self._groups: dict[tuple[str, frozenset[str]], _Group] = {}
         self._suits: dict[Any, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
-        self._groups = {
-            key: (
-                jobs,
-                np.array([one.eligible.timestamp() for one in jobs]),
-                np.array([one.until.timestamp() for one in jobs]),
-                np.array([one.gpus for one in jobs]),
-                np.array([one.nodes for one in jobs]),
-                np.array([one.tasks for one in jobs]),
-                np.array([one.tasks if one.most is None else min(one.tasks, one.most) for one in jobs]),
-            )
-            for key, jobs in groups.items()
-        }
+
+    def _group(self, key: tuple[str, frozenset[str]]) -> _Group:
+        """The same for thousands of findings."""
+        if key not in self._groups:
+            cluster, partitions = key
+            jobs = [job for job in self._waiting.get(cluster, ()) if not partitions.isdisjoint(job.partitions)]
+            self._groups[key] = _Group.of(jobs)
+        return self._groups[key]
 
     def impact(
-        self, finding: Finding, *, gpu_type: str | None = None, features: Sequence[tuple[str, ...]] | None = None
-    ) -> QueueImpact:
-        """What ``finding`` keeps from them. ``gpu_type``: of its GPUs; ``features``: of its nodes."""
+        self, finding: Finding, *, gpu_type: str | None = None, features: Sequence[tuple[str, ...]] | None = None,
+        partitions: Iterable[str] = (),
+    ) -> QueueImpact:  # fmt: skip
+        """What ``finding`` keeps from them. ``gpu_type``: of its GPUs; ``features``: of its nodes; ``partitions``: of
+        its nodes, besides its own."""
         free = len(finding.flagged_gpus) or (finding.allocated_gpus or 0)
-        group = self._groups.get((finding.cluster, finding.partition or ""))
-        if group is None or finding.since is None or not free:
+        key = (finding.cluster, frozenset((finding.partition or "", *partitions)))
+        group = self._group(key)
+        if not group.jobs or finding.since is None or not free:
             return QueueImpact(0, 0, 0.0, 0.0)
-        jobs, eligible, until, gpus, nodes, tasks, most = group
         begin, end = finding.since.timestamp(), finding.observed_at.timestamp()
-        waited = np.minimum(until, end) - np.maximum(eligible, begin)
+        waited = np.minimum(group.until, end) - np.maximum(group.eligible, begin)
         places = len({gpu.node for gpu in finding.flagged_gpus}) or len(finding.nodes) or 1
-        suits = self._suiting((finding.cluster, finding.partition or ""), jobs, gpu_type, features)
-        chosen = np.flatnonzero((waited > 0) & (gpus <= free) & (nodes <= places) & suits)
+        suits = self._suiting(key, group.jobs, gpu_type, features)
+        chosen = np.flatnonzero((waited > 0) & (group.gpus <= free) & (group.nodes <= places) & suits)
         left, startable = free, 0
-        for wanted, several in zip(gpus[chosen].tolist(), most[chosen].tolist(), strict=True):
+        for wanted, several in zip(group.gpus[chosen].tolist(), group.most[chosen].tolist(), strict=True):
             fit = min(left // wanted, several)
             startable += fit
             left -= fit * wanted
             if not left:
                 break
-        times = waited[chosen]
-        examples = tuple(jobs[i].id for i in chosen[:EXAMPLES])
+        times, tasks = waited[chosen], group.tasks[chosen]
+        examples = tuple(group.jobs[i].id for i in chosen[:EXAMPLES])
         longest = float(times.max()) if len(times) else 0.0
-        count, total = int(tasks[chosen].sum()), float((times * tasks[chosen]).sum())
-        return QueueImpact(count, startable, total, longest, examples)
+        return QueueImpact(int(tasks.sum()), startable, float((times * tasks).sum()), longest, examples)
 
     def _suiting(
-        self, key: tuple[str, str], jobs: Sequence[Waiting], gpu_type: str | None,
+        self, key: tuple[str, frozenset[str]], jobs: Sequence[Waiting], gpu_type: str | None,
         features: Sequence[tuple[str, ...]] | None,
     ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:  # fmt: skip
-        """Which of the jobs of a partition may run on such nodes: the same for thousands of findings."""
+        """Which of the jobs of a group may run on such nodes: the same for thousands of findings."""
         which = (key, gpu_type, None if features is None else frozenset(features))
         if which not in self._suits:
             self._suits[which] = np.array([_suits(job, gpu_type, features) for job in jobs], np.bool_)
@@ -118,10 +151,11 @@ def with_impact(
     queue: Queue,
     *,
     gpu_type: Callable[[Finding], str | None] = lambda _: None,
-    features: Mapping[str, tuple[str, ...]] | None = None,
+    nodes: Iterable[Node] = (),
 ) -> list[Finding]:
-    """``findings`` with their impact, where they hold GPUs idle."""
+    """``findings`` with their impact, where they hold GPUs idle. ``nodes``: as Slurm has them, where that is known."""
     out = []
+    known = {node.name: node for node in nodes}
     for one in findings:
         holds = one.kind in ("squatter", "idle-allocation", "completing") or (
             isinstance(one.subject, NodeRef) and one.kind == "drained-kill-failed"
@@ -133,8 +167,11 @@ def with_impact(
         ):
             out.append(one)
             continue
-        known = None if features is None else [features[node] for node in one.nodes if node in features] or None
-        out.append(replace(one, impact=queue.impact(one, gpu_type=gpu_type(one), features=known)))
+        its = [known[name] for name in one.nodes if name in known]
+        features = [node.features for node in its] or None
+        both = set.intersection(*(set(node.partitions) for node in its)) if its and len(its) == len(one.nodes) else ()
+        impact = queue.impact(one, gpu_type=gpu_type(one), features=features, partitions=both)
+        out.append(replace(one, impact=impact))
     return out
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from slurm_affinode.analysis import squatters
-from slurm_affinode.analysis.queue import WAITING_REASONS, Queue, Waiting, with_impact
+from slurm_affinode.analysis.queue import Queue, Waiting, waits, with_impact
 from slurm_affinode.analysis.squatters import Seen
 from slurm_affinode.config import Config
 from slurm_affinode.core.signature import GpuFacts, RunFacts, Signature, Verdict, judge
@@ -128,8 +128,7 @@ def judged(config: Config, request: Request, seen: Observed) -> Found:
         own = types.get(one.job.job_id) if one.job else None
         return own or zombies.type_of(kinds.get(one.nodes[0]) if one.nodes else None)
 
-    features = {node.name: node.features for node in nodes}
-    found = with_impact(found, Queue(_waiting(jobs, cluster, moment)), gpu_type=gpu_type, features=features)
+    found = with_impact(found, Queue(_waiting(jobs, cluster, moment)), gpu_type=gpu_type, nodes=nodes)
     holding = [job for job in jobs if job.allocated and (job.gpus_allocated or looks.mine.get(job.job_id))]
     unmeasured = sum(not one.gpu.signals_pct for one in looks.whole)
     about = Found((), seen.since, moment, "live", len(holding), len(looks.whole), unmeasured,
@@ -195,6 +194,6 @@ def _waiting(jobs: Iterable[Job], cluster: str, now: datetime) -> list[Waiting]:
                 job.gpus_requested.kind, job.node_count or 1, job.features, job.priority or 0, job.user,
                 jobid.tasks_in(job.array_tasks)[0], job.array_limit)
         for job in jobs
-        if job.pending and not job.held and job.gpus_requested and job.reason in WAITING_REASONS
+        if job.pending and not job.held and job.gpus_requested and waits(job.reason)
         and (job.eligible or job.submit or now) < now
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 
 from slurm_affinode.analysis import leftover_memory, misfits, squatters
-from slurm_affinode.analysis.queue import WAITING_REASONS, Queue, Waiting, with_impact
+from slurm_affinode.analysis.queue import Queue, Waiting, waits, with_impact
 from slurm_affinode.analysis.result import Thresholds, WasteQuery
 from slurm_affinode.analysis.squatters import Held
 from slurm_affinode.config import Config
@@ -247,9 +247,8 @@ def judge(  # noqa: PLR0917
         named = by_run.get((one.cluster, one.job.job_id)) if one.job else None
         return named if named is not None else type_of(types.get(one.nodes[0])) if one.nodes else None
 
-    features = {node.name: node.features for node in nodes} or None
     if queue is not None:
-        found = with_impact(found, Queue(queue), gpu_type=gpu_type, features=features)
+        found = with_impact(found, Queue(queue), gpu_type=gpu_type, nodes=nodes)
     about = held.runs.filter(pl.col("wanted") & (pl.col("gpus").fill_null(0) > 0))
     pairs = held.pairs.filter(pl.col("run").is_in(about["run"].implode()))
     measured = int((held.any.samples > 0).sum())
@@ -341,7 +340,7 @@ def waiting(jobs: pl.DataFrame, pending: pl.DataFrame, until: datetime) -> list[
     wanted = frame.select("job_id", "array_job_id", "array_task_id", "array_spec", "cluster", "partition", "req_gpus",
                           "gpus", "eligible", "start", "end", "req_tres", "nodes", "constraints", "user",
                           "reason")  # fmt: skip
-    return [_waiting(row, until) for row in wanted.iter_rows(named=True) if row["reason"] in WAITING_REASONS]
+    return [_waiting(row, until) for row in wanted.iter_rows(named=True) if waits(row["reason"])]
 
 
 def _waiting(row: dict[str, Any], until: datetime) -> Waiting:

@@ -38,10 +38,10 @@ def job(number: int, state: str = "RUNNING", **more: Any) -> Job:
     return Job(**values)
 
 
-def waiting(number: int) -> Job:
+def waiting(number: int, **more: Any) -> Job:
     """A job in the queue."""
     return job(number, "PENDING", start=None, nodes=(), node_gpus=None, gpus_allocated=None, reason="Resources",
-               eligible=NOW - timedelta(hours=1))  # fmt: skip
+               eligible=NOW - timedelta(hours=1), **more)  # fmt: skip
 
 
 def node(name: str = "g1", **more: Any) -> Node:
@@ -141,6 +141,31 @@ def test_a_squatter_is_found_by_looking_for_longer_than_its_window(tmp_path: Pat
     assert (one.kind, one.source, one.job.id, one.window_s) == ("squatter", "live", "1", 10.0)
     assert (one.impact.jobs, one.impact.startable) == (5, 1)
     assert slurm.asked == ["overview", "nodes"]
+
+
+def test_who_waits_in_another_partition_of_the_node_waits_for_its_gpus(tmp_path: Path) -> None:
+    """Partitions overlap; a job that names two of them is one job."""
+    places = [("short",), ("short", "gpu"), ("elsewhere",)]
+    queue = [waiting(10 + n, partitions=names) for n, names in enumerate(places)]
+    found = find(tmp_path, Slurm((job(1), *queue), (node(partitions=("gpu", "short")),)), [[gpu()]])
+    (one,) = found.findings
+    assert (one.impact.jobs, one.impact.examples) == (2, ("10", "11"))
+
+
+@pytest.mark.parametrize(
+    ("reason", "counts"),
+    [
+        ("ReqNodeNotAvail, May be reserved for other job", 1),
+        ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions", 1),
+        ("Priority", 1),
+        ("Dependency", 0),
+        ("QOSMaxGRESPerUser", 0),
+    ],
+)
+def test_who_waits_for_room_is_known_by_slurms_words(tmp_path: Path, reason: str, counts: int) -> None:
+    """Some of its reasons go on in words."""
+    slurm = Slurm((job(1), dataclasses.replace(waiting(10), reason=reason)), (node(),))
+    assert find(tmp_path, slurm, [[gpu()]]).findings[0].impact.jobs == counts
 
 
 def test_a_single_look_has_no_length(tmp_path: Path) -> None:
