@@ -5,6 +5,7 @@ A pending job could have started on the GPUs of a finding where
 - it is eligible and waits for resources or its turn (not held, not waiting for a time, another job or a limit),
 - one of its partitions is the finding's, or another one that has all of its nodes, as far as that is known,
 - it asks for at least one GPU and for no more than are held idle, on no more nodes than these are on,
+- every node that it names (``--nodelist``) is one of those, and not every one is excluded by it, where that is known,
 - it names no GPU type, or theirs, and its ``--constraint`` may match the features of their nodes, if those are known.
 
 It is counted for the time in which both overlap: it waited, and the GPUs were idle. The tasks of an array that wait
@@ -15,7 +16,7 @@ scheduler would have done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -61,6 +62,14 @@ class Waiting:
     """So many alike: tasks of an array that have no record of their own yet."""
     most: int | None = None
     """So many of them at once."""
+    required: tuple[str, ...] = ()
+    """Nodes that it has to have."""
+    excluded: tuple[str, ...] = ()
+    """Nodes that it does not take."""
+
+    def goes(self, nodes: Collection[str]) -> bool:
+        """Whether it might run on such nodes alone, as far as it names any and they are known."""
+        return not nodes or (set(self.required) <= set(nodes) and not set(nodes) <= set(self.excluded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,8 @@ class _Group:
     nodes: Ints
     tasks: Ints
     most: Ints
+    choosy: Sequence[int]
+    """Those that name nodes."""
 
     @classmethod
     def of(cls, jobs: Sequence[Waiting]) -> _Group:
@@ -85,6 +96,7 @@ class _Group:
             np.array([one.nodes for one in jobs], np.int64),
             np.array([one.tasks for one in jobs], np.int64),
             np.array([one.tasks if one.most is None else min(one.tasks, one.most) for one in jobs], np.int64),
+            [number for number, one in enumerate(jobs) if one.required or one.excluded],
         )
 
 
@@ -120,8 +132,10 @@ class Queue:
             return QueueImpact(0, 0, 0.0, 0.0)
         begin, end = finding.since.timestamp(), finding.observed_at.timestamp()
         waited = np.minimum(group.until, end) - np.maximum(group.eligible, begin)
-        places = len({gpu.node for gpu in finding.flagged_gpus}) or len(finding.nodes) or 1
-        suits = self._suiting(key, group.jobs, gpu_type, features)
+        where = {gpu.node for gpu in finding.flagged_gpus if gpu.node is not None} or set(finding.nodes)
+        places = len(where) or 1
+        suits = self._suiting(key, group.jobs, gpu_type, features).copy()
+        suits[[number for number in group.choosy if not group.jobs[number].goes(where)]] = False
         chosen = np.flatnonzero((waited > 0) & (group.gpus <= free) & (group.nodes <= places) & suits)
         left, startable = free, 0
         for wanted, several in zip(group.gpus[chosen].tolist(), group.most[chosen].tolist(), strict=True):

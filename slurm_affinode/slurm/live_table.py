@@ -17,7 +17,7 @@ FIELDS = (
     "JobID", "ArrayTaskID", "ArrayJobID", "HetJobID", "HetJobOffset", "UserName", "UserID", "Account", "Partition",
     "QOS", "State", "Reason", "PriorityLong", "SubmitTime", "EligibleTime", "StartTime", "EndTime", "TimeLimit",
     "NodeList", "BatchHost", "NumNodes", "NumCPUs", "tres-alloc", "RestartCnt", "BatchFlag", "Requeue", "Feature",
-    "Reservation", "Name", "Comment",
+    "Reservation", "ReqNodes", "ExcNodes", "Name", "Comment",
 )  # fmt: skip
 """Of ``squeue --Format``, in this order. ``tres-alloc`` is what a pending job asks for."""
 
@@ -62,7 +62,9 @@ def _job(row: Sequence[str], name: str, comment: str, known: dict[Any, Any]) -> 
     # Thousands of jobs share these: each is taken apart and kept once.
     tres = _once(known, ("tres", values["tres-alloc"]), live.tres)
     gpus = _once(known, ("gpus", values["tres-alloc"]), lambda text: live.gpus(live.tres(text)))
-    nodes = _once(known, ("nodes", values["NodeList"]), live.nodes)
+    nodes, required, excluded = (
+        _once(known, ("nodes", values[key]), live.nodes) for key in ("NodeList", "ReqNodes", "ExcNodes")
+    )
     partitions = _once(known, ("partitions", values["Partition"]), lambda text: tuple(filter(None, text.split(","))))
     word = {key: _once(known, ("word", values[key]), live.word) for key in ("UserName", "Account", "QOS", "Reason")}
     return Job(
@@ -115,6 +117,8 @@ def _job(row: Sequence[str], name: str, comment: str, known: dict[Any, Any]) -> 
         batch=values["BatchFlag"] == "1",
         exit_code=None,
         exit_signal=None,
+        nodes_required=required,
+        nodes_excluded=excluded,
     )
 
 

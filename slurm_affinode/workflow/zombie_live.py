@@ -192,7 +192,7 @@ def _waiting(jobs: Iterable[Job], cluster: str, now: datetime) -> list[Waiting]:
     return [
         Waiting(job.id, cluster, job.partitions, job.gpus_requested.count, job.eligible or job.submit or now, now,
                 job.gpus_requested.kind, job.node_count or 1, job.features, job.priority or 0, job.user,
-                jobid.tasks_in(job.array_tasks)[0], job.array_limit)
+                jobid.tasks_in(job.array_tasks)[0], job.array_limit, job.nodes_required, job.nodes_excluded)
         for job in jobs
         if job.pending and not job.held and job.gpus_requested and waits(job.reason)
         and (job.eligible or job.submit or now) < now

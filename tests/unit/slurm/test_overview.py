@@ -48,6 +48,14 @@ def test_jobs_of_squeue(record: Callable[[str], bytes]) -> None:
     assert (blocked.gpus_allocated, blocked.gpus_requested, blocked.start) == (None, GpuCount(2), None)
 
 
+def test_nodes_that_a_job_names() -> None:
+    """Those that it has to have, and those that it does not take; most name none."""
+    (choosy,) = live_table.jobs(_row(7, state="PENDING", ReqNodes="c[1-2]", ExcNodes="c3"), MARK)
+    assert (choosy.nodes_required, choosy.nodes_excluded) == (("c1", "c2"), ("c3",))
+    (plain,) = live_table.jobs(_row(7, ReqNodes="", ExcNodes=""), MARK)
+    assert (plain.nodes_required, plain.nodes_excluded) == ((), ())
+
+
 def test_numbers_of_the_gpus(record: Callable[[str], bytes]) -> None:
     """By node; of the job whose name holds a line break there is a doubt."""
     told = live_detail.node_gpus(record("scontrol-details.txt"), table(record).values())

@@ -33,7 +33,7 @@ def job(number: int, state: str = "RUNNING", **more: Any) -> Job:
         "start": NOW - timedelta(hours=2),
         "nodes": ("g1",), "requeue": True, "restarts": 0, "tres_requested": {}, "tres_allocated": {},
         "gpus_requested": GpuCount(1), "gpus_allocated": GpuCount(1, "a100"), "batch": True, "time_limit_s": 86400,
-        "node_gpus": (NodeGpus("g1", 1, "a100", (0,)),), **more,
+        "node_gpus": (NodeGpus("g1", 1, "a100", (0,)),), "nodes_required": (), "nodes_excluded": (), **more,
     }  # fmt: skip
     return Job(**values)
 
@@ -150,6 +150,15 @@ def test_who_waits_in_another_partition_of_the_node_waits_for_its_gpus(tmp_path:
     found = find(tmp_path, Slurm((job(1), *queue), (node(partitions=("gpu", "short")),)), [[gpu()]])
     (one,) = found.findings
     assert (one.impact.jobs, one.impact.examples) == (2, ("10", "11"))
+
+
+def test_who_names_other_nodes_does_not_wait_for_these(tmp_path: Path) -> None:
+    """With --nodelist and --exclude."""
+    names = ({"nodes_required": ("g2",)}, {"nodes_excluded": ("g1", "g3")}, {"nodes_required": ("g1",)},
+             {"nodes_excluded": ("g2",)})  # fmt: skip
+    queue = [waiting(10 + n, **named) for n, named in enumerate(names)]
+    found = find(tmp_path, Slurm((job(1), *queue), (node(),)), [[gpu()]])
+    assert found.findings[0].impact.examples == ("12", "13")
 
 
 @pytest.mark.parametrize(
