@@ -136,15 +136,17 @@ def of_tree(tree: TreeFacts, cuda_users: Collection[int], uid: int) -> list[Refu
     refuse("srun-steps", "is srun: the step that it runs is not below the script",
            [one for one in tree.processes if one.name == "srun"])  # fmt: skip
     refuse("left-tree", "is outside of the script's process tree and would be lost", list(tree.outside))
-    changed = [one for one in tree.processes if len(set(one.uids)) > 1]
-    strangers = [one for one in tree.processes if one.uids and one not in changed and uid not in one.uids]
+    # CRIU makes a zombie without its ids: after a restore it is root's.
+    living = [one for one in tree.processes if one.state != "Z"]
+    changed = [one for one in living if len(set(one.uids)) > 1]
+    strangers = [one for one in living if one.uids and one not in changed and uid not in one.uids]
     refuse("setuid", "runs with changed user ids (setuid)", changed)
     refuse("other-user", f"does not belong to the job's user {uid}", strangers)
     refuse("traced", "is being traced (a debugger)", [one for one in tree.processes if one.tracer])
     refuse("io-uring", "uses io_uring", having(re.compile(r"anon_inode:\[io_uring\]")))
     refuse("rdma", "uses RDMA (InfiniBand)", having(_RDMA))
     refuse("namespaces", "is in namespaces of its own (a container)",
-           [one for one in tree.processes if one.state != "Z" and _elsewhere(one, tree)])  # fmt: skip
+           [one for one in living if _elsewhere(one, tree)])  # fmt: skip
     refuse("gpu-file", "holds the GPU's device files without using CUDA (a fork, or a monitor)",
            [one for one in having(_NVIDIA) if one.pid not in cuda_users])  # fmt: skip
     stuck = [*having(_STUCK), *(one for one in having(_FAULTS) if one.pid not in cuda_users)]

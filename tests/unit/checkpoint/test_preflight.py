@@ -116,6 +116,11 @@ def test_inplace_asks_less() -> None:
     assert [one.code for one in told(mode=Mode.INPLACE, memory=MemoryFacts(GIB))] == ["host-memory"]
 
 
+def test_a_zombie_of_root_is_no_hindrance() -> None:
+    """One that has come with an image: nobody has waited for it yet."""
+    assert told(tree=with_process(state="Z", uids=(0,) * 4, namespaces={**HERE, "mnt": "mnt:[6]"})) == []
+
+
 def test_what_is_stopped_and_has_no_gpu_is_no_hindrance() -> None:
     """A shell's job in the background: it stays stopped."""
     assert told(tree=with_process(state="T")) == []
