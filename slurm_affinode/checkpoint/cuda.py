@@ -43,12 +43,16 @@ _MEANING = {
 }
 
 
+_INITIALISE = frozenset({"devices", "lock", "restore", "store", "fetch"})
+"""Calls before which the helper initialises CUDA, once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deadlines:
     """Seconds after which a call of the driver is given up."""
 
     start: float = 60.0
-    """The first contact: a driver without persistence takes long to load."""
+    """Of the first contact, and of CUDA's initialisation: a driver without persistence takes long to load."""
     quick: float = 15.0
     move: float = 900.0
     """Moving memory between GPU and host: 2 GB/s for 1.8 TB."""
@@ -108,6 +112,7 @@ class Cuda:
         self._env = {k: v for k, v in (env or os.environ).items() if k != "CUDA_VISIBLE_DEVICES"}
         self._lock = threading.Lock()
         self._child: Conversation | None = None
+        self._initialised = False
         self._facts: dict[str, Any] | None = None
 
     def close(self) -> None:
@@ -220,9 +225,11 @@ class Cuda:
             fresh = self._child is None
             try:
                 if self._child is None:
-                    self._child = self._start(self._env)
-                limit = deadline_s + (self._deadlines.start if fresh else 0)
+                    self._child, self._initialised = self._start(self._env), False
+                begins = call in _INITIALISE and not self._initialised
+                limit = deadline_s + (fresh + begins) * self._deadlines.start
                 said = json.loads(self._child.ask(line, timeout_s=limit))
+                self._initialised |= begins and "ok" in said
             except (process.ChildEndedError, UnreachableError, ValueError) as error:
                 if self._child is not None and isinstance(error, ValueError):  # else it has ended
                     self._child.close()

@@ -73,6 +73,7 @@ def cuda(machine: Machine, nvml: NvmlDriver) -> Iterator[Cuda]:
         made.close()
         able = (major_of(can.driver) or 0) >= NEEDS[0].driver
         without(Missing(f"the driver of this machine cannot checkpoint: {can.why_not}", broken=able))
+    made.devices()  # initialises CUDA in the helper, which no test is to wait for
     yield made
     made.close()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.cuda import Cuda, Deadlines
 from slurm_affinode.checkpoint.interface import CudaUnavailable, HelperLost
 
 
@@ -72,3 +72,28 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next_one() -> Non
         with pytest.raises(KeyboardInterrupt):
             cuda.state(1)
     assert [one.closed for one in started] == [True, True]
+
+
+class Patient(Babbler):
+    """A helper that notes for how long it is waited for."""
+
+    def __init__(self) -> None:
+        self.limits: list[float] = []
+
+    def ask(self, line: bytes, *, timeout_s: float) -> bytes:
+        self.limits.append(timeout_s)
+        return b'{"ok": "running"}'
+
+
+def test_the_first_call_that_initialises_cuda_is_waited_for_longer() -> None:
+    """On a node whose driver keeps no GPU ready that takes seconds for each; a helper that has only been greeted has
+    not done it."""
+    helper = Patient()
+    deadlines = Deadlines(start=60.0, quick=15.0, grace=10.0)
+    cuda = Cuda(driver_version=lambda: None, start=lambda _: helper, deadlines=deadlines)
+    cuda.state(1)
+    cuda.state(1)
+    for _ in range(2):
+        cuda.lock(1, timeout_ms=20_000)
+    cuda.unlock(1)
+    assert helper.limits == [75.0, 15.0, 90.0, 30.0, 15.0]
