@@ -61,6 +61,14 @@ class Note:
         """Of the run that was suspended."""
         return JobKey(self.cluster, self.job_id, self.submit)
 
+    @property
+    def problem(self) -> str | None:
+        """Why its last restore failed, and what has become of its image since, one line."""
+        trouble = "its image was given up: it starts from its beginning" if self.given_up else self.trouble
+        if self.failure is None or trouble is None:
+            return self.failure or trouble
+        return trouble if self.failure in trouble else f"{self.failure}; {trouble}"
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

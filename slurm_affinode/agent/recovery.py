@@ -367,12 +367,11 @@ class JobKeeper:
             here = where == "shared" or (note.key.name, note.seq) in local or note.node != parts.node
             if not here and not note.given_up:
                 continue
-            trouble = "its image was given up: it starts from its beginning" if note.given_up else note.trouble
             found.append(
                 SuspendedJob(
                     key=note.key, uid=note.uid, node=note.node, seq=note.seq, since_epoch=note.since_epoch,
                     image_bytes=note.image_bytes, gpu_bytes=note.gpu_bytes, gpus=note.gpus, where=where,
-                    wake=note.wake if note.failure is None else "hold", why=note.why, failure=note.failure or trouble,
+                    wake=note.wake if note.failure is None else "hold", why=note.why, failure=note.problem,
                     passed=note.passed,
                 )
             )  # fmt: skip

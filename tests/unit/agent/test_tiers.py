@@ -125,11 +125,15 @@ def test_a_damaged_shared_copy_is_mended_from_the_node_that_has_another(world: W
     held = other.restore()
     assert isinstance(held, Hold)
     assert "contents have changed" in held.reason
+    said = other.asleep()
+    assert said is not None
+    assert said.count("contents have changed") == 1
     world.sleep(100)
     mender = Prefetcher(first.parts, 0, None)
     mender.tick()
     mender.settle()
     assert first.where() == ["memory", "disk", "shared"]
+    assert str(other.asleep()).endswith("its shared image was damaged and is mended: it can be woken")
     assert first.parts.shared is not None
     first.parts.shared.verify(first.parts.shared.get("alpha.7", 1))
     mender.tick()
