@@ -173,13 +173,14 @@ def _files(base: Path) -> tuple[tuple[str, ...], int]:
     """Where descriptors point, and the bytes of regular files that have no name any more."""
     seen: dict[str, None] = {}
     deleted: dict[tuple[int, int], int] = {}
+    directory = f"{base}/fd"  # a path for each of thousands would take longer than to read them
     try:
-        entries = [entry.name for entry in os.scandir(base / "fd")]
+        entries = os.listdir(directory)  # noqa: PTH208
     except OSError:
         return (), 0
     for name in entries:
         try:
-            target = os.readlink(base / "fd" / name)  # noqa: PTH115 - "anon_inode:[x]" is no path
+            target = os.readlink(f"{directory}/{name}")  # noqa: PTH115 - "anon_inode:[x]" is no path
             if target == _EVENTFD and _COUNTS_DOWN.search(_text(base / "fdinfo" / name)):
                 target = SEMAPHORE
             seen[target] = None

@@ -27,6 +27,8 @@ _SYS_FACCESSAT2 = 439
 _AT_EMPTY_PATH, _AT_EACCESS = 0x1000, 0x200
 _AT_ONCE = 256
 """Files that are looked at together: each takes a descriptor."""
+_FDINFO = 4096
+"""Of a descriptor's facts: the flags stand first, what an epoll waits for may go on for long."""
 _WRITE, _READ = os.W_OK, os.R_OK
 _HOW = {os.O_RDONLY: _READ, os.O_WRONLY: _WRITE}
 _Key = tuple[object, ...]
@@ -34,7 +36,7 @@ _Key = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    link: Path
+    link: str
     """In ``/proc``: leads to the file itself, wherever its name leads by now."""
     how: int
     """``R_OK``, ``W_OK`` or both."""
@@ -65,18 +67,20 @@ class OpenFiles:
                 asked = [(fd, one) for one in some if (fd := self._doubtful(one, stack)) is not None]
                 bad = as_user(self._user, partial(_first_refused, asked)) if asked else None
                 if bad is not None:
-                    return str(bad.link.readlink())
+                    return os.readlink(bad.link)  # noqa: PTH115 - there are many of these, and text is quicker
+                self._known.update(_key(fd, one.how) for fd, one in asked)
             self._known.update(one.key for one in some if one.key is not None)
         return None
 
     def _doubtful(self, one: _Open, stack: ExitStack) -> int | None:
         """A descriptor that the stack closes; ``None``: the file is right."""
+        facts = os.stat(one.link)  # noqa: PTH116 - as above; the process is stopped, so it is that file which is opened
+        known = (facts.st_dev, facts.st_ino, one.how) in self._known
+        if facts.st_uid == self._user.uid or not facts.st_nlink or known or not _can_be_opened(facts.st_mode):
+            return None
         fd = os.open(one.link, os.O_PATH | os.O_CLOEXEC)
         stack.callback(os.close, fd)
-        facts, key = os.fstat(fd), _key(fd, one.how)
-        if facts.st_uid == self._user.uid or not facts.st_nlink or key in self._known:
-            return None
-        return fd if _can_be_opened(facts.st_mode) else None
+        return fd
 
 
 def _first_refused(asked: Sequence[tuple[int, _Open]]) -> _Open | None:
@@ -94,9 +98,12 @@ def _can_be_opened(mode: int) -> bool:
 
 def _files(base: Path) -> Iterator[_Open]:
     """Descriptors and mappings of files with a name, each file that is mapped once."""
-    for link in (base / "fd").iterdir():
-        flags = _flags(base / "fdinfo" / link.name)
-        if not flags & os.O_PATH and _named(link):
+    for name in os.listdir(base / "fd"):  # noqa: PTH208 - as above
+        link = f"{base}/fd/{name}"
+        if not _named(link):
+            continue
+        flags = _flags(f"{base}/fdinfo/{name}")
+        if not flags & os.O_PATH:
             yield _Open(link, _HOW.get(flags & os.O_ACCMODE, _READ | _WRITE))
     seen: set[_Key] = set()
     for line in (base / "maps").read_bytes().splitlines():
@@ -104,28 +111,29 @@ def _files(base: Path) -> Iterator[_Open]:
         if len(fields) < 6 or not fields[5].startswith(b"/"):
             continue
         begin, _, end = fields[0].partition(b"-")
-        link = base / "map_files" / f"{int(begin, 16):x}-{int(end, 16):x}"
+        mapped = base / "map_files" / f"{int(begin, 16):x}-{int(end, 16):x}"
         # A private mapping reads, however its file was opened; of a shared one its mode says that.
-        how = _READ if fields[1].endswith(b"p") else _opened(link.lstat().st_mode)
+        how = _READ if fields[1].endswith(b"p") else _opened(mapped.lstat().st_mode)
         key = (fields[3], fields[4], how)
         if key not in seen:
             seen.add(key)
-            yield _Open(link, how, key)
+            yield _Open(str(mapped), how, key)
 
 
 def _opened(mode: int) -> int:
     return (_READ if mode & stat.S_IRUSR else 0) | (_WRITE if mode & stat.S_IWUSR else 0)
 
 
-def _named(link: Path) -> bool:
+def _named(link: str) -> bool:
     return os.readlink(link).startswith("/")  # noqa: PTH115 - "pipe:[1]" is no path
 
 
-def _flags(fdinfo: Path) -> int:
-    for line in fdinfo.read_text(encoding="ascii").splitlines():
-        if line.startswith("flags:"):
-            return int(line.split()[1], 8)
-    raise OSError(errno.EINVAL, "no flags", str(fdinfo))
+def _flags(fdinfo: str) -> int:
+    with open(fdinfo, "rb", buffering=0) as file:  # noqa: PTH123 - as above
+        for line in file.read(_FDINFO).splitlines():
+            if line.startswith(b"flags:"):
+                return int(line.split()[1], 8)
+    raise OSError(errno.EINVAL, "no flags", fdinfo)
 
 
 def _allowed(fd: int, how: int) -> bool:
