@@ -123,7 +123,7 @@ class Prefetcher:
 
     def _save(self) -> None:
         now = self._parts.now()
-        if self._state is not None and now - self._saved >= _SAVE_S:
+        if self._state is not None and not 0 <= now - self._saved < _SAVE_S:
             self._saved = now
             write_text(self._state, json.dumps(self._parts.tiers.demand.state()) + "\n", mode=0o600)
 

@@ -296,7 +296,7 @@ class JobKeeper:
     def sweep(self, holds_lease: bool) -> None:
         """Images and claims of jobs that are over, and older images; at most once in a minute. Must not raise."""
         parts = self._parts
-        if parts.now() - self._swept < _SWEEP_S:
+        if 0 <= parts.now() - self._swept < _SWEEP_S:
             return
         self._swept = parts.now()
         try:

@@ -107,7 +107,7 @@ class JobWaker:
         parts = self._parts
         with self._lock:
             now = parts.now()
-            if now < self._next:
+            if now < self._next <= now + parts.settings.wake_every_s:  # else the clock was set back
                 return
             self._next = now + parts.settings.wake_every_s
         with surviving(parts.log, "waking failed, by a fault of the agent"):

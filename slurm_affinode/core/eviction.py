@@ -33,6 +33,7 @@ _TURNS_KEPT = 8
 _PRIOR = 50.0
 _MEMORY = 100_000.0
 _REBASE = 500.0
+_SET_BACK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ class Plan:
 
 
 class Demand:
-    """How often each image is expected to be wanted. Times are seconds of any clock that does not go back."""
+    """How often each image is expected to be wanted. Times are seconds of any clock; where it is set back, they are
+    taken from there on."""
 
     def __init__(self, *, half_lives_s: tuple[float, ...] = HALF_LIVES_S) -> None:
         """``half_lives_s``: of the kernels."""
@@ -130,9 +132,12 @@ class Demand:
 
     def _factors(self, now_s: float) -> tuple[list[float], list[float]]:
         """exp(-decay x time since base) and its inverse; moves the base before they grow too large."""
-        now_s = self._now_s = max(now_s, self._now_s)
         if self._base_s is None:
             self._base_s = now_s
+        elif now_s < self._now_s - _SET_BACK_S:  # it was wrong until now: as much has passed as had by then
+            self._base_s += now_s - self._now_s
+            self._now_s = now_s
+        now_s = self._now_s = max(now_s, self._now_s)
         passed = now_s - self._base_s
         if passed * self._decay[0] > _REBASE:
             shrink = [math.exp(-beta * passed) for beta in self._decay]
@@ -184,6 +189,7 @@ class Turnover:
 
     def took(self, count: int, capacity: int, now_s: float) -> None:
         """So many bytes came in. What was long ago counts half."""
+        self._since_s = min(self._since_s, now_s)
         self._taken += count
         if self._taken > _TURNS_KEPT * max(1, capacity):
             self._taken /= 2

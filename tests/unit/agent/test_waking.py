@@ -58,6 +58,17 @@ def test_a_job_wakes_when_it_has_slept_enough_and_gpus_are_free(asleep):
     assert not world.held
 
 
+def test_a_clock_that_is_set_back_does_not_keep_jobs_asleep(asleep):
+    """It was wrong when the agent looked last: the next look is not put off until then."""
+    world, agent = asleep
+    world.clock += 1e6
+    look(world, agent, ())
+    world.clock -= 1e6
+    world.clock += 100
+    look(world, agent, (NODE,))
+    assert not world.held
+
+
 def test_nobody_who_waits_is_overtaken(asleep):
     world, agent = asleep
     world.clock += 100
