@@ -22,6 +22,9 @@ _SAMPLE = re.compile(
 _COMMENT = re.compile(r"^#\s*(?:HELP|TYPE|UNIT|EOF)\b")
 _SMI_ROW = re.compile(r"GPU-[0-9a-f]{8}-|\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}\s*,|,\s*\d+ (?:%|MiB)\s*(?:,|$)")
 
+_OTHER_SMI = re.compile(r"=+NVSMI LOG=|<!DOCTYPE nvidia_smi_log|\|\s*NVIDIA-SMI \d|#\s*(?:Date\s+Time\s+)?gpu\s")
+"""The first lines of what nvidia-smi prints in other forms: ``-q``, ``-q -x``, its table, ``dmon`` and ``pmon``."""
+
 
 def detect(path: Path, name: str, aliases: Aliases) -> str:
     """The format of ``path``, one of ``FORMATS``. Raises ``InputError`` saying in one line what the file is instead."""
@@ -41,6 +44,11 @@ def detect(path: Path, name: str, aliases: Aliases) -> str:
         return "prometheus-json"
     if any(HEADER.match(line) for line in lines[:50]):
         return "dmon"
+    if any(_OTHER_SMI.match(line) for line in lines[:5]):
+        hint = (
+            "log with nvidia-smi --query-gpu=timestamp,uuid,utilization.gpu,memory.used,power.draw --format=csv -l 30"
+        )
+        raise InputError("is output of nvidia-smi in a form that is not read", where=name, hint=hint)
     if _COMMENT.match(lines[0]) or _is_exposition(lines):
         return "openmetrics" if any(re.match(r"#\s*(?:EOF|UNIT)\b", line) for line in lines) else "prometheus"
     if is_smi_header(lines[0].strip()) or (_SMI_ROW.search(lines[0]) and not _is_table(lines[0], aliases)):

@@ -110,6 +110,10 @@ def test_job_ids_have_one_form(text: str, ids: str | None) -> None:
         (b"", "is empty"), (b"\n \n", "is empty"), (b"\x7fELF\x00\x00", "binary file"),
         ("\ufeffa".encode("utf-16"), "UTF-16"), (b"dear diary\nnothing\n", "no known format"),
         (b"a,b\n1,2\n", "no known format"), (b"\x1f\x8b\x08\x00 not gzip", "cut off or damaged"),
+        (b"#Date  Time  gpu pwr sm\n#YYYYMMDD HH:MM:SS Idx W %\n 20261101 01:00:00 0 66 5\n", "in a form that is not"),
+        (b"# gpu   pwr\n# Idx     W\n    0    66\n", "in a form that is not"),
+        (b"==============NVSMI LOG==============\n\nTimestamp : x\n", "in a form that is not"),
+        (b'<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "x">\n', "in a form that is not"),
     ],
 )  # fmt: skip
 def test_a_file_of_no_known_format_is_one_line(tmp_path: Path, content: bytes, what: str) -> None:
