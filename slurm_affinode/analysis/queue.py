@@ -138,8 +138,9 @@ class Queue:
         suits[[number for number in group.choosy if not group.jobs[number].goes(where)]] = False
         chosen = np.flatnonzero((waited > 0) & (group.gpus <= free) & (group.nodes <= places) & suits)
         left, startable = free, 0
-        for wanted, several in zip(group.gpus[chosen].tolist(), group.most[chosen].tolist(), strict=True):
-            fit = min(left // wanted, several)
+        for number in chosen:  # the first few: the GPUs are soon given away
+            wanted = int(group.gpus[number])
+            fit = min(left // wanted, int(group.most[number]))
             startable += fit
             left -= fit * wanted
             if not left:

@@ -17,6 +17,7 @@ from slurm_affinode.analysis.queue import Queue, Waiting, waits, with_impact
 from slurm_affinode.analysis.squatters import Seen
 from slurm_affinode.config import Config
 from slurm_affinode.core.signature import GpuFacts, RunFacts, Signature, Verdict, judge
+from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import Finding, GpuEvidence, JobRef
@@ -37,6 +38,9 @@ class Observed:
     """Everything that a live look knows."""
 
     snapshot: Snapshot
+    """With the jobs as they are at the end of the look."""
+    before: Sequence[Job]
+    """The jobs as they were when it began."""
     looks: Looks
     signatures: Sequence[Signature]
     past: Past | None
@@ -85,7 +89,10 @@ def observe(
     history: History | None = None,
     only: Callable[[Sequence[Job]], Sequence[Job]] | None = None,
 ) -> Iterator[Observed]:
-    """Ask Slurm once, the nodes for ``watch_s``, and the history. ``only``: look at the nodes of these jobs alone."""
+    """Ask Slurm once, the nodes for ``watch_s``, and the history. ``only``: look at the nodes of these jobs alone.
+
+    Slurm is asked for the jobs again where it was looked for a time: what ended meanwhile did not idle since.
+    """
     file = zombies.signatures(config)
     if request.window_s is not None:
         file = file.with_window(request.window_s)
@@ -102,13 +109,22 @@ def observe(
     eyes.say(f"asking {len(names)} nodes")
     limit = max((one.compute.at_most_pct for one in file.signatures), default=5.0)
     looks = looking.look(names, jobs, eyes, watch_s=watch_s or 0.0, limit_pct=limit)
+    later = jobs
+    if watch_s:
+        try:
+            with slurm() as client:
+                later = client.overview()
+        except AffinodeError as error:
+            notes.append(f"which jobs ended during the look is not known: {error}")
+        looks = looking.still(looks, jobs, later)
     notes += [f"{one.node} is unknown: {one.problem}" for one in looks.told if not one.by]
     notes += [f"{one.node}: processes are unknown: {one.problem}" for one in looks.told if one.by == "exporter"]
     moment = datetime.fromtimestamp(eyes.now(), UTC)
     with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as store:
         eyes.say("following the GPUs")
-        since, past = looking.past(config, request, jobs, looking.timed(looks), limit, moment, store, notes)
-        yield Observed(Snapshot(cluster, jobs, nodes), looks, file.signatures, past, since, moment, tuple(notes), store)
+        since, past = looking.past(config, request, later, looking.timed(looks), limit, moment, store, notes)
+        snapshot = Snapshot(cluster, later, nodes)
+        yield Observed(snapshot, jobs, looks, file.signatures, past, since, moment, tuple(notes), store)
 
 
 def judged(config: Config, request: Request, seen: Observed) -> Found:
@@ -120,7 +136,9 @@ def judged(config: Config, request: Request, seen: Observed) -> Found:
     shapes, unknown = misfits.find(config, request, looked, seen.history, refs)
     found += shapes
     completing_s = parse_span_s(config.zombies.completing)
-    found += orphans.find(cluster, jobs, nodes, looks.told, looks.answers, moment, completing_s=completing_s)
+    found += orphans.find(
+        cluster, jobs, nodes, looks.told, looks.answers, moment, before=seen.before, completing_s=completing_s
+    )
     kinds = {gpu.node: gpu.model for one in looks.answers for gpu in one.gpus}
     types = {job.job_id: job.gpus_allocated.kind for job in jobs if job.gpus_allocated}
 

@@ -219,6 +219,13 @@ def _gpus_of_all(jobs: Iterable[Job], watched: Mapping[tuple[str, str], Watched]
     return whole | part
 
 
+def still(looks: Looks, before: Iterable[Job], after: Iterable[Job]) -> Looks:
+    """Without the GPUs of jobs that ended, or began anew, during the looks: these may be another's by now."""
+    runs = {(job.job_id, job.start) for job in before} & {(job.job_id, job.start) for job in after}
+    numbers = {number for number, _ in runs}
+    return replace(looks, mine={number: gpus for number, gpus in looks.mine.items() if number in numbers})
+
+
 def timed(looks: Looks) -> dict[int, Sequence[LiveGpu]]:
     """The GPUs of each job about which the history, which is of whole GPUs, says something.
 

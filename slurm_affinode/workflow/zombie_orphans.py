@@ -23,22 +23,23 @@ XIDS = {
 
 def find(  # noqa: PLR0917
     cluster: str, jobs: Sequence[Job], nodes: Iterable[Node], told: Iterable[NodeAnswer],
-    answers: Iterable[NodeAnswer], now: datetime, *, completing_s: float,
+    answers: Iterable[NodeAnswer], now: datetime, *, before: Iterable[Job], completing_s: float,
 ) -> list[Finding]:  # fmt: skip
     """Findings about processes, GPUs and nodes; jobs that are COMPLETING for ``completing_s``.
 
-    ``told`` and ``answers``: the first and the last of the nodes. What came between may be of a job that came, too,
-    after ``jobs`` were asked for.
+    ``told`` and ``answers``: the first and the last of the nodes; ``before``: the jobs as they were at the first. What
+    came between may be of a job that came between, and what was a job's then may be about to end with it.
     """
     found: list[Finding] = []
     first = [gpu for answer in told for gpu in answer.gpus]
     there = {(gpu.node, one.pid, one.start_ticks) for gpu in first for one in gpu.processes or ()}
     held = {gpu.key for gpu in first if _unowned(gpu)}
     on: dict[str, list[Job]] = {}
-    for job in jobs:
+    known = tuple(before)
+    for job in known:
         for name in job.nodes if job.allocated else ():
             on.setdefault(name, []).append(job)
-    alive = frozenset(job.job_id for job in jobs if not job.ended)
+    alive = frozenset(job.job_id for job in known if not job.ended)
     for answer in answers:
         here = on.get(answer.node, [])
         if answer.by != "agent":

@@ -72,14 +72,15 @@ def process(**more: Any) -> LiveProcess:
 class Slurm:
     """Counts what it is asked."""
 
-    def __init__(self, jobs: tuple[Job, ...], nodes: tuple[Node, ...]) -> None:
-        self._jobs, self._nodes = jobs, nodes
+    def __init__(self, jobs: tuple[Job, ...], nodes: tuple[Node, ...], later: tuple[Job, ...] | None = None) -> None:
+        """``later``: the jobs when it is asked again."""
+        self._jobs, self._nodes, self._later = jobs, nodes, jobs if later is None else later
         self.asked: list[str] = []
 
     def overview(self) -> tuple[Job, ...]:
         """All."""
         self.asked.append("overview")
-        return self._jobs
+        return self._jobs if self.asked.count("overview") == 1 else self._later
 
     def nodes(self) -> tuple[Node, ...]:
         """All."""
@@ -134,13 +135,13 @@ def explained(tmp_path: Path, looks: list[list[LiveGpu]], *, by: str = "agent", 
 
 
 def test_a_squatter_is_found_by_looking_for_longer_than_its_window(tmp_path: Path) -> None:
-    """And what waits for its GPU; Slurm is asked once, however many jobs and looks there are."""
+    """And what waits for its GPU; Slurm is asked before and after it, however many jobs and looks there are."""
     slurm = Slurm((job(1), *(waiting(n) for n in range(10, 15))), (node(),))
     found = find(tmp_path, slurm, [[gpu()]])
     (one,) = found.findings
     assert (one.kind, one.source, one.job.id, one.window_s) == ("squatter", "live", "1", 10.0)
     assert (one.impact.jobs, one.impact.startable) == (5, 1)
-    assert slurm.asked == ["overview", "nodes"]
+    assert slurm.asked == ["overview", "nodes", "overview"]
 
 
 def test_who_waits_in_another_partition_of_the_node_waits_for_its_gpus(tmp_path: Path) -> None:
@@ -175,6 +176,21 @@ def test_who_waits_for_room_is_known_by_slurms_words(tmp_path: Path, reason: str
     """Some of its reasons go on in words."""
     slurm = Slurm((job(1), dataclasses.replace(waiting(10), reason=reason)), (node(),))
     assert find(tmp_path, slurm, [[gpu()]]).findings[0].impact.jobs == counts
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        (),
+        (job(1, "CANCELLED", end=NOW),),
+        (job(1, start=NOW + timedelta(seconds=4)),),
+        (job(1, "COMPLETED", end=NOW), job(2, start=NOW + timedelta(seconds=4))),
+    ],
+)
+def test_a_job_that_ends_while_it_is_looked_at_did_not_idle_on(tmp_path: Path, later: tuple[Job, ...]) -> None:
+    """Nor is its idle time that of whoever has its GPU next, itself as a new run among them."""
+    found = find(tmp_path, Slurm((job(1),), (node(),), later), [[gpu()]])
+    assert not {"squatter", "idle-allocation"} & set(found.counts)
 
 
 def test_a_single_look_has_no_length(tmp_path: Path) -> None:
