@@ -26,8 +26,14 @@ from slurm_affinode.model.suspension import Manifest
 JOB = re.compile(r"(?P<cluster>[A-Za-z0-9_-]{1,64})\.(?P<job>[1-9]\d{0,9})")
 BAD = ".bad"
 GONE = ".gone"
-_SEQ = re.compile(r"\d{4}")
+_SEQ = re.compile(r"([0-9]{4,9})(\..*)?", re.DOTALL)
 _MANIFEST_LIMIT = 64 << 20
+
+
+def number(entry: str) -> int | None:
+    """The number of the image that an entry is of: at least four digits, more for a job that slept 10,000 times."""
+    match = _SEQ.fullmatch(entry)
+    return None if match is None else int(match[1])
 
 
 class Entries:
@@ -91,12 +97,12 @@ class Entries:
     @staticmethod
     def complete(job_fd: int) -> list[int]:
         """Numbers of a job's complete images, oldest first."""
-        return [int(name) for name in rootdir.names(job_fd) if _SEQ.fullmatch(name)]
+        return sorted(int(name) for name in rootdir.names(job_fd) if number(name) is not None and name.isdecimal())
 
     @staticmethod
     def next(job_fd: int) -> int:
         """The lowest number above all that were ever begun and are still to be seen."""
-        return max((int(name[:4]) + 1 for name in rootdir.names(job_fd) if _SEQ.match(name)), default=1)
+        return max((seq + 1 for name in rootdir.names(job_fd) if (seq := number(name)) is not None), default=1)
 
     def image(self, job_fd: int, name: str, seq: int) -> Image:
         """A complete image. Raises ``ImageDamaged``, also where there is none."""
@@ -104,7 +110,9 @@ class Entries:
 
     def manifest(self, job_fd: int, name: str, entry: str) -> Manifest:
         """The manifest in an entry of the job ``name``. Raises ``ImageDamaged``: there is none for this very place."""
-        seq = int(entry[:4])
+        seq = number(entry)
+        if seq is None:
+            raise ImageDamaged(f"{name}/{entry}: is not the name of an image")
         label = f"{name}/{seq:04d}"
         try:
             with rootdir.directory(job_fd, entry, owner=self.owner) as fd:
@@ -143,10 +151,10 @@ class Entries:
             except ImageDamaged as error:
                 yield error
 
-    def begun(self) -> Iterator[tuple[Manifest, int]]:
-        """Copies that are not complete, with the bytes that there are of them; not those that grow right now."""
+    def begun(self, *, growing: bool = False) -> Iterator[tuple[Manifest, int]]:
+        """Copies that are not complete, with the bytes that there are of them. ``growing``: also what grows now."""
         for name, job_fd, entry in self._ending(TMP):
-            if not locked(job_fd, entry):
+            if growing or not locked(job_fd, entry):
                 with suppress(ImageDamaged, OSError, ValueError):
                     facts = self.manifest(job_fd, name, entry)
                     with rootdir.directory(job_fd, entry, owner=self.owner) as fd:

@@ -170,9 +170,9 @@ class DirectoryStore:
         """All of them; an error for each that is not sound."""
         return list(self._entries.images())
 
-    def begun(self) -> list[tuple[Manifest, int]]:
-        """Copies that are not complete, with the bytes that there are of them; not those that grow right now."""
-        return list(self._entries.begun())
+    def begun(self, *, growing: bool = False) -> list[tuple[Manifest, int]]:
+        """Copies that are not complete, with the bytes that there are of them. ``growing``: also what grows now."""
+        return list(self._entries.begun(growing=growing))
 
     def aside(self) -> list[str]:
         """What was set aside: ``CLUSTER.JOBID/SEQ.N.bad``."""

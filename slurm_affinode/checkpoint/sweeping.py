@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
 from slurm_affinode.checkpoint import rootdir
-from slurm_affinode.checkpoint.entries import BAD, GONE
+from slurm_affinode.checkpoint.entries import BAD, GONE, number
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged
 from slurm_affinode.checkpoint.writer import TMP, locked
 from slurm_affinode.core.suspension import of_this_run, owns
@@ -77,7 +77,8 @@ def _needed(job_fd: int, entry: str, load: Load, runs: Sequence[LiveRun], newest
 
 
 def _older(entry: str, newest_seq: int) -> bool:
-    return entry[:4].isdecimal() and int(entry[:4]) < newest_seq
+    seq = number(entry)
+    return seq is not None and seq < newest_seq
 
 
 def _of_one(found: Manifest, runs: Sequence[LiveRun]) -> bool:

@@ -69,7 +69,7 @@ class _Listed:
 
     sound: Sequence[tuple[Tier, Image]]
     begun: Sequence[tuple[Tier, Manifest, int]]
-    """Images that are being brought, and how many bytes of them are there."""
+    """Copies that are being made, or were begun, and how many bytes of them are there."""
     damaged: Sequence[str]
     usage: Sequence[tuple[Tier, Usage]]
     missing: Sequence[str]
@@ -91,7 +91,7 @@ def _look(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
         begun=[
             (tier, facts, held)
             for tier in tiers.tiers
-            for facts, held in tier.store.begun()
+            for facts, held in tier.store.begun(growing=True)
             if not wanted or facts.key.job_id in wanted
         ],
         damaged=damaged,

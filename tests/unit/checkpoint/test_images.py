@@ -86,6 +86,25 @@ def test_suspensions_are_counted_and_the_newest_is_found(store: DirectoryStore, 
         assert writer.seq == 7
 
 
+def test_a_job_that_sleeps_ten_thousand_times(store: DirectoryStore, make_image: Make, tmp_path: Path) -> None:
+    """Its image is found, taken for newer than the one before, copied, and swept as any other."""
+    shared = DirectoryStore(tmp_path / "shared", KEY)
+    for seq in (9999, 10_000):
+        with store.begin(JOB, uid=1001, estimate=0, at_least=seq) as writer:
+            image = writer.commit(MANIFEST)
+        assert image.manifest.seq == seq
+        store.copy(image, shared)
+    found = shared.find(LATER)
+    assert found is not None
+    assert found.manifest.seq == 10_000
+    shared.verify(found)
+    shared.cut(found, 10)
+    assert [facts.seq for facts, _ in shared.begun()] == [10_000]
+    assert store.sweep([LATER], cluster="cluster", newest={JOB.name: 10_000}, young_s=-1) == [f"{JOB.name}/9999"]
+    assert store.sweep([], cluster="cluster", young_s=-1) == [f"{JOB.name}/10000"]
+    shared.close()
+
+
 @pytest.mark.parametrize(
     "run",
     [

@@ -220,6 +220,20 @@ def test_a_store_that_lets_nothing_go_does_not_keep_the_others(config: Path, mon
     assert [note.given_up for note in notes.all()] == [True]
 
 
+def test_a_copy_that_is_being_made_is_listed(config: Path) -> None:
+    """As far as it has come."""
+    local, shared = (DirectoryStore(config.parent / name, KEY) for name in ("local", "shared"))
+    image = local.get("alpha.123", 1)
+    shared.copy(local.copy(image, shared), local)
+    shared.cut(image, 10)
+    with shared.take_up(image):
+        assert "disk, shared " in run("list", "--config", config)[1]
+        found = json.loads(run("list", "--json", "--config", config)[1])
+        assert [one["tier"] for one in found["partial"]] == ["shared"]
+    local.close()
+    shared.close()
+
+
 def test_where_there_is_no_key_is_no_node_with_an_agent(config: Path) -> None:
     """A login node: it is told where to look, and not to make a key."""
     (config.parent / "image.key").unlink()
