@@ -35,10 +35,10 @@ class Budget:
         return image in self._promised
 
     def left(self, usage: Usage) -> int:
-        """Bytes that an image may still have."""
+        """Bytes that an image may still have; below 0: there are so many more than there may be."""
         promised = self._sum()
         left = usage.free - self.reserve - promised
-        return max(0, left if self.quota is None else min(left, self.quota - usage.used - promised))
+        return left if self.quota is None else min(left, self.quota - usage.used - promised)
 
     def check(self, usage: Usage, uid: int, size: int, freeable: int = 0) -> None:
         """Raises ``NoRoom`` with the numbers where a user's image of so many bytes does not fit.

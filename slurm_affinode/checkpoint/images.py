@@ -76,7 +76,7 @@ class DirectoryStore:
         self.budget.check(self.usage(), uid, size, freeable)
 
     def room(self) -> int:
-        """Bytes that an image may still have here."""
+        """Bytes that an image may still have here; below 0: there are so many more than there may be."""
         with self._mutex:
             return self.budget.left(self.usage())
 

@@ -36,6 +36,7 @@ class Retention:
         self._speeds = dict(_FIRST_SPEED)
         self._turnover = {tier.name: Turnover(now()) for tier in tiers}
         self._pins: dict[tuple[str, int], int] = {}
+        self._relieved = False
         self._lock = threading.RLock()
 
     # --- room
@@ -71,21 +72,30 @@ class Retention:
             rates[wanted.name] = rates[name]
             plan = make_room([one for one, _ in candidates], wanted, room, rates, grain=digest.BLOCK)
             if plan.room < need:
-                raise NoRoom(f"{tier.store.path}: {gib(room)} free, {gib(need)} needed")
+                raise NoRoom(f"{tier.store.path}: {gib(max(0, room))} free, {gib(need)} needed")
             self._cut(tier, plan.cuts, candidates)
 
     def relieve(self) -> None:
-        """Give host memory back where the node is short of it."""
+        """Give host memory back where the node is short of it; at first, also what is above a new, smaller budget."""
         with self._lock:
             for tier in self.tiers:
-                left = None if tier.shared else tier.left()
-                if left is None or left > 0:
-                    continue
-                candidates = self._candidates(tier)
-                rates = self._rates(tier, [one.name for one, _ in candidates])
-                wanted = Held("", -left + digest.BLOCK, 0, 0.0)
-                plan = make_room([one for one, _ in candidates], wanted, 0, rates, grain=digest.BLOCK, must=True)
-                self._cut(tier, plan.cuts, candidates)
+                lack = 0 if tier.shared else self._lack(tier)
+                if lack > 0:
+                    candidates = self._candidates(tier)
+                    rates = self._rates(tier, [one.name for one, _ in candidates])
+                    wanted = Held("", lack, 0, 0.0)
+                    plan = make_room([one for one, _ in candidates], wanted, 0, rates, grain=digest.BLOCK, must=True)
+                    self._cut(tier, plan.cuts, candidates)
+            self._relieved = True
+
+    def _lack(self, tier: Tier) -> int:
+        """Bytes that have to go."""
+        left = tier.left()
+        lack = 0 if left is None or left > 0 else digest.BLOCK - left
+        if not self._relieved:
+            with suppress(CheckpointError):  # it cannot be read
+                lack = max(lack, -tier.store.room())
+        return lack
 
     def _candidates(self, tier: Tier, replaced: str | None = None) -> list[tuple[Held, Image]]:
         """What may go from a tier: what is wholly in a slower durable one, and not in use.

@@ -27,9 +27,9 @@ class Tier:
     """Bytes that may be taken beside what its store says (host memory); ``None``: no other limit."""
 
     def room(self) -> int:
-        """Bytes that an image may still have here."""
+        """Bytes that an image may still have here; below 0: there are so many more than there may be."""
         room, left = self.store.room(), self.left()
-        return room if left is None else max(0, min(room, left - self.store.budget.promised))
+        return room if left is None else min(room, left - self.store.budget.promised)
 
 
 @dataclass(frozen=True, slots=True)

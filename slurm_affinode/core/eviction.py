@@ -213,10 +213,12 @@ def make_room(
 ) -> Plan:
     """Room for what ``wanted`` lacks, out of ``free`` bytes and of what is worth less than it.
 
-    ``there``: what may go: a copy of all of it is elsewhere. Cuts are of whole ``grain`` bytes. ``must``: also what is
-    worth more may go, where there is not enough else.
+    ``free`` below 0: there is more than there may be, and so much goes beside. ``there``: what may go: a copy of all of
+    it is elsewhere. Cuts are of whole ``grain`` bytes. ``must``: also what is worth more may go, where there is not
+    enough else.
     """
-    need = wanted.size - wanted.held
+    excess = max(0, -free)
+    need = wanted.size - wanted.held + excess
     found = min(need, max(0, free))
     if found == need:
         return Plan((), need)
@@ -235,4 +237,4 @@ def make_room(
         keep = (one.held - take) // grain * grain
         found += one.held - keep
         cuts.append(Cut(name, keep))
-    return Plan(tuple(cuts), min(need, found))
+    return Plan(tuple(cuts), max(0, min(need, found) - excess))

@@ -82,6 +82,22 @@ def test_room_is_what_can_be_made(make_node: Callable[..., Node]) -> None:
         node.tiers.check_room(1001, 4 * MIB)
 
 
+@pytest.mark.parametrize("by", ["the agent's start", "the next dump"])
+def test_a_tier_that_is_given_less_room_keeps_within_it(make_node: Callable[..., Node], by: str) -> None:
+    """Configured anew: what is too much goes, and new images come in."""
+    node = make_node()
+    for job in (1, 2, 3, 4):
+        node.dump(job)
+        node.now += 100
+    node.memory.budget.quota = 9 * MIB
+    if by == "the agent's start":
+        node.tiers.relieve()
+        assert 4 * MIB < node.memory.usage().used <= 9 * MIB
+    new = node.dump(5)
+    assert node.where(new) == ["memory", "disk", "shared"]
+    assert 4 * MIB < node.memory.usage().used <= 9 * MIB
+
+
 def test_what_a_user_may_have_is_asked_before_anything_is_touched(make_node: Callable[..., Node]) -> None:
     """Where there is room enough, too; and where a tier takes nothing any more."""
     node = make_node()
