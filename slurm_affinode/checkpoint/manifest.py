@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import stat
 import types
 import typing
@@ -27,6 +28,8 @@ KEY_PATH = Path("/etc/slurm-affinode/image.key")
 _LABEL = b"slurm-affinode image manifest\0"
 _KEY_BYTES = 32
 _KEY_LIMIT = 4096
+_YEAR_10000 = 253_402_300_800
+_PATH = re.compile(r"(criu/)?[^/\0\ud800-\udfff]{1,255}")
 _FORMER = ("stopped_pids",)
 """Keys of older manifests of this schema, which nobody reads: what was stopped is so in CRIU's image."""
 
@@ -50,9 +53,23 @@ def decode(data: bytes, signature: bytes, key: bytes) -> Manifest:
         if value.get("schema") != SCHEMA:
             raise ImageDamaged(f"the manifest has schema {value.get('schema')}, this release reads {SCHEMA}")
         manifest: Manifest = _built(Manifest, {key: one for key, one in value.items() if key not in _FORMER})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        _check(manifest)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise ImageDamaged(f"the manifest cannot be read: {error}") from None
     return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    """What nobody writes, although it is signed. Raises ``ValueError``."""
+    if not all(0 <= one < _YEAR_10000 for one in (manifest.started_epoch, manifest.dumped_epoch)):
+        raise ValueError("its times are none")
+    numbers = (manifest.seq, manifest.uid, manifest.gid, manifest.restarts, manifest.gpu_bytes)
+    if not all(0 <= one < 1 << 63 for one in (*numbers, *(file.size for file in manifest.files))):
+        raise ValueError("it has numbers below 0, or far too large")
+    paths = [file.path for file in manifest.files]
+    odd = next((path for path in paths if not _PATH.fullmatch(path) or path.rpartition("/")[2] in (".", "..")), None)
+    if odd is not None or len(set(paths)) < len(paths):
+        raise ValueError("a file is listed twice" if odd is None else f"{odd!r:.60} is not the name of a file in it")
 
 
 def load_key(path: Path = KEY_PATH, *, owner: int = 0) -> bytes:

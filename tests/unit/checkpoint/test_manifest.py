@@ -30,3 +30,32 @@ def test_a_newer_manifest_is_not(make_image: Callable[..., Image]) -> None:
     """A key that is not known may matter."""
     with pytest.raises(ImageDamaged, match="unknown colour"):
         decode(*written(make_image(), colour="red"), KEY)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("dumped_epoch", float("nan"), "times"),
+        ("dumped_epoch", 10**400, "cannot be read"),
+        ("started_epoch", -1, "times"),
+        ("uid", -5, "numbers"),
+        ("gpu_bytes", 1 << 70, "numbers"),
+        ("files", ["../../etc/passwd"], "not the name of a file"),
+        ("files", ["criu/.."], "not the name of a file"),
+        ("files", ["a\0b"], "not the name of a file"),
+        ("files", ["criu/a", "criu/a"], "listed twice"),
+    ],
+)
+def test_what_nobody_writes_is_not_believed(make_image: Callable[..., Image], key: str, value: Any, said: str) -> None:
+    """Also with the right signature: one line, and nothing outside of the image is looked at."""
+    if key == "files":
+        value = [{"path": path, "size": 1, "digest": ""} for path in value]
+    with pytest.raises(ImageDamaged, match=said):
+        decode(*written(make_image(), **{key: value}), KEY)
+
+
+def test_a_manifest_that_is_nested_too_deeply_is_damaged() -> None:
+    """It is no other error."""
+    data = b"[" * 200_000
+    with pytest.raises(ImageDamaged, match="cannot be read"):
+        decode(data, sign(data, KEY).encode(), KEY)
