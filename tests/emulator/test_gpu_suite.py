@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 from emulator.node import Node
-from gpu import machine
+from gpu import machine, tree
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT_S = 280
@@ -111,6 +112,41 @@ def test_a_run_that_is_cut_off_leaves_what_it_found_and_another_completes_it(nod
         *(one["test"] for one in before["tests"]),
         "test_inplace::test_what_the_driver_cannot_is_refused_by_name",
     ]
+
+
+PROCESSES_OF_TWO = 6
+"""A server, PID 1 of its namespace and whoever made that."""
+
+
+def servers_of(node: Node) -> list[int]:
+    """Processes of model servers on a node."""
+    state, found = node.env["GPU_EMULATOR_STATE"].encode(), []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"server.py" in (path / "cmdline").read_bytes() and state in (path / "environ").read_bytes():
+                found.append(int(path.name))
+    return found
+
+
+def test_a_run_that_is_killed_leaves_no_server_behind(node: Node, tmp_path: Path) -> None:
+    """Also those that sleep, which are stopped and could not look whether they are still wanted."""
+    if (why := tree.namespaces()) is not None:
+        pytest.skip(why)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-k", "turns and kernels"]
+    env = {**node.env, "GPU_RESULTS": str(tmp_path / "results.json")}
+    ran = subprocess.Popen(
+        [*command, "tests/gpu"], cwd=REPOSITORY, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + LIMIT_S
+    while len(servers_of(node)) < PROCESSES_OF_TWO:  # the first of them sleeps by then
+        assert ran.poll() is None, ran.returncode
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    ran.kill()
+    ran.wait()
+    while servers_of(node) or any(gpu["processes"] for gpu in node.show()["gpus"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_what_is_there_and_does_not_work_fails(node: Node, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -49,7 +50,9 @@ class Space:
 def space(work: Path, *command: str, env: Mapping[str, str] | None = None) -> Iterator[Space]:
     """A namespace, with a command as the only process below its PID 1, or with none. It ends with the context."""
     token = work / f"init-{time.monotonic_ns()}"
-    argv = ["unshare", "--pid", "--mount", "--fork", "--kill-child", sys.executable, "-c", _INIT, str(token), *command]
+    # It also ends where whoever has started it is killed: a server that was stopped would stay for ever.
+    argv = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+    argv += ["unshare", "--pid", "--mount", "--fork", "--kill-child", sys.executable, "-c", _INIT, str(token), *command]
     made = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=env)
     try:
         deadline = time.monotonic() + _DEADLINE_S
