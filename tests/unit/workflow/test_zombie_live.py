@@ -3,128 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from zombie_live_site import NOW, Slurm, client, eyes, find, gpu, job, node, process, waiting
 
 from slurm_affinode.config import Config, StoreConfig
 from slurm_affinode.core.explanation import Explanation
 from slurm_affinode.errors import UnreachableError
-from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus
+from slurm_affinode.model.cluster import Job, NodeGpus
 from slurm_affinode.model.finding import NodeRef, ProcessRef
-from slurm_affinode.workflow import zombie_explain_live, zombie_live, zombie_nodes, zombie_orphans
-from slurm_affinode.workflow.zombie_look import Eyes
+from slurm_affinode.workflow import zombie_explain_live, zombie_nodes, zombie_orphans
 from slurm_affinode.workflow.zombie_nodes import LiveGpu, LiveProcess, NodeAnswer, exposed, from_agent
-from slurm_affinode.workflow.zombies import Request
-
-NOW = datetime(2026, 11, 2, 12, tzinfo=UTC)
-EMPTY: dict[str, Any] = dict.fromkeys((field.name for field in dataclasses.fields(Job)), None)
-
-
-def job(number: int, state: str = "RUNNING", **more: Any) -> Job:
-    """A job on GPU 0 of g1."""
-    values = {
-        **EMPTY, "job_id": number, "user": "ann", "uid": 1001, "account": "lab", "partitions": ("gpu",),
-        "qos": "normal", "state": state, "held": False, "submit": NOW - timedelta(hours=3),
-        "start": NOW - timedelta(hours=2),
-        "nodes": ("g1",), "requeue": True, "restarts": 0, "tres_requested": {}, "tres_allocated": {},
-        "gpus_requested": GpuCount(1), "gpus_allocated": GpuCount(1, "a100"), "batch": True, "time_limit_s": 86400,
-        "node_gpus": (NodeGpus("g1", 1, "a100", (0,)),), "nodes_required": (), "nodes_excluded": (), **more,
-    }  # fmt: skip
-    return Job(**values)
-
-
-def waiting(number: int, **more: Any) -> Job:
-    """A job in the queue."""
-    return job(number, "PENDING", start=None, nodes=(), node_gpus=None, gpus_allocated=None, reason="Resources",
-               eligible=NOW - timedelta(hours=1), **more)  # fmt: skip
-
-
-def node(name: str = "g1", **more: Any) -> Node:
-    """A node with two GPUs."""
-    values: dict[str, Any] = {
-        "name": name, "state": "MIXED", "flags": frozenset(), "reason": None, "reason_user": None, "reason_time": None,
-        "gpus": GpuCount(2), "gpus_used": GpuCount(1), "partitions": ("gpu",), "cpus": 16, "cpus_used": 8,
-        "memory_mib": 64000, "memory_used_mib": 0, "features": (), "version": "24.11", "boot": None, **more,
-    }  # fmt: skip
-    return Node(**values)
-
-
-def gpu(index: int = 0, util: float | None = 0.0, used: float = 79_000, **more: Any) -> LiveGpu:
-    """A GPU of g1."""
-    signals = {} if util is None else {"util_pct": util}
-    values = {"node": "g1", "uuid": f"GPU-{index}", "index": index, "signals_pct": signals, "used_mib": used,
-              "total_mib": 81_920.0, "processes": (), **more}  # fmt: skip
-    return LiveGpu(**values)
-
-
-def process(**more: Any) -> LiveProcess:
-    """A process of ann."""
-    values: dict[str, Any] = {"pid": 42, "start_ticks": 777, "uid": 1001, "user": "ann", "command": "python x.py",
-                              "used_mib": 3000.0, "job": None, "source": None, "system": False, **more}  # fmt: skip
-    return LiveProcess(**values)
-
-
-class Slurm:
-    """Counts what it is asked."""
-
-    def __init__(self, jobs: tuple[Job, ...], nodes: tuple[Node, ...], later: tuple[Job, ...] | None = None) -> None:
-        """``later``: the jobs when it is asked again."""
-        self._jobs, self._nodes, self._later = jobs, nodes, jobs if later is None else later
-        self.asked: list[str] = []
-
-    def overview(self) -> tuple[Job, ...]:
-        """All."""
-        self.asked.append("overview")
-        return self._jobs if self.asked.count("overview") == 1 else self._later
-
-    def nodes(self) -> tuple[Node, ...]:
-        """All."""
-        self.asked.append("nodes")
-        return self._nodes
-
-    def config(self) -> dict[str, str]:
-        """The cluster's name."""
-        return {"ClusterName": "c"}
-
-
-def find(
-    tmp_path: Path, slurm: Slurm, looks: list[list[LiveGpu]], *, watch_s: float | None = 10.0, by: str = "agent"
-) -> Any:
-    """One run; each look at g1 takes the next of ``looks``, a look is 2 s after the one before."""
-    seeing = eyes(looks, by)
-    return zombie_live.find(
-        dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path)), Request(window_s=5.0),
-        slurm=client(slurm), ask=seeing.ask, watch_s=watch_s, now=seeing.now, sleep=seeing.sleep,
-    )  # fmt: skip
-
-
-def eyes(looks: list[list[LiveGpu]], by: str = "agent") -> Eyes:
-    """Each look takes the next of ``looks``; time passes while it is slept."""
-    clock = [NOW.timestamp()]
-
-    def ask(name: str) -> NodeAnswer:
-        gpus = looks.pop(0) if len(looks) > 1 else looks[0]
-        return NodeAnswer(name, tuple(gpus), by, "" if by else "no route to host")
-
-    def sleep(seconds: float) -> None:
-        clock[0] += seconds
-
-    return Eyes(ask, lambda: clock[0], sleep)
-
-
-def client(slurm: Slurm) -> Any:
-    """What opens it."""
-
-    @contextmanager
-    def opened() -> Iterator[Any]:
-        yield slurm
-
-    return opened
 
 
 def explained(tmp_path: Path, looks: list[list[LiveGpu]], *, by: str = "agent", **options: Any) -> Explanation:
@@ -142,40 +34,6 @@ def test_a_squatter_is_found_by_looking_for_longer_than_its_window(tmp_path: Pat
     assert (one.kind, one.source, one.job.id, one.window_s) == ("squatter", "live", "1", 10.0)
     assert (one.impact.jobs, one.impact.startable) == (5, 1)
     assert slurm.asked == ["overview", "nodes", "overview"]
-
-
-def test_who_waits_in_another_partition_of_the_node_waits_for_its_gpus(tmp_path: Path) -> None:
-    """Partitions overlap; a job that names two of them is one job."""
-    places = [("short",), ("short", "gpu"), ("elsewhere",)]
-    queue = [waiting(10 + n, partitions=names) for n, names in enumerate(places)]
-    found = find(tmp_path, Slurm((job(1), *queue), (node(partitions=("gpu", "short")),)), [[gpu()]])
-    (one,) = found.findings
-    assert (one.impact.jobs, one.impact.examples) == (2, ("10", "11"))
-
-
-def test_who_names_other_nodes_does_not_wait_for_these(tmp_path: Path) -> None:
-    """With --nodelist and --exclude."""
-    names = ({"nodes_required": ("g2",)}, {"nodes_excluded": ("g1", "g3")}, {"nodes_required": ("g1",)},
-             {"nodes_excluded": ("g2",)})  # fmt: skip
-    queue = [waiting(10 + n, **named) for n, named in enumerate(names)]
-    found = find(tmp_path, Slurm((job(1), *queue), (node(),)), [[gpu()]])
-    assert found.findings[0].impact.examples == ("12", "13")
-
-
-@pytest.mark.parametrize(
-    ("reason", "counts"),
-    [
-        ("ReqNodeNotAvail, May be reserved for other job", 1),
-        ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions", 1),
-        ("Priority", 1),
-        ("Dependency", 0),
-        ("QOSMaxGRESPerUser", 0),
-    ],
-)
-def test_who_waits_for_room_is_known_by_slurms_words(tmp_path: Path, reason: str, counts: int) -> None:
-    """Some of its reasons go on in words."""
-    slurm = Slurm((job(1), dataclasses.replace(waiting(10), reason=reason)), (node(),))
-    assert find(tmp_path, slurm, [[gpu()]]).findings[0].impact.jobs == counts
 
 
 @pytest.mark.parametrize(
