@@ -58,6 +58,7 @@ class Driven(Session):
         self.end()
         if what == "remove":
             memory.unlink()
+            memory.with_name(f"sem.{memory.name}").unlink()
             shutil.rmtree(directory)
         elif what == "change":
             with memory.open("r+b") as file:

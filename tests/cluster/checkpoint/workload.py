@@ -7,6 +7,7 @@ everything is as it was, writes what it found into ``done`` (JSON: feature -> "o
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import mmap
@@ -124,8 +125,12 @@ def shm(_: Path) -> Iterator[Check | str]:
 
 
 def named(_: Path) -> Iterator[Check | str]:
-    """Files of the node with a name: shared memory, a file in a directory of its own, a named pipe."""
+    """Files of the node with a name: shared memory, a semaphore, a file in a directory of its own, a named pipe."""
     name = f"workload-{os.getuid()}"
+    libc = ctypes.CDLL(None)
+    libc.sem_open.restype = ctypes.c_void_p
+    libc.sem_unlink(f"/{name}".encode())
+    semaphore = ctypes.c_void_p(libc.sem_open(f"/{name}".encode(), os.O_CREAT, 0o600, 3))
     path, directory = Path(f"/dev/shm/{name}"), Path(f"/tmp/{name}")  # noqa: S108
     for stale in (path, directory / "deep" / "scratch", directory / "fifo"):
         stale.unlink(missing_ok=True)
@@ -143,6 +148,11 @@ def named(_: Path) -> Iterator[Check | str]:
 
     def check() -> str:
         scratch.seek(0)
+        value = ctypes.c_int()
+        libc.sem_post(ctypes.c_void_p(libc.sem_open(f"/{name}".encode(), 0)))
+        libc.sem_getvalue(semaphore, ctypes.byref(value))
+        if value.value != 4:
+            return wrong(f"semaphore {value.value}")
         found = (shared[MIB : MIB + 5], path.read_bytes()[MIB : MIB + 5], scratch.read(), os.read(fifo, 100))
         return "ok" if found == (b"named", b"named", "written", b"waiting") else wrong(found)
 
