@@ -1,7 +1,7 @@
 """For notebooks and scripts: the figures of a report as pandas frames.
 
 >>> from slurm_affinode import api                                           # doctest: +SKIP
->>> week = api.waste(since, until, state_dir="/var/lib/slurm-affinode")      # doctest: +SKIP
+>>> week = api.waste("7d", "now", state_dir="/var/lib/slurm-affinode")       # doctest: +SKIP
 >>> week.groups["user"].nlargest(10, "gpu_hours_idle")                       # doctest: +SKIP
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
 
 from slurm_affinode import config as configuration
 from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.timespec import parse_when
 from slurm_affinode.workflow import pipeline
 
 
@@ -33,8 +34,8 @@ class Waste:
 
 
 def waste(
-    since: datetime,
-    until: datetime,
+    since: datetime | str,
+    until: datetime | str,
     *,
     state_dir: str | Path | None = None,
     db: str | None = None,
@@ -44,7 +45,10 @@ def waste(
     accounts: Sequence[str] = (),
     users: Sequence[str] = (),
 ) -> Waste:
-    """Analyse what is stored for the half-open interval of aware datetimes.
+    """Analyse what is stored for the half-open interval from ``since`` to ``until``.
+
+    Both are datetimes, or texts as ``report`` takes them: ``7d`` (ago), ``now``, ``2026-11-01``. Without a zone they are
+    in the local one.
 
     ``config``, ``state_dir`` and ``db`` are what ``--config``, ``--state`` and ``--db`` are on the command line. Raises
     ``AffinodeError`` (``slurm_affinode.errors``) as the command ``report`` does.
@@ -53,7 +57,7 @@ def waste(
         None if config is None else Path(config), state_dir=None if state_dir is None else Path(state_dir), db=db
     )
     query = WasteQuery(
-        since, until, tuple(clusters), tuple(partitions), tuple(accounts), tuple(users),
+        _moment(since), _moment(until), tuple(clusters), tuple(partitions), tuple(accounts), tuple(users),
         thresholds=pipeline.thresholds(loaded),
     )  # fmt: skip
     result = pipeline.analyse_stored(loaded, query)
@@ -63,3 +67,7 @@ def waste(
         {name: frame.to_pandas() for name, frame in result.groups.items()},
         result.over_time.to_pandas(),
     )
+
+
+def _moment(given: datetime | str) -> datetime:
+    return given.astimezone(UTC) if isinstance(given, datetime) else parse_when(given, now=datetime.now(UTC), zone=None)

@@ -27,3 +27,16 @@ def test_the_frames_are_those_of_the_report(tmp_path: Path) -> None:
     assert set(one.jobs["partition"]) == {"h100"}
     with pytest.raises(AffinodeError, match="no job of user nobody"):
         api.waste(start, end, state_dir=tmp_path / "state", users=["nobody"])
+
+
+def test_times_as_on_the_command_line(tmp_path: Path) -> None:
+    """Texts, and datetimes of any zone or none, which are local; what is no time is one line."""
+    history = synthetic(days=1, seed=3)
+    build_demo(tmp_path, history)
+    state = tmp_path / "state"
+    expected = api.waste(history.since, history.until, state_dir=state).total
+    assert api.waste(history.since.isoformat(), history.until.isoformat(), state_dir=state).total == expected
+    local = [time.astimezone().replace(tzinfo=None) for time in (history.since, history.until)]
+    assert api.waste(*local, state_dir=state).total == expected
+    with pytest.raises(AffinodeError, match="not a time"):
+        api.waste("banana", "now", state_dir=state)
