@@ -47,8 +47,8 @@ def waste(
 ) -> Waste:
     """Analyse what is stored for the half-open interval from ``since`` to ``until``.
 
-    Both are datetimes, or texts as ``report`` takes them: ``7d`` (ago), ``now``, ``2026-11-01``. Without a zone they are
-    in the local one.
+    Both are datetimes, or texts as ``report`` takes them: ``7d`` (ago), ``now``, ``2026-11-01``. Without a zone they
+    are in the local one.
 
     ``config``, ``state_dir`` and ``db`` are what ``--config``, ``--state`` and ``--db`` are on the command line. Raises
     ``AffinodeError`` (``slurm_affinode.errors``) as the command ``report`` does.
