@@ -64,6 +64,8 @@ class Sleeper:
     """Held while its processes are let go, or frozen again."""
     ahead: tuple[int, ...] = ()
     """Its processes that were let go before those that watch over them; empty: none yet."""
+    ahead_epoch: float = 0.0
+    """When they were."""
     thawed: bool = False
     """All its processes run, and wait for their GPU memory where they need it."""
     signalled: bool = False

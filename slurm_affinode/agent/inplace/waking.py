@@ -25,8 +25,10 @@ from slurm_affinode.model.suspension import Phase
 
 _ATTEMPTS = 3
 _PAUSE_S = 0.5
-_CALM_LOOKS, _MOST_LOOKS, _LOOK_AGAIN_S = 2, 50, 0.01
-"""Those at processes that were let go, until what watches over them follows, busy as they may be."""
+_CALM_LOOKS, _LOOK_AGAIN_S = 2, 0.01
+"""Those at processes that were let go, until what watches over them follows."""
+_AHEAD_S = 0.5
+"""By then it does, busy as they may be: while their GPU memory came back they have moved."""
 
 
 class NotWoken(AffinodeError):  # noqa: N818 - names what is the case
@@ -71,8 +73,8 @@ class Waking:
             self._lead(sleeper)
             if sleeper.thawed:
                 return
-            calm = 0
-            for _ in range(_MOST_LOOKS):
+            calm, gone_on_s = 0, max(0.0, self._parts.now() - sleeper.ahead_epoch)
+            for _ in range(round((_AHEAD_S - gone_on_s) / _LOOK_AGAIN_S)):
                 calm = 0 if self._freezer.busy(sleeper.ahead) else calm + 1
                 if calm == _CALM_LOOKS:
                     break
@@ -89,7 +91,8 @@ class Waking:
         pids = {member.pid for member in members}
         above = {member.parent for member in members} & pids - set(sleeper.cuda)
         self._go_on(sleeper, sleeper.stay | above)
-        sleeper.ahead, sleeper.thawed = tuple(sorted(pids - above)), not above
+        sleeper.ahead, sleeper.ahead_epoch = tuple(sorted(pids - above)), self._parts.now()
+        sleeper.thawed = not above
 
     def _go_on(self, sleeper: Sleeper, stay: frozenset[int]) -> None:
         try:

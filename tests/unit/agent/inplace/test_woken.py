@@ -71,13 +71,16 @@ def test_a_restore_that_fails_leaves_it_asleep_and_is_tried_again(world, node):
     assert (entry.restored_ms is not None, "CUDA_ERROR_UNKNOWN" in (entry.restore_failure or "")) == (True, True)
 
 
-@pytest.mark.parametrize(("works_for", "pauses"), [(0, 1), (3, 4), (1000, 50)])
-def test_what_watches_over_others_goes_on_last(world, monkeypatch, works_for, pauses):
+@pytest.mark.parametrize(
+    ("works_for", "restore_s", "pauses"), [(0, 0, 1), (3, 0, 4), (1000, 0, 49), (1000, 0.4, 9), (1000, 7, 0)]
+)
+def test_what_watches_over_others_goes_on_last(world, monkeypatch, works_for, restore_s, pauses):
     """When they have their GPU memory and are at rest, and not much later: it would find that they have not moved."""
     seen: list[tuple[str, list[bool]]] = []
 
     def unlocked(pid: int) -> None:
         seen.append(("unlock", node.stopped()))
+        world.clock += restore_s
         unlock(pid)
 
     def paused(seconds: float) -> None:
