@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -100,6 +101,28 @@ def test_what_watches_over_others_goes_on_last(world, monkeypatch, works_for, re
     node.round()
     assert awake(world)
     assert seen == [("unlock", [True, False])] + [("pause", [True, False])] * pauses
+
+
+def test_looks_take_a_bounded_share_of_a_core(node, monkeypatch):
+    """One that computed for long is followed by a long pause, one that had to wait for something is not."""
+    computed = 0.0
+    pauses: list[float | None] = []
+
+    def look() -> None:
+        nonlocal computed
+        computed += 0.001 if not pauses else 0.1
+
+    def pause(seconds: float | None) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            node.director.stop()
+
+    node.sleep()
+    monkeypatch.setattr(time, "thread_time", lambda: computed)
+    monkeypatch.setattr(node.director, "round", look)
+    monkeypatch.setattr(node.director._poke, "wait", pause)
+    node.director._run()
+    assert pauses == [0.1, pytest.approx(2.0)]
 
 
 def test_a_restore_that_fails_until_the_deadline(world):
