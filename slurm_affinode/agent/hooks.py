@@ -100,7 +100,8 @@ def run(which: str, settings: Mapping[str, Any], env: Mapping[str, str]) -> list
         return [*problems, str(error)]
     if which == "prolog" and "gpus" in request and "prolog_wakes" in settings:
         problems += _wake(settings, request)
-    return problems + (_leftovers(settings, request) if which == "epilog" and "gpus" in request else [])
+    # Where its names are no numbers the agent looks for the job's processes on all of them.
+    return problems + (_leftovers(settings, {"gpus": [], **request}) if which == "epilog" and names else [])
 
 
 def _wake(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:

@@ -142,11 +142,20 @@ class Orphans:
             "system": one.uid < self.first_user, "sm_pct": None, "memory_pct": None,
         }  # fmt: skip
 
-    def _on(self, driver: GpuDriver, devices: Iterable[Device]) -> list[OnGpu]:
-        """The processes on some devices, each once. Those that ended meanwhile are left out. Raises ``GpuError``."""
+    def _on(self, driver: GpuDriver, devices: Iterable[Device], *, silent: bool = False) -> list[OnGpu]:
+        """The processes on some devices, each once. Those that ended meanwhile are left out.
+
+        Raises ``GpuError``; with ``silent`` a device that does not answer is left out, too.
+        """
         found: dict[int, OnGpu] = {}
         for device in devices:
-            for process in driver.processes(device):
+            try:
+                running = driver.processes(device)
+            except GpuError:
+                if not silent:
+                    raise
+                continue
+            for process in running:
                 there = found.get(process.pid)
                 if there is not None:
                     used = (there.used_mib or 0.0) + (process.used_mib or 0.0)
@@ -244,11 +253,15 @@ class Orphans:
         """End what a job left on its GPUs, and say whether these are free. Raises ``GpuError``.
 
         For the epilog: the job's own steps are over by then. Processes of other jobs on the same GPUs are left alone.
+        ``indices`` without any, or on a node with MIG: which ones the job had is not known; then its processes are
+        looked for on all, and nothing else is its doing.
         """
         mine = functools.partial(self._left_by, job=job, uid=uid, alone=functools.cache(lambda: self._alone(job, uid)))
         with self.driver() as driver:
-            devices = by_index(driver.devices(), indices) or ()
-            there = self._on(driver, devices)
+            everything = driver.devices()
+            known = by_index(everything, indices) if indices else None
+            devices = everything if known is None else known
+            there = self._on(driver, devices, silent=known is None)
         # slurmctld is asked, where it has to be, while others have the driver.
         left = [one for one in there if mine(one)]
         # Slurm has signalled them just now: what is about to end was not left behind.
@@ -260,7 +273,7 @@ class Orphans:
         for one, how in zip(left, self._end_all(left, wait_s), strict=True) if kill else ():
             log.warning("job %d left process %d (%s) on a GPU: %s", job, one.pid, one.command, how or "it does not end")
             ended.append({**self._row(one), "ended_by": how})
-        dirty = self._dirty(devices, mine, wait_s if ended else 0.0)
+        dirty = self._dirty(devices, mine, wait_s if ended else 0.0, own=known is not None)
         report = {
             "id": uuid.uuid4().hex[:16], "node": self.node, "job": job, "uid": uid, "at": self.now(), "dirty": dirty,
             "left": ended or [{**self._row(one), "ended_by": None} for one in left],
@@ -288,25 +301,30 @@ class Orphans:
             each.allocated and each.uid == uid and each.job_id != job and self.node in each.nodes for each in queue.jobs
         )
 
-    def _dirty(self, devices: Sequence[Device], mine: Callable[[OnGpu], bool], wait_s: float) -> list[str]:
-        """What is still not free after a time: memory is given back a little after the process has gone."""
+    def _dirty(
+        self, devices: Sequence[Device], mine: Callable[[OnGpu], bool], wait_s: float, *, own: bool
+    ) -> list[str]:
+        """What is still not free after a time: memory is given back a little after the process has gone.
+
+        ``own``: the devices were the job's; else only its processes count.
+        """
         deadline = self.monotonic() + wait_s
         while True:
-            found = [text for device in devices for text in self._held(device, mine)]
+            found = [text for device in devices for text in self._held(device, mine, own=own)]
             if not found or self.monotonic() >= deadline:
                 return found
             self.sleep(POLL_S)
 
-    def _held(self, device: Device, mine: Callable[[OnGpu], bool]) -> list[str]:
+    def _held(self, device: Device, mine: Callable[[OnGpu], bool], *, own: bool) -> list[str]:
         try:
             with self.driver() as driver:
                 on, used = self._on(driver, [device]), driver.read(device).fb_used_mib
         except GpuError as error:
-            return [f"GPU {device.index}: {error}"]
+            return [f"GPU {device.index}: {error}"] if own else []
         still = [one for one in on if mine(one)]
         if still:
             return [f"GPU {device.index}: process {one.pid} is still there" for one in still]
-        if not on and used is not None and used > FREE_MIB:
+        if own and not on and used is not None and used > FREE_MIB:
             return [f"GPU {device.index}: {used:.0f} MiB are held and no process holds them"]
         return []
 

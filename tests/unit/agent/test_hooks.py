@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_stand_ins import agent, config_of
@@ -119,3 +120,13 @@ def test_hooks_import_next_to_nothing() -> None:
     """They run for every job."""
     code = "import slurm_affinode.cli.entry, slurm_affinode.agent.hooks"
     assert not imported(code) & (HEAVY | {"click", "dataclasses", "asyncio", "concurrent", "logging", "tomllib"})
+
+
+def test_what_was_left_on_instances_without_numbers_is_looked_for_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MIG instances may be called; of a job without GPUs nothing is."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(hooks, "ask_local", lambda _, request, **__: asked.append(dict(request)) or {})
+    for names in ("MIG-1a2b,MIG-3c4d", "0,1", ""):
+        assert hooks.run("epilog", {}, JOB | {"SLURM_JOB_GPUS": names}) == []
+    assert [one["gpus"] for one in asked if one["verb"] == "leftovers"] == [[], [0, 1]]
+    assert [one.get("gpus") for one in asked if one["verb"] == "epilog"] == [None, [0, 1], None]

@@ -179,6 +179,20 @@ def test_what_a_job_left_on_its_gpus_is_ended_and_reported(world: World) -> None
     assert world.asked == 0
 
 
+def test_where_it_is_not_known_which_gpus_a_job_had_its_processes_are_looked_for_on_all(world: World) -> None:
+    """MIG instances have no numbers in Slurm. What others hold there is not the job's doing."""
+    world.gpus.count = 3
+    world.gpus.lost.add(2)
+    mine, other = world.process(device=1, SLURM_JOB_ID="7"), world.process(SLURM_JOB_ID="8")
+    for indices in ([], [9]):
+        report = world.orphans().leftovers(7, os.getuid(), indices, kill=True, wait_s=1)
+        assert ([one["pid"] for one in report["left"]], report["dirty"]) == ([mine.pid], [])
+        assert other.poll() is None
+        mine.wait(5)
+        mine = world.process(device=1, SLURM_JOB_ID="7")
+    assert "is still there" in world.orphans().leftovers(7, os.getuid(), [], kill=False, wait_s=0.1)["dirty"][0]
+
+
 def test_a_nameless_leftover_is_the_jobs_where_the_user_has_no_other(world: World) -> None:
     """Else it may be the other's."""
     child = world.process()
