@@ -214,6 +214,8 @@ class Service:
             now, gone = self._slurms(job_id)
             if gone or (now is not None and now.ended):  # its image is there until the next sweep
                 raise _over(job_id, now)
+            if now is not None and now.allocated:  # on its node, which takes its note away when it is back
+                raise RequestError("under-way", f"job {job_id} is being worked on: restoring")
             raise RequestError(
                 "already-suspended", f"job {job_id} is suspended already", hint=f"slurm-affinode wake {job_id}"
             )

@@ -102,6 +102,15 @@ def test_job_that_is_being_restored_had_the_option(node: Node1) -> None:
         assert caught.value.code == "under-way"
 
 
+def test_job_that_is_being_restored_elsewhere_is_not_said_to_sleep(node: Node1) -> None:
+    """A long restore: its note is there, and Slurm has started it on another node."""
+    node.acts.asleep.append(asleep(8))
+    node.slurm.all[8] = job(8, restarts=1)
+    with pytest.raises(control.RequestError, match="job 8 is being worked on: restoring") as caught:
+        ask(node, verb="suspend", job=8)
+    assert caught.value.code == "under-way"
+
+
 def test_job_that_is_ending_had_the_option(node: Node1) -> None:
     """Its script is over, and its epilog has not come yet: it is not told that it was submitted without the option."""
     ask(node, verb="prolog", job=7, uid=2001)
