@@ -28,12 +28,14 @@ _GOES_ON = timedelta(minutes=5)
 def epoch_ms(value: pl.Expr) -> pl.Expr:
     """Epoch numbers of seconds, milli-, micro- or nanoseconds, told by their size, as milliseconds.
 
-    Seconds below 1e11 reach to the year 5138; milliseconds above it start in 1973.
+    Seconds below 1e11 reach to the year 5138; milliseconds above it start in 1973. What is more than 64 bits
+    of nanoseconds can be is no time.
     """
     size = value.abs()
     scaled = (
-        pl.when(size < 1e11).then(value * 1000).when(size < 1e14).then(value).when(size < 1e17).then(value / 1e3)
-    ).otherwise(value / 1e6)
+        pl.when(size < 1e11).then(value * 1000).when(size < 1e14).then(value)
+        .when(size < 1e17).then(value / 1e3).when(size < 2.0**63).then(value / 1e6)
+    )  # fmt: skip
     return scaled.round().cast(pl.Int64, strict=False)
 
 
