@@ -189,6 +189,7 @@ class Acts:
     looks: list[str | None] = field(default_factory=list)
     recovered: int = 0
     ticks: int = 0
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def refusals(self, job: WatchedJob) -> Sequence[Refusal]:
         return tuple(self.refused)
@@ -342,7 +343,7 @@ def agent(config: Config, gpus: Gpus | None = None, slurm: Slurm | None = None) 
 
     def build(context: AgentContext) -> Orchestration:
         made.append(Acts(context))
-        return Orchestration(made[0], made[0], made[0], made[0])
+        return Orchestration(made[0], made[0], made[0], made[0], stop=made[0].stopped.set)
 
     daemon = Daemon(config, Parts(lambda: gpus, slurm.client, build, identify))  # type: ignore[arg-type,return-value]
     daemon.start()

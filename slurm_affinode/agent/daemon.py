@@ -144,6 +144,7 @@ class Daemon:
         self.end()
         self.control.stop()
         self.work.stop(STOP_S)
+        self.orchestration.stop()
         if self.orchestration.in_place is not None:
             self.orchestration.in_place.stop()
         self.shepherds.stop()

@@ -216,3 +216,5 @@ class Orchestration:
     keeper: Keeper
     in_place: InPlace | None = None
     """``None``: nothing sleeps in place here."""
+    stop: Callable[[], None] = lambda: None
+    """Called when the agent ends: what goes on behind it, as copies of images, is left to the next one."""

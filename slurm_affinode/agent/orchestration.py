@@ -157,7 +157,7 @@ def build(context: AgentContext) -> Orchestration:
 
     waker = JobWaker(parts, lease, tidy=tidy, over=keeper.over)
     suspender = ByMode(JobSuspender(parts, aftermath), sleeping)
-    return Orchestration(suspender, JobRestorer(parts), waker, keeper, in_place)
+    return Orchestration(suspender, JobRestorer(parts), waker, keeper, in_place, aftermath.stop)
 
 
 def _director(config: Config, parts: Parts, gpus: NodeGpus) -> Director:

@@ -64,7 +64,7 @@ class Tiers:
         return cls(both)
 
     def stop(self) -> None:
-        """Copies end soon, to be taken up by the next agent."""
+        """Copies that nobody waits for end soon, to be taken up by the next agent."""
         self.stopping.set()
 
     @property
@@ -265,8 +265,10 @@ class Tiers:
 
     # --- moving
 
-    def move(self, copy: Copy, to: Tier, limiter: Limiter = _NO_LIMIT) -> Copy:
-        """Copy an image to another tier, verified on the way. Raises ``CheckpointError``."""
+    def move(
+        self, copy: Copy, to: Tier, limiter: Limiter = _NO_LIMIT, *, stop: Callable[[], bool] = lambda: False
+    ) -> Copy:
+        """Copy an image to another tier, verified on the way. Raises ``CheckpointError``, also when it has to stop."""
         facts = copy.image.manifest
         how = How(
             limiter,
@@ -274,7 +276,7 @@ class Tiers:
             read_direct=copy.tier.shared or not to.durable,
             write_direct=to.direct,
             level=to.level,
-            stop=self.stopping.is_set,
+            stop=stop,
         )
         with self.pinned(copy):
             self.retention.make_room_for(to, self.retention.held(copy, to))
@@ -298,7 +300,7 @@ class Tiers:
             return False
         for number, copy in enumerate(copies):
             try:
-                self.move(copy, to, self._to_shared)
+                self.move(copy, to, self._to_shared, stop=self.stopping.is_set)
             except ImageDamaged as error:
                 more = len(copies) > number + 1
                 self._aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=more)
@@ -346,7 +348,8 @@ class Tiers:
         """
         faster = self.tiers[: self.tiers.index(copy.tier)]
         takers = [tier for tier in faster if tier.name not in without and (durable or not tier.durable)]
-        with self._pulls.turn(copy.id, self._ahead, wanted=not expected_s) as limiter:
+        wanted = not expected_s
+        with self._pulls.turn(copy.id, self._ahead, wanted=wanted) as limiter:
             for tier in takers:
                 there = next((one for one in self._copies_of(copy.image.manifest) if one.tier is tier), None)
                 if there is not None:  # brought while this one waited for its turn
@@ -357,7 +360,7 @@ class Tiers:
                         continue
                     with suppress(NoRoom):
                         self.retention.make_room_for(tier, held)
-                        return self.move(copy, tier, limiter)
+                        return self.move(copy, tier, limiter, stop=lambda: not wanted and self.stopping.is_set())
                 except ImageDamaged:
                     raise
                 except (CheckpointError, OSError) as error:

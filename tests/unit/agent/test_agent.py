@@ -38,6 +38,13 @@ def test_idle_job_is_suspended(node: Node1) -> None:
     assert node.acts.looks[0] is None
 
 
+def test_agent_that_ends_leaves_copies_of_images_to_the_next(tmp_path: Path) -> None:
+    """It does not live on until they are made."""
+    with agent(config_of(tmp_path)) as node:
+        assert not node.acts.stopped.is_set()
+    assert node.acts.stopped.is_set()
+
+
 def test_when_a_window_will_be_full_is_known(node: Node1) -> None:
     """So that it is looked at then; a job that is busy has no window."""
     assert node.daemon.loop.full_s() is None

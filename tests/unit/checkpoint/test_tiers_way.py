@@ -123,6 +123,20 @@ def test_what_is_written_when_the_agent_ends_is_taken_up(
     node.shared.verify(image)
 
 
+def test_what_somebody_waits_for_is_copied_while_the_agent_ends(make_node: Callable[..., Node]) -> None:
+    """A dump on its way to the disk, and the image of a restore; what comes ahead of its job is left."""
+    node = make_node()
+    node.tiers.stop()
+    image = node.dump(publish=False)
+    assert node.where(image) == ["memory", "disk"]
+    copy = Copy(node.disk.copy(image, node.shared), node.tiers.tiers[2])
+    for store in (node.memory, node.disk):
+        store.remove(image)
+    assert node.tiers.pull(copy, expected_s=60.0) is None
+    assert node.where(image) == ["shared"]
+    assert node.tiers.pull(copy, expected_s=0.0)
+
+
 def test_zeros_take_no_room(make_node: Callable[..., Node], tmp_path: Path) -> None:
     """Blocks of zeros are holes in a copy, holes are not read; contents and digests are the same."""
     node = make_node()
