@@ -3,7 +3,7 @@
 CRIU opens such files again by their path, and on another node there are none. So the dump keeps a copy of those that
 belong to the job's user, and a restore makes those that are missing: as that user, below the root of the job's own
 mount namespace, following no link out of it. A file that is there but is another one is not touched; the restore is
-refused.
+refused. Of a socket the directories are made, CRIU makes the socket.
 
 A file that was opened by a name that is gone, and has another one in that directory, is one of them: ``sem_open(3)``
 makes named semaphores so. CRIU gives it a name of its own (``--link-remap``) and takes it away in the restore. Where
@@ -54,14 +54,17 @@ class LocalFile:
 def save(pids: Collection[int], directory_fd: int, *, places: Sequence[str] = PLACES, proc: Path = PROC) -> int:
     """Copy them into CRIU's directory, with the tree stopped; how many bytes. Raises ``DumpFailed``, ``DumpNoRoom``."""
     found: dict[str, LocalFile] = {}
-    owner: tuple[int, int] | None = None
+    owner = _owner(pids, proc)
     total = 0
     try:
+        if owner is not None:
+            root = proc / str(next(iter(pids))) / "root"
+            for path in _sockets(pids, places, proc):
+                found.update({above.path: above for above in _above(path, owner[0], root, places)})
         for link, names in _open_files(pids, places, proc):
             path, facts = names[0], link.stat()
             if found.keys() >= set(names):
                 continue
-            owner = owner or _owner(pids, proc)
             if owner is None or facts.st_uid != owner[0]:
                 continue
             for above in _above(path, owner[0], proc / str(next(iter(pids))) / "root", places):
@@ -115,6 +118,23 @@ def _open_files(pids: Collection[int], places: Sequence[str], proc: Path) -> Ite
                         yield link, names
 
 
+def _sockets(pids: Collection[int], places: Sequence[str], proc: Path) -> list[str]:
+    """Names of their sockets. CRIU makes a socket's file anew, and needs the directory that it is in."""
+    inodes = set()
+    for pid in pids:
+        with suppress(OSError):
+            for name in os.listdir(proc / str(pid) / "fd"):  # noqa: PTH208 - only names are wanted
+                with suppress(OSError):
+                    inodes.add(os.readlink(os.fsencode(proc / str(pid) / "fd" / name)))  # noqa: PTH115
+    with suppress(OSError, StopIteration):
+        text = (proc / str(next(iter(pids))) / "net" / "unix").read_bytes()
+        # A name may hold anything, also of others: what looks like a line need not be one.
+        rows = (row.split(None, 7) for row in text.split(b"\n"))
+        theirs = (os.fsdecode(row[7]) for row in rows if len(row) == 8 and b"socket:[%s]" % row[6] in inodes)
+        return [path for path in theirs if path.startswith(tuple(f"{place}/" for place in places))]
+    return []
+
+
 def _names_left(link: Path, path: str, root: Path) -> list[str]:
     """Of a file whose own name is gone, those in the same directory, CRIU's last; none where CRIU gave it none."""
     facts, directory = link.stat(), os.path.dirname(path)  # noqa: PTH120 - a path of another process
@@ -150,7 +170,9 @@ def _owner(pids: Collection[int], proc: Path) -> tuple[int, int] | None:
     for pid in pids:
         with suppress(OSError):
             facts = (proc / str(pid)).stat()
-            return facts.st_uid, facts.st_gid
+            # A zombie that a restore has made is root's.
+            if (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[:1] != [b"Z"]:
+                return facts.st_uid, facts.st_gid
     return None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import shutil
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +75,21 @@ def test_what_is_open_comes_back(place: Place) -> None:
     assert (place.tmp / "mine").stat().st_mode & 0o777 == 0o750
     assert (deep / "fifo").is_fifo()
     assert sum(path.stat().st_blocks * 512 for path in place.image.glob("local-*")) < 4 << 20
+
+
+def test_the_directory_of_a_socket_comes_along(place: Place) -> None:
+    """As multiprocessing makes them: CRIU makes the socket itself, and nothing above it."""
+    directory = place.tmp / "pymp with blank" / "deep"
+    directory.mkdir(parents=True, mode=0o700)
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as odd:
+        listening.bind(str(directory / "listener-1"))
+        listening.listen()
+        odd.bind(f"\0{place.tmp}\nodd\n1 2 3")
+        assert place.save() == 0
+    shutil.rmtree(directory.parent)
+    assert place.put_back() == [str(directory.parent), str(directory)]
+    assert list(directory.iterdir()) == []
+    assert directory.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("node", ["the same", "another"])
