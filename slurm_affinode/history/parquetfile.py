@@ -16,6 +16,8 @@ from slurm_affinode.history.reading import Notes, ReadOptions
 from slurm_affinode.history.tabular import TableReader, layout
 
 ROWS_AT_ONCE = 500_000
+_DAYS = 366 * 10_000
+_UNITS_A_DAY = {"ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 
 def read(path: Path, notes: Notes, options: ReadOptions, fallback_node: str | None) -> Iterator[pl.DataFrame]:
@@ -69,7 +71,12 @@ def _as_text(rows: pl.DataFrame, first: int) -> pl.DataFrame:
     for at, name in enumerate(rows.columns):
         dtype = rows.schema[name]
         column = pl.col(name)
+        if dtype == pl.Date:
+            dtype = pl.Datetime("ms")
+            column = column.cast(dtype)
         if isinstance(dtype, pl.Datetime):
+            # Polars panics on times that its calendar does not have.
+            column = pl.when(column.cast(pl.Int64).abs() < _UNITS_A_DAY[dtype.time_unit] * _DAYS).then(column)
             if dtype.time_zone is not None:
                 column = column.dt.convert_time_zone("UTC").dt.to_string("%Y-%m-%dT%H:%M:%S%.6fZ")
             else:

@@ -54,6 +54,25 @@ def test_parquet_with_times_in_any_zone(read: Reader, tmp_path: Path, zone: str)
     assert [(row["time"], row["util_pct"]) for row in read(path).rows] == [(EIGHT, 5.0)]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "good", "far"),
+    [
+        (pl.Datetime("ms"), 1793520000000, 2**62), (pl.Datetime("us", "UTC"), 1793520000000000, -(2**62)),
+        (pl.Date(), 20758, 2**30),
+    ],
+)  # fmt: skip
+def test_parquet_with_times_of_no_calendar(
+    read: Reader, tmp_path: Path, dtype: pl.DataType, good: int, far: int
+) -> None:
+    """What stands for "no time" in some database is a bad line, as in text."""
+    path = tmp_path / "s.parquet"
+    times = pl.Series([far, good]).cast(pl.Int32 if dtype == pl.Date else pl.Int64).cast(dtype)
+    pl.DataFrame({"time": times, "node": "n1", "index": 0, "util_pct": [1.0, 2.0]}).write_parquet(path)
+    result = read(path)
+    assert [row["util_pct"] for row in result.rows] == [2.0]
+    assert result.notes.problem_count == 1
+
+
 def test_parquet_without_rows_is_one_line(read: Reader, samples: Callable[..., pl.DataFrame], tmp_path: Path) -> None:
     """Its columns are known: it is not they that are wrong."""
     path = tmp_path / "s.parquet"
