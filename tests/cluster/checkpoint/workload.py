@@ -125,14 +125,14 @@ def shm(_: Path) -> Iterator[Check | str]:
 
 
 def named(_: Path) -> Iterator[Check | str]:
-    """Files of the node with a name: shared memory, a semaphore, a file in a directory of its own, a named pipe."""
+    """Files of the node: shared memory, a semaphore, a file and a socket in directories of their own, a named pipe."""
     name = f"workload-{os.getuid()}"
     libc = ctypes.CDLL(None)
     libc.sem_open.restype = ctypes.c_void_p
     libc.sem_unlink(f"/{name}".encode())
     semaphore = ctypes.c_void_p(libc.sem_open(f"/{name}".encode(), os.O_CREAT, 0o600, 3))
     path, directory = Path(f"/dev/shm/{name}"), Path(f"/tmp/{name}")  # noqa: S108
-    for stale in (path, directory / "deep" / "scratch", directory / "fifo"):
+    for stale in (path, directory / "deep" / "scratch", directory / "fifo", directory / "own" / "socket"):
         stale.unlink(missing_ok=True)
     with path.open("w+b") as file:
         file.truncate(3 * MIB)
@@ -145,12 +145,20 @@ def named(_: Path) -> Iterator[Check | str]:
     os.mkfifo(directory / "fifo")
     fifo = os.open(directory / "fifo", os.O_RDWR)
     os.write(fifo, b"waiting")
+    (directory / "own").mkdir(exist_ok=True)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(directory / "own" / "socket"))
+    listening.listen()
 
     def check() -> str:
         scratch.seek(0)
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(str(directory / "own" / "socket"))
+            listening.accept()
         value = ctypes.c_int()
         libc.sem_post(ctypes.c_void_p(libc.sem_open(f"/{name}".encode(), 0)))
         libc.sem_getvalue(semaphore, ctypes.byref(value))
+        libc.sem_unlink(f"/{name}".encode())  # the next one to come to this node has another value
         if value.value != 4:
             return wrong(f"semaphore {value.value}")
         found = (shared[MIB : MIB + 5], path.read_bytes()[MIB : MIB + 5], scratch.read(), os.read(fifo, 100))
