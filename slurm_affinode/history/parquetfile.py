@@ -76,7 +76,8 @@ def _as_text(rows: pl.DataFrame, first: int) -> pl.DataFrame:
             column = column.cast(dtype)
         if isinstance(dtype, pl.Datetime):
             # Polars panics on times that its calendar does not have.
-            column = pl.when(column.cast(pl.Int64).abs() < _UNITS_A_DAY[dtype.time_unit] * _DAYS).then(column)
+            far = _UNITS_A_DAY[dtype.time_unit] * _DAYS
+            column = pl.when(column.cast(pl.Int64).is_between(-far, far)).then(column)
             if dtype.time_zone is not None:
                 column = column.dt.convert_time_zone("UTC").dt.to_string("%Y-%m-%dT%H:%M:%S%.6fZ")
             else:

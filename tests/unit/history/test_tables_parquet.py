@@ -58,6 +58,7 @@ def test_parquet_with_times_in_any_zone(read: Reader, tmp_path: Path, zone: str)
     ("dtype", "good", "far"),
     [
         (pl.Datetime("ms"), 1793520000000, 2**62), (pl.Datetime("us", "UTC"), 1793520000000000, -(2**62)),
+        (pl.Datetime("ms"), 1793520000000, -(2**63)), (pl.Datetime("ns"), 1793520000000000000, 2**63 - 1),
         (pl.Date(), 20758, 2**30),
     ],
 )  # fmt: skip
