@@ -178,14 +178,14 @@ def test_wake_releases_only_what_can_start_anywhere(world):
     agent.suspend()
     agent.settle()
     key = agent.keeper.suspended()[0].key
-    agent.waker.wake(key, "alice")
+    assert agent.waker.wake(key, "alice") is False
     assert world.held
     image = agent.parts.local.images()[0]
     agent.parts.local.copy(image, agent.parts.shared)
     world.clock += 100
     agent.waker.tick()
     assert not world.held
-    assert agent.waker.wake(key, "alice") is None
+    assert agent.waker.wake(key, "alice") is True
 
 
 def test_what_does_not_sleep_cannot_be_woken(world):
