@@ -79,10 +79,10 @@ def test_what_is_open_comes_back(place: Place) -> None:
 
 def test_the_directory_of_a_socket_comes_along(place: Place) -> None:
     """As multiprocessing makes them: CRIU makes the socket itself, and nothing above it."""
-    directory = place.tmp / "pymp with blank" / "deep"
+    directory = place.tmp / "py mp" / "in"  # short: an address has 107 bytes
     directory.mkdir(parents=True, mode=0o700)
     with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as odd:
-        listening.bind(str(directory / "listener-1"))
+        listening.bind(str(directory / "l"))
         listening.listen()
         odd.bind(f"\0{place.tmp}\nodd\n1 2 3")
         assert place.save() == 0
