@@ -165,16 +165,17 @@ class Demand:
             count = len(made._decay)
             made._caused, made._open = _numbers(state["caused"], count), _numbers(state["open"], count)
             made._events, made._now_s = _numbers([state["events"], state["now_s"]])
-            made._base_s = None if state["base_s"] is None else _numbers([state["base_s"]])[0]
+            # Before all times there were, once the clock has been set back.
+            made._base_s = None if state["base_s"] is None else _numbers([state["base_s"]], least=-math.inf)[0]
             made._marks = {str(name): _numbers(marks, count) for name, marks in state["marks"].items()}
         except (KeyError, TypeError, AttributeError, ZeroDivisionError, IndexError) as error:
             raise ValueError(f"not the state of a demand: {type(error).__name__}: {error}") from None
         return made
 
 
-def _numbers(values: Any, count: int | None = None) -> list[float]:
+def _numbers(values: Any, count: int | None = None, least: float = 0.0) -> list[float]:
     found = [float(one) for one in values]
-    if not all(math.isfinite(one) and one >= 0 for one in found) or count not in (None, len(found)):
+    if not all(math.isfinite(one) and one >= least for one in found) or count not in (None, len(found)):
         raise ValueError("not the state of a demand")
     return found
 

@@ -75,6 +75,8 @@ def test_a_clock_that_goes_back_does_no_harm() -> None:
     before = rate(demand, "a", 1e9 + 100)
     assert before == pytest.approx(rate(demand, "a", 1e9 + 100))
     assert rate(demand, "a", 1e9 + 7200) < before / 2
+    demand.requested("a", 0.0)
+    assert Demand.restored(demand.state()).state() == demand.state()  # what it counts from is before 0
     turnover = Turnover(2e9)
     turnover.took(100, 100, 1e9)
     assert turnover.horizon_s(100, 1e9 + 10_000) > 1000
