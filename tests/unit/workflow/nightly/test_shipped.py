@@ -77,3 +77,15 @@ def test_the_units_are_valid():
         [program, "verify", "--man=no", *units], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_is_enabled_starts_with_the_machine():
+    """``systemctl enable`` of a unit without [Install] does nothing: it would be gone after the next boot."""
+    for path in (REPORTS / "systemd").iterdir():
+        timed = path.with_suffix(".timer").is_file() and path.suffix == ".service"
+        wanted = re.search(r"^\[Install\]\nWantedBy=(.+)$", path.read_text(), re.MULTILINE)
+        if timed:
+            assert wanted is None, path.name
+        else:
+            assert wanted is not None, path.name
+            assert wanted[1] == ("timers.target" if path.suffix == ".timer" else "multi-user.target")
