@@ -267,7 +267,7 @@ def decide(
     why = _because(candidate, names)
     idle = candidate.idle
     if idle is None or not idle.reached:
-        code, now = _not_yet(idle)
+        code, now = _not_yet(idle, candidate.option.window_s)
         then = f"then nothing: {against[0].text}" if against else f"then it is suspended: {why}"
         if policy.dry_run and not against:
             then = f"then it would be suspended ({why}), but this agent only says so (dry run)"
@@ -298,9 +298,9 @@ def _because(candidate: Candidate, names: tuple[str, ...]) -> str:
     return f"{said}, {len(names)} {verb} for its GPUs ({shown})"
 
 
-def _not_yet(idle: IdleState | None) -> tuple[str, str]:
+def _not_yet(idle: IdleState | None, window_s: float) -> tuple[str, str]:
     if idle is None:
-        return "unknown", "it was not looked at yet"
+        return "unknown", f"it was not looked at yet; after {span(window_s)} of idleness"
     if idle.verdict is Verdict.BUSY:
         return "busy", f"busy ({idle.why}); after {span(idle.window_s)} without a break"
     if idle.verdict is Verdict.UNKNOWN:

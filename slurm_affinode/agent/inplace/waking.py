@@ -73,13 +73,16 @@ class Waking:
             self._lead(sleeper)
             if sleeper.thawed:
                 return
-            calm, gone_on_s = 0, max(0.0, self._parts.now() - sleeper.ahead_epoch)
-            for _ in range(round((_AHEAD_S - gone_on_s) / _LOOK_AGAIN_S)):
+            calm = 0
+            for _ in range(round(_AHEAD_S / _LOOK_AGAIN_S)):
                 calm = 0 if self._freezer.busy(sleeper.ahead) else calm + 1
-                if calm == _CALM_LOOKS:
+                # Looks at many processes take time themselves; a clock that was set back ends them, too.
+                if calm == _CALM_LOOKS or not 0 <= self._parts.now() - sleeper.ahead_epoch < _AHEAD_S:
                     break
                 self._parts.sleep(_LOOK_AGAIN_S)
-            self._go_on(sleeper, sleeper.stay)
+            # What Slurm has suspended meanwhile goes on when Slurm says so, which lets all of it go.
+            if not self._freezer.held(sleeper.init_pid):
+                self._go_on(sleeper, sleeper.stay)
             sleeper.thawed = True
 
     def _lead(self, sleeper: Sleeper) -> None:
@@ -183,8 +186,10 @@ class Waking:
             try:
                 self._freezer.freeze(sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._freeze_s)
             except FreezeError as error:
-                # What it asks of CUDA waits all the same.
+                # What it asks of CUDA waits all the same. Those that did stop would not go on with the next attempt.
                 parts.log.warning("job %s: is not frozen again: %s", sleeper.job_id, error)
+                self._go_on(sleeper, sleeper.stay)
+                sleeper.thawed = True
                 return
             sleeper.ahead, sleeper.thawed = (), False
 

@@ -173,7 +173,12 @@ def test_what_happens_next_is_said_before_the_window_is_full() -> None:
         decision.text == "idle for 11m; after 4m more; then it is suspended: idle 15m, 1 job waits for its GPUs (131)"
     )
     assert "then nothing" in decide(POLICY, replace(JOB, idle=idle(660)), Surroundings((), NODE)).text
-    assert decide(POLICY, replace(JOB, idle=None), PRESSED).code == "unknown"
+    decision = decide(POLICY, replace(JOB, idle=None), PRESSED)
+    assert (decision.code, decision.text) == (
+        "unknown",
+        "it was not looked at yet; after 15m of idleness; "
+        "then it is suspended: idle 15m, 1 job waits for its GPUs (131)",
+    )
     assert decide(POLICY, replace(JOB, idle=idle(verdict=Verdict.BUSY)), PRESSED).code == "busy"
     assert decide(POLICY, replace(JOB, idle=idle(verdict=Verdict.UNKNOWN)), PRESSED).code == "unknown"
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 from inplace_site import GIB, OPTION, OUT, Later, Node, asleep, awake, entries, failing
 
+from slurm_affinode.agent.inplace.freezer import FreezeError
 from slurm_affinode.agent.inplace.sharing import Rules
 from slurm_affinode.agent.inplace.sockdiag import Sock
 from slurm_affinode.agent.interface import Refused
@@ -73,16 +75,31 @@ def test_a_restore_that_fails_leaves_it_asleep_and_is_tried_again(world, node):
 
 
 @pytest.mark.parametrize(
-    ("works_for", "restore_s", "pauses"), [(0, 0, 1), (3, 0, 4), (1000, 0, 49), (1000, 0.4, 9), (1000, 7, 0)]
+    ("works_for", "takes_s", "pauses"),
+    [
+        (0, (0, 0), 1),
+        (3, (0, 0), 4),
+        (1000, (0, 0), 50),
+        (1000, (0.395, 0), 10),
+        (1000, (7, 0), 0),
+        (1000, (0, 0.2), 2),
+        (1, (-9, 0), 0),
+    ],
 )
-def test_what_watches_over_others_goes_on_last(world, monkeypatch, works_for, restore_s, pauses):
-    """When they have their GPU memory and are at rest, and not much later: it would find that they have not moved."""
+def test_what_watches_over_others_goes_on_last(world, monkeypatch, works_for, takes_s, pauses):
+    """When they have their GPU memory and are at rest, and not much later, however long it takes to look at them all
+    and whatever the clock does: it would find that they have not moved."""
+    restore_s, look_s = takes_s
     seen: list[tuple[str, list[bool]]] = []
 
     def unlocked(pid: int) -> None:
         seen.append(("unlock", node.stopped()))
         world.clock += restore_s
         unlock(pid)
+
+    def looked(pids: Iterable[int]) -> bool:
+        world.clock += look_s
+        return busy(pids)
 
     def paused(seconds: float) -> None:
         seen.append(("pause", node.stopped()))
@@ -92,8 +109,9 @@ def test_what_watches_over_others_goes_on_last(world, monkeypatch, works_for, re
     monkeypatch.setattr(world, "sleep", paused)
     node = Node(world)
     script, worker = (process.pid for process in node.processes)
-    unlock = node.agent.cuda.unlock
+    unlock, busy = node.agent.cuda.unlock, node.freezer.busy
     monkeypatch.setattr(node.agent.cuda, "unlock", unlocked)
+    monkeypatch.setattr(node.freezer, "busy", looked)
     node.sleep()
     node.connection()
     node.freezer.at_work = {worker} if works_for else set()
@@ -101,6 +119,40 @@ def test_what_watches_over_others_goes_on_last(world, monkeypatch, works_for, re
     node.round()
     assert awake(world)
     assert seen == [("unlock", [True, False])] + [("pause", [True, False])] * pauses
+
+
+def test_what_slurm_suspends_while_its_memory_comes_back_stays_stopped(world, node, monkeypatch):
+    """While what watches over others still stands, too: it goes on when Slurm says so (scontrol resume)."""
+    unlock = node.agent.cuda.unlock
+
+    def suspended(pid: int) -> None:
+        unlock(pid)
+        node.freezer.by_slurm = True
+        for process in node.processes:
+            process.stopped = True
+
+    monkeypatch.setattr(node.agent.cuda, "unlock", suspended)
+    node.sleep()
+    node.connection()
+    node.round()
+    assert (node.director.view(7), node.stopped()) == (None, [True, True])
+
+
+def test_a_freeze_that_fails_after_a_restore_that_failed_leaves_nobody_stopped(world, node, monkeypatch):
+    """What did stop could not take its memory back with the next attempt."""
+    node.sleep()
+    node.connection()
+
+    def some(*_: object, **__: object) -> None:
+        node.processes[1].stopped = True
+        raise FreezeError("process 8 (python) does not stop within 10 s")
+
+    with monkeypatch.context() as patch, failing(node):
+        patch.setattr(node.freezer, "freeze", some)
+        node.round()
+        assert node.stopped() == [False, False]
+    node.round()
+    assert awake(world)
 
 
 def test_looks_take_a_bounded_share_of_a_core(node, monkeypatch):
