@@ -11,7 +11,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +35,8 @@ DEFAULT_POLICY = Path("/etc/slurm-affinode/zombies.toml")
 SLURM_BACKENDS = ("auto", "pyslurm", "commands")
 
 _NIGHTLY_SPANS = ("sacct_overlap", "keep_samples", "keep_jobs", "keep_reports", "keep_audit")
+_LONGEST_S = 100 * 365 * 86400.0
+"""A longer span before now is no date of anything that is measured, at last none of the calendar."""
 
 T = TypeVar("T")
 
@@ -285,6 +287,8 @@ def parse(text: str, *, where: str) -> Config:
             raise ConfigError(f"{where}: {name}: {error}", hint=error.hint) from None
         if name in ("prometheus.step", "prometheus.timeout") and seconds == 0:
             raise ConfigError(f"{where}: {name}: {span} is not above 0")
+        if seconds is not None and seconds > _LONGEST_S:
+            raise ConfigError(f"{where}: {name}: {span} is more than 100 years", hint="36500d is as good as for ever")
     check_node(config.agent, config.suspend, where)
     check_inplace(config.inplace, where)
     return config
@@ -299,6 +303,9 @@ def _build(cls: type[T], data: Mapping[str, Any], where: str, at: tuple[str, ...
         if key not in known:
             raise ConfigError(f"{where}: unknown key {name}", hint=f"known here: {', '.join(sorted(known))}")
         values[key] = _value(known[key], value, where, (*at, key))
+    for one in fields(cls):  # type: ignore[arg-type]
+        if one.default is MISSING and one.default_factory is MISSING and one.name not in values:
+            raise ConfigError(f"{where}: {'.'.join(at)}: {one.name} is missing")
     return cls(**values)
 
 

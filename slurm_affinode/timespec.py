@@ -29,7 +29,7 @@ def parse_when(text: str, *, now: datetime, zone: tzinfo | None = UTC) -> dateti
     """
     try:
         moment = _when(text.strip(), now, zone)
-    except OverflowError:
+    except (OverflowError, ValueError):  # the latter where this machine's zone does not know the year
         moment = None
     if moment is None or not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
         raise AffinodeError(f"{text!r} is not a time between {_FIRST_YEAR} and {_LAST_YEAR}")

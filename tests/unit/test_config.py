@@ -54,6 +54,9 @@ def test_environment_names_the_file(tmp_path: Path) -> None:
         ("[nightly]\ngpu_paths = 'x'\n", r"nightly\.gpu_paths: 'x' is not a list of strings"),
         ("[gpu_history]\ncolumns = {a = 1}\n", r"gpu_history\.columns: .* is not a table of strings"),
         ("[store]\nstate_dir = 1\n", r"store\.state_dir: 1 is not a path"),
+        ("[nightly]\nkeep_samples = '999999d'\n", r"nightly\.keep_samples: 999999d is more than 100 years"),
+        ("[zombies]\nlook_back = '99999999999d'\n", r"zombies\.look_back: 99999999999d is more than 100 years"),
+        ("[zombies.nodes]\na = {cores = 8, gpus = 4}\n", r"c\.toml: zombies\.nodes\.a: memory_gib is missing"),
         ("[store\n", r"c\.toml:1: not TOML: .*\[store"),
     ],
 )
@@ -61,6 +64,11 @@ def test_a_mistake_names_file_and_key(text: str, said: str) -> None:
     """A typing mistake is never silently a default."""
     with pytest.raises(ConfigError, match=said):
         config.parse(text, where="c.toml")
+
+
+def test_what_is_kept_for_ever_is_kept_for_a_hundred_years() -> None:
+    """The longest span that the hint names is taken."""
+    assert config.parse("[nightly]\nkeep_jobs = '36500d'\n", where="c.toml").nightly.keep_jobs == "36500d"
 
 
 def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:

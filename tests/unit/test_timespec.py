@@ -55,6 +55,8 @@ def test_a_moment_that_no_calendar_of_ours_has_is_refused(text: str) -> None:
     """Arithmetic with it would end in an overflow later."""
     with pytest.raises(AffinodeError, match="is not a time between 1900 and 2999"):
         parse_when(text, now=NOW, zone=ZoneInfo("Europe/Oslo"))
+    with pytest.raises(AffinodeError, match="is not a time between 1900 and 2999"):
+        parse_when(text, now=NOW, zone=None)
 
 
 @pytest.fixture
