@@ -78,10 +78,10 @@ class Daemon:
         inspector = Inspector()
         self.watch = Watch(parts.driver(), inspector)
         self.queue = QueueView(parts.slurm, parse_span_s(config.agent.queue_period))
-        context = AgentContext(config, self.node, self.registry, parts.slurm, self.watch.driver)
         prepare_directory(config.agent.run_dir)
-        self.orchestration = parts.orchestration(context)
         indices = GpuNumbers(config.agent.run_dir / "gpus.json")
+        context = AgentContext(config, self.node, self.registry, parts.slurm, self.watch.driver, indices)
+        self.orchestration = parts.orchestration(context)
         self.work = Work(self.orchestration, config.suspend.max_at_once, changed=self._changed)
         self.loop = Loop(
             config=config.agent, policy=settings.policy(config.suspend), node=self.node, registry=self.registry,

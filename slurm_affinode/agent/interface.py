@@ -6,9 +6,9 @@ failures are ``AffinodeError`` with one line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from slurm_affinode.agent.registry import Link, Registry, WatchedJob
@@ -204,6 +204,8 @@ class AgentContext:
     """A new client, for one thread; the caller closes it."""
     gpus: Callable[[], AbstractContextManager[GpuDriver]]
     """The driver that the loop samples with, locked while it is used: be quick."""
+    gpu_indices: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Slurm's numbers of the GPUs of each job here, as prologs have told."""
 
 
 @dataclass(frozen=True, slots=True)

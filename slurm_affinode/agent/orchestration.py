@@ -134,6 +134,7 @@ def build(context: AgentContext) -> Orchestration:
         ledger=Ledger(config.ledger_dir, context.node),
         notes=Notes(root),
         registry=context.registry,
+        gpu_indices=context.gpu_indices,
         look=collect,
         memory=memory_facts,
         versions=lambda: _versions(slurm, criu, gpus),

@@ -130,6 +130,8 @@ class Parts:
     """Host memory that a process of the job may still use."""
     versions: Callable[[], Versions]
     settings: Settings = Settings()
+    gpu_indices: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """See ``AgentContext``."""
     reservations: Reservations = field(default_factory=Reservations)
     mailer: Mailer = SILENT
     now: Callable[[], float] = time.time

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from agent_sequences import begun_at_c2, check, go_on_at_c2, ledger, recovered
 from agent_site import Slurm, make_job
@@ -122,6 +124,18 @@ def test_a_restore_that_fails_does_what_the_site_chose(world, fresh, reply):
         assert (world.state, world.held) == ("PENDING", True)
         [sleeping] = agent.keeper.suspended()
         assert sleeping.failure == "bad size"
+
+
+def test_a_job_with_shards_is_restored_on_the_gpu_that_its_prolog_has_told(world, monkeypatch):
+    """Slurm's table has no numbers of its GPUs; where no prolog has told them either, the image waits."""
+    monkeypatch.setattr(Slurm, "job", lambda self, job, asked=Slurm.job: replace(asked(self, job), node_gpus=()))
+    agent = begun_at_c2(world)
+    assert isinstance(agent.restore(), Hold)
+    assert "does not say which GPUs" in world.comment
+    agent.waker.wake(agent.parts.notes.all()[0].key, "alice")
+    world.start_run("c2")
+    agent.parts.gpu_indices[7] = (0,)
+    assert agent.restore() == Restored(2)
 
 
 def test_another_gpu_model_is_refused(world):
