@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -113,8 +114,24 @@ def _not_utf8(argument: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in argument)
 
 
+def _open_standard_streams() -> None:
+    """Put /dev/null where the caller has closed input, output or errors (``>&-``).
+
+    Otherwise the next file that is opened gets that number, and what is printed would be written into it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - as long as the program
+
+
 def main() -> NoReturn:
     """Run the command line; a user's mistake ends in one line on standard error and an exit status."""
+    _open_standard_streams()
     try:
         status = cli.main(prog_name="slurm-affinode", standalone_mode=False)
     except click.exceptions.Abort:

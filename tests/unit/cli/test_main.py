@@ -153,3 +153,13 @@ def test_a_report_from_a_state_that_is_not_there_is_one_line(tmp_path):
             cli, ["report", "--state", str(tmp_path / "typo"), "--out", str(tmp_path / "out")], catch_exceptions=False
         )
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_fault(tmp_path: Path, closed: str) -> None:
+    """A supervisor may start it without them: what it prints goes nowhere, and into no file that it opens."""
+    state = tmp_path / "state"
+    program = f"{sys.executable} -c 'from slurm_affinode.cli.main import main; main()'"
+    script = f"{program} db upgrade --state {state} {closed} && {program} db status --state {state} {closed}"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
