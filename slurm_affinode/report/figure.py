@@ -101,7 +101,10 @@ def legend_list(series: Sequence[Series]) -> Markup:
 
 def numbers_table(numbers: Numbers) -> Markup:
     """The numbers of a chart, closed until asked for."""
-    head = Markup("").join(Markup('<th scope="col">{}</th>').format(h) for h in numbers.head)
+    # A heading without words is none: the corner above the names of the rows is a plain cell.
+    head = Markup("").join(
+        Markup('<th scope="col">{}</th>').format(h) if h else Markup("<td></td>") for h in numbers.head
+    )
     rows = Markup("").join(
         Markup('<tr><th scope="row">{}</th>{}</tr>').format(
             row[0], Markup("").join(Markup("<td>{}</td>").format(cell) for cell in row[1:])

@@ -86,8 +86,16 @@ def test_bars_say_their_numbers_in_words() -> None:
     meter = next(e for e in root.iter("svg") if e.get("class") == "meter")
     assert meter.get("role") == "img"
     assert meter.get("aria-label") == f"{HOSTILE}: {HOSTILE} 1"
-    cells = [td.text for td in root.iter("td")]
+    cells = [td.text for row in root.iter("tbody") for td in row.iter("td")]
     assert cells == ["1", "unknown"]
+
+
+@pytest.mark.parametrize("kind", sorted(every_figure().keys() - {"empty"}))
+def test_every_heading_of_a_table_of_numbers_has_words(kind: str) -> None:
+    """The corner above the names of the rows is a plain cell: a heading that says nothing is read out as one."""
+    headings = [th for th in parse(every_figure()[kind]).iter("th") if th.get("scope") == "col"]
+    assert headings
+    assert all(th.text for th in headings)
 
 
 def test_stacked_bars_over_time_add_up_and_leave_no_gap() -> None:
