@@ -21,6 +21,7 @@ from slurm_affinode.checkpoint.facts import MemoryFacts, TreeFacts
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CudaDriver, Imager, InheritFd
 from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import SavedOutput, Versions
 from slurm_affinode.nodeconfig import SuspendConfig
@@ -138,6 +139,11 @@ class Parts:
     """Seconds of the epoch."""
     sleep: Callable[[float], None] = time.sleep
     log: logging.Logger = field(default=LOG)
+
+    def gpus_of(self, job: Job) -> Sequence[int]:
+        """Slurm's numbers of the job's GPUs here, none: not known. Of one with shards only the prolog tells them."""
+        mine = [one for one in job.node_gpus or () if one.node == self.node]
+        return [index for one in mine for index in one.indices] or self.gpu_indices.get(job.job_id, ())
 
     @property
     def local(self) -> DirectoryStore:

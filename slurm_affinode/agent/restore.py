@@ -213,9 +213,8 @@ class JobRestorer:
         return pairs
 
     def _held(self, job: Job, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """The GPUs of the new allocation on this node. Of one with shards only the prolog tells their numbers."""
-        mine = [one for one in job.node_gpus or () if one.node == self._parts.node]
-        indices = [index for one in mine for index in one.indices] or self._parts.gpu_indices.get(job.job_id)
+        """The GPUs of the new allocation on this node."""
+        indices = self._parts.gpus_of(job)
         found = by_index(devices, indices) if indices else None
         if found is None:
             raise RestoreFailed("Slurm does not say which GPUs of this node the job has")

@@ -70,6 +70,13 @@ def test_three_suspensions_in_a_row(cluster: Cluster) -> None:
     wait_for_no_images(cluster, job)
 
 
+def test_a_job_with_shards_sleeps_and_wakes(cluster: Cluster) -> None:
+    """Slurm's table does not number the GPU that it shares: the prolog tells the agent."""
+    job = asleep(cluster, idle_job(idle=8), "--gres=shard:1", BY_HAND)
+    wake(cluster, job)
+    assert steps(finish(cluster, job)) == list(range(1, 9))
+
+
 def test_tasks_of_an_array_sleep_and_wake_by_themselves(cluster: Cluster) -> None:
     """Each task has its own image, output and life."""
     array = cluster.submit("--array=1-3", "--gpu-suspend-idle=2s,when=always", script=idle_job(idle=7))

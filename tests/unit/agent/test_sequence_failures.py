@@ -128,14 +128,28 @@ def test_a_restore_that_fails_does_what_the_site_chose(world, fresh, reply):
 
 def test_a_job_with_shards_is_restored_on_the_gpu_that_its_prolog_has_told(world, monkeypatch):
     """Slurm's table has no numbers of its GPUs; where no prolog has told them either, the image waits."""
-    monkeypatch.setattr(Slurm, "job", lambda self, job, asked=Slurm.job: replace(asked(self, job), node_gpus=()))
     agent = begun_at_c2(world)
+    monkeypatch.setattr(Slurm, "job", lambda self, job, asked=Slurm.job: replace(asked(self, job), node_gpus=()))
     assert isinstance(agent.restore(), Hold)
     assert "does not say which GPUs" in world.comment
     agent.waker.wake(agent.parts.notes.all()[0].key, "alice")
     world.start_run("c2")
     agent.parts.gpu_indices[7] = (0,)
     assert agent.restore() == Restored(2)
+
+
+@pytest.mark.parametrize("gpus", [None, ()])
+def test_a_job_whose_gpus_nobody_tells_is_not_suspended(world, monkeypatch, gpus):
+    """It could not be restored: one with shards where no prolog is set up. It is refused before anything is touched."""
+    monkeypatch.setattr(Slurm, "job", lambda self, job, asked=Slurm.job: replace(asked(self, job), node_gpus=gpus))
+    agent = Agent(world, "c1")
+    with pytest.raises(Refused) as refused:
+        agent.suspend()
+    assert refused.value.refusal.code == "gpu-numbers"
+    assert world.effect_log == []
+    check(world)
+    agent.parts.gpu_indices[7] = (0,)
+    assert agent.suspend().phase is Phase.QUEUED
 
 
 def test_another_gpu_model_is_refused(world):
