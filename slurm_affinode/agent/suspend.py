@@ -206,9 +206,7 @@ class JobSuspender:
             raise Refused(Refusal("not-started", "its script has ended"))
         cuda = tuple(sorted(parts.cuda.users(member.pid for member in members)))
         if cuda and job.slurm is not None and not parts.gpus_of(job.slurm):
-            text = (
-                "nobody says which GPUs of its node it has, so it could not be restored: is the prolog set up?"
-            )
+            text = "nobody says which GPUs of its node it has, so it could not be restored: is the prolog set up?"
             raise Refused(Refusal("gpu-numbers", text))
         held = self._held(cuda)
         attempt = _Attempt(
