@@ -28,7 +28,7 @@ Examples:
 """
 _COMMAND = "slurm-affinode zombies clean --warn --live --yes"
 """As it stands in what ships; replaced by what was asked for."""
-_STATE = "Environment=SLURM_AFFINODE_STATE=/var/lib/slurm-affinode"
+_STATE = "/var/lib/slurm-affinode"
 _SERVICE, _TIMER, _CRON = "slurm-affinode-zombies.service", "slurm-affinode-zombies.timer", "slurm-affinode-zombies"
 
 
@@ -77,11 +77,13 @@ def install(
         written.append(site)
     if by_systemd:
         escaped = command.replace("%", "%%").replace("$", "$$")
-        values = {_COMMAND: escaped, "User=root\n": f"User={user}\n", "=15min": f"={round(every)}s"}
+        values = {
+            _COMMAND: escaped, "User=root\n": f"User={user}\n", "-o root ": f"-o {user} ",
+            "=15min": f"={round(every)}s",
+        }  # fmt: skip
         if config.store.state_dir is not None:
             # The environment of the unit beats the file: without this it would write into a store of its own.
-            state = str(config.store.state_dir).replace("%", "%%")
-            values[_STATE] = f"Environment=SLURM_AFFINODE_STATE={state}\nReadWritePaths=-{state}"
+            values[_STATE] = str(config.store.state_dir).replace("%", "%%")
         written += [_fill(asset_dir("reports") / "systemd" / name, units / name, values) for name in (_SERVICE, _TIMER)]
     else:
         line = f"{_minutes(every)} * * * * {user} {command.replace('%', chr(92) + '%')}"

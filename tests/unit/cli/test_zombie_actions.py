@@ -165,6 +165,7 @@ def test_install_writes_the_timer_and_a_policy(tmp_path: Path) -> None:
     service = (units / "slurm-affinode-zombies.service").read_text()
     assert "ExecStart=/usr/bin/env slurm-affinode zombies clean --warn --live --yes\n" in service
     assert "User=slurm\n" in service
+    assert "install -d -m 0750 -o slurm /var" in service
     assert "OnUnitActiveSec=600s" in (units / "slurm-affinode-zombies.timer").read_text()
     site = tmp_path / str(DEFAULT_POLICY).lstrip("/")
     site.write_text("[limits]\ncancel = 1\n")
@@ -176,7 +177,11 @@ def test_install_writes_the_timer_and_a_policy(tmp_path: Path) -> None:
     run("zombies", "install", "--root", str(tmp_path), "--systemd", "--config", str(config))
     service = next(units.glob("*.service")).read_text()
     assert "clean --warn --live --prometheus http://prom:9090 --yes\n" in service
-    assert "STATE=/srv/affinode\nReadWritePaths=-/srv/affinode\n" in service  # the site's store, not one of its own
+    assert "STATE=/srv/affinode\n" in service  # the site's store, not one of its own
+    assert "\nReadWritePaths=-/srv/affinode\n" in service
+    assert '|| install -d -m 0750 -o root /srv/affinode"\n' in service
+    assert "/var/lib/slurm-affinode" not in service
+    assert "\nStateDirectory=" not in service  # it would be taken from the user of the nightly run
     config.unlink()
     run("zombies", "install", "--root", str(tmp_path), "--remove")
     assert written(tmp_path) == {"etc/slurm-affinode/zombies.toml"}
