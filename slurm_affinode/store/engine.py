@@ -8,6 +8,7 @@ ingests that run at once wait for each other in place of failing.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -126,11 +127,28 @@ def _sqlite(url: URL, *, create: bool) -> Engine:
         ) from error
     if path.is_dir():
         raise ConfigError(f"{path}: is a directory; a SQLite file is needed", hint="add the name of a file")
+    if create and os.geteuid() == 0:
+        _give_to_owner_of_directory(path)
     # NullPool: a connection closes its file as soon as it is done, so that nothing keeps the write-ahead log open.
     engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": WRITER_WAIT_S})
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _give_to_owner_of_directory(path: Path) -> None:
+    """Make the file, where it is missing, the property of whom its directory belongs to.
+
+    Where root is the first to write into the store of a user, that user could never write to it otherwise. What SQLite
+    makes beside the file later, it gives to the file's owner itself.
+    """
+    with contextlib.suppress(OSError):  # SQLite says better what is wrong; a file or link that is there stays as it is
+        directory = path.parent.stat()
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.fchown(file, directory.st_uid, directory.st_gid)
+        finally:
+            os.close(file)
 
 
 def _prepare_sqlite(raw: sqlite3.Connection, _record: object) -> None:
