@@ -360,7 +360,7 @@ def _limits(policy: Policy, candidate: Candidate, surroundings: Surroundings) ->
     busy = surroundings.in_place_under_way if candidate.in_place else surroundings.under_way
     if busy >= policy.max_at_once:
         kind = "suspensions in place" if candidate.in_place else "suspensions"
-        yield Refusal("node-busy", f"{busy} {kind} are under way on this node, as many as it does at once")
+        yield Refusal("node-busy", f"as many {kind} are under way on this node as it does at once ({busy})")
     if surroundings.no_room is not None and not candidate.in_place:
         yield Refusal("no-room", surroundings.no_room)
 
