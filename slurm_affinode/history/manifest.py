@@ -72,11 +72,21 @@ def digest(content: bytes) -> str:
 
 
 def load(root: Path) -> Manifest:
-    """Read the manifest of ``root``; a history that does not exist yet is empty. Raises ``AffinodeError``."""
+    """Read the manifest of ``root``; a history that does not exist yet is empty.
+
+    Raises ``AffinodeError``, also where there are samples and no manifest: without it they would all be swept.
+    """
     path = root / FILE
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
+        part = next(root.glob("day=*/*-*.parquet"), None)
+        if part is not None:
+            raise AffinodeError(
+                f"{path}: is missing, and there are samples ({part.parent.name})",
+                hint=f"restore it from a backup of the directory; without one, move {root} away and take the history "
+                "in again",
+            ) from None
         return Manifest()
     except OSError as error:
         raise UnreachableError(f"{path}: cannot be read: {error.strerror}") from error
@@ -96,6 +106,14 @@ def load(root: Path) -> Manifest:
         raise AffinodeError(
             f"{path}: is damaged: {error!r}", hint="restore it from a backup of the directory"
         ) from error
+
+
+def begin(root: Path) -> Manifest:
+    """``load``, and the first manifest of a new history, so that no part is ever without one; write lock held."""
+    found = load(root)
+    if not (root / FILE).exists():
+        save(root, found)
+    return found
 
 
 def _entry(data: Mapping[str, object]) -> PartEntry:

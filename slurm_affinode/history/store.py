@@ -174,7 +174,7 @@ class SampleStore:
     def delete_before(self, day: date) -> list[date]:
         """Remove the days before ``day``; return them. What another reader holds goes with the next write."""
         self.close()
-        if not (self.root / manifest.FILE).exists():
+        if not manifest.load(self.root).days:
             return []
         with writing(self.root), writer.write_locked(self.root):
             current = manifest.load(self.root)

@@ -118,7 +118,7 @@ class Writer:
             prepare_root(self._root)
             with write_locked(self._root):
                 staging.sweep(self._root)
-                sweep_orphans(self._root, manifest.load(self._root))
+                sweep_orphans(self._root, manifest.begin(self._root))
                 self._staging = staging.Staging(self._root)
         return self
 

@@ -190,6 +190,40 @@ def test_a_damaged_manifest_and_damaged_tables_are_one_line_each(store: SampleSt
             store.days()
 
 
+def test_samples_without_a_manifest_are_kept_and_told(store: SampleStore, samples: Samples) -> None:
+    """As a backup that was restored in part has them: nothing is read, written or swept. A new history has it first."""
+    store.ingest(samples([1.0]), source="a")
+    there = files(store)
+    path = store.root / manifest.FILE
+    good = path.read_text()
+    path.unlink()
+    for touch in (
+        store.days,
+        lambda: store.ingest(samples([2.0]), source="b"),
+        lambda: store.delete_before(EIGHT.date()),
+    ):
+        with pytest.raises(AffinodeError, match=r"manifest\.json: is missing, and there are samples \(day="):
+            touch()
+    assert files(store) == there
+    path.write_text(good)
+    assert len(store.scan().collect()) == 1
+
+
+def test_a_first_ingest_that_is_cut_off_leaves_no_samples_without_a_manifest(
+    tmp_path: Path, samples: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its part was moved: the next one sweeps it."""
+    store = SampleStore(tmp_path / "history")
+    with monkeypatch.context() as patch:
+        patch.setattr(writer.Manifest, "with_parts", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            store.ingest(samples([1.0]), source="a")
+    assert files(store)
+    assert store.days() == []
+    store.ingest(samples([2.0]), source="b")
+    assert store.scan().collect()["util_pct"].to_list() == [2.0]
+
+
 def test_a_disk_that_is_full_at_the_last_small_table_is_one_line(
     tmp_path: Path, samples: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
