@@ -80,10 +80,7 @@ class Waking:
                 if calm == _CALM_LOOKS or not 0 <= self._parts.now() - sleeper.ahead_epoch < _AHEAD_S:
                     break
                 self._parts.sleep(_LOOK_AGAIN_S)
-            # What Slurm has suspended meanwhile goes on when Slurm says so, which lets all of it go.
-            if not self._freezer.held(sleeper.init_pid):
-                self._go_on(sleeper, sleeper.stay)
-            sleeper.thawed = True
+            self._rest_goes_on(sleeper)
 
     def _lead(self, sleeper: Sleeper) -> None:
         """Let those go that have nobody below them, or GPU memory to take back. ``turning`` is held."""
@@ -96,6 +93,13 @@ class Waking:
         self._go_on(sleeper, sleeper.stay | above)
         sleeper.ahead, sleeper.ahead_epoch = tuple(sorted(pids - above)), self._parts.now()
         sleeper.thawed = not above
+
+    def _rest_goes_on(self, sleeper: Sleeper) -> None:
+        """All that was stopped for the sleep. ``turning`` is held."""
+        # What Slurm has suspended meanwhile goes on when Slurm says so, which lets all of it go.
+        if not self._freezer.held(sleeper.init_pid):
+            self._go_on(sleeper, sleeper.stay)
+        sleeper.thawed = True
 
     def _go_on(self, sleeper: Sleeper, stay: frozenset[int]) -> None:
         try:
@@ -188,8 +192,7 @@ class Waking:
             except FreezeError as error:
                 # What it asks of CUDA waits all the same. Those that did stop would not go on with the next attempt.
                 parts.log.warning("job %s: is not frozen again: %s", sleeper.job_id, error)
-                self._go_on(sleeper, sleeper.stay)
-                sleeper.thawed = True
+                self._rest_goes_on(sleeper)
                 return
             sleeper.ahead, sleeper.thawed = (), False
 
