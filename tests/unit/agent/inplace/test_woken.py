@@ -155,6 +155,23 @@ def test_a_freeze_that_fails_after_a_restore_that_failed_leaves_nobody_stopped(w
     assert awake(world)
 
 
+def test_one_that_slurm_suspends_while_its_restore_fails_stays_stopped(node, monkeypatch):
+    """Also where it cannot be frozen again."""
+    node.sleep()
+    node.connection()
+
+    def some(*_: object, **__: object) -> None:
+        node.freezer.by_slurm = True
+        for process in node.processes:
+            process.stopped = True
+        raise FreezeError("process 8 (python) does not stop within 10 s")
+
+    with failing(node):
+        monkeypatch.setattr(node.freezer, "freeze", some)
+        node.round()
+    assert node.stopped() == [True, True]
+
+
 def test_looks_take_a_bounded_share_of_a_core(node, monkeypatch):
     """One that computed for long is followed by a long pause, one that had to wait for something is not."""
     computed = 0.0
