@@ -29,13 +29,8 @@ STREAMS = (0, 1, 2)
 _SYS_PIDFD_GETFD = 438
 _CHUNK = 1 << 20
 _TAIL_LIMIT = 64 * 1024
-_OURS = re.compile(
-    rb"(?:slurm-affinode: [^\n]*\n"
-    rb"|(?:slurmstepd[^\n]*:|\[[0-9T:.+Z-]+\]) error: \*\*\* (?:JOB|STEP) [^\n]* "
-    rb"(?:DUE TO JOB REQUEUE|DUE TO PREEMPTION)[^\n]* \*\*\*\n)*"
-)
-"""What Slurm (24.11: its name in front, 26.05: the time) and we ourselves write to a job's output between its dump and
-its next start."""
+_SLURMS_OWN = re.compile(rb"slurmstepd[^\n]*:|\[[0-9T:.+Z-]+\]")
+_ENDS = (b" DUE TO JOB REQUEUE", b" DUE TO PREEMPTION")
 
 Save = Callable[[str, int, int], int]
 
@@ -163,11 +158,11 @@ def _put_back(source: int, fd: int, size: int, user: User, *, again: bool) -> No
         now = os.fstat(file).st_size
         if now >= size and _same(source, file, size):
             tail = os.pread(file, _TAIL_LIMIT, size) if now - size <= _TAIL_LIMIT else b""
-            if again or (tail and _OURS.fullmatch(tail)):
+            if again or (tail and _ours(tail)):
                 os.ftruncate(file, size)
             return
         rest = os.pread(file, _TAIL_LIMIT, 0)
-        if _OURS.fullmatch(rest):
+        if _ours(rest):
             rest = b""
         os.ftruncate(file, 0)
         at = 0
@@ -179,6 +174,27 @@ def _put_back(source: int, fd: int, size: int, user: User, *, again: bool) -> No
         _write(file, rest, at)
     finally:
         os.close(file)
+
+
+def _ours(text: bytes) -> bool:
+    """Whether all of it is what Slurm and we ourselves write to a job's output between its dump and its next start."""
+    *lines, rest = text.split(b"\n")
+    return not rest and all(line.startswith(b"slurm-affinode: ") or _of_requeue(line) for line in lines)
+
+
+def _of_requeue(line: bytes) -> bool:
+    """Slurm's line on it; 24.11 puts its name in front, 26.05 the time.
+
+    Taken apart word by word: the job may have written anything, and one expression for all of it may go back and forth
+    on a long line for minutes, in which the agent does nothing else.
+    """
+    who, _, what = line.partition(b" error: *** ")
+    return (
+        _SLURMS_OWN.fullmatch(who) is not None
+        and what.startswith((b"JOB ", b"STEP "))
+        and what.endswith(b" ***")
+        and any(end in what for end in _ENDS)
+    )
 
 
 def _open_again(fd: int, how: int, user: User) -> int:

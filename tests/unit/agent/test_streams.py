@@ -21,6 +21,7 @@ REQUEUE_2605 = (
     b"[2026-11-21T05:36:03.430+00:00] error: *** JOB 9 ON c1 CANCELLED AT 2026-11-21T05:36:03 DUE TO JOB REQUEUE ***\n"
 )
 REQUEUE = b"slurmstepd-c1: error: *** JOB 12 ON c1 CANCELLED AT 2026-11-20T10:00:00 DUE TO JOB REQUEUE ***\n"
+OTHER = REQUEUE.replace(b"JOB REQUEUE", b"TIME LIMIT")
 
 
 @pytest.fixture
@@ -64,6 +65,9 @@ def test_output_is_saved_once_where_both_streams_are_one_file(shepherd, tmp_path
         (b"one\ntwo\nsomebody else\n", b"one\ntwo\nsomebody else\n"),
         (b"task prolog\n", b"one\ntwo\ntask prolog\n"),
         (b"slurm-affinode: waiting\n", b"one\ntwo\n"),
+        (b"slurm-affinode: waiting", b"one\ntwo\nslurm-affinode: waiting"),
+        (b"one\ntwo\n" + REQUEUE[:-1], b"one\ntwo\n" + REQUEUE[:-1]),
+        (b"one\ntwo\n" + OTHER, b"one\ntwo\n" + OTHER),
     ],
 )
 def test_output_comes_back_as_it_was(tmp_path, now, then):
@@ -80,6 +84,23 @@ def test_output_comes_back_as_it_was(tmp_path, now, then):
         os.close(fd)
         os.close(image)
     assert (tmp_path / "now").read_bytes() == then + b"three\n"
+
+
+@pytest.mark.timeout(30)
+def test_a_long_line_that_is_almost_slurms_own_does_not_keep_the_agent(tmp_path):
+    """A job writes what it likes. One expression for the whole line went back and forth on this one for minutes."""
+    almost = b"slurmstepd" + b": error: *** JOB 1 DUE TO JOB REQUEUE" * 1700 + b"\n"
+    (tmp_path / "out.1").write_bytes(b"one\n")
+    (tmp_path / "now").write_bytes(b"one\n" + almost)
+    saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=4, inherit="home/a/out")
+    fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
+    image = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        streams.put_back((saved,), {1: fd}, image, ME)
+    finally:
+        os.close(fd)
+        os.close(image)
+    assert (tmp_path / "now").read_bytes() == b"one\n" + almost
 
 
 def test_what_a_restore_that_was_cut_short_wrote_goes(tmp_path):
