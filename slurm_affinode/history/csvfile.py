@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from slurm_affinode.errors import InputError
+from slurm_affinode.history import plainlines
 from slurm_affinode.history.aliases import VALUES, folded
 from slurm_affinode.history.lines import Block
 from slurm_affinode.history.reading import Notes, ReadOptions
@@ -73,7 +74,13 @@ class Reader:
         """Yield samples."""
         rest = ""
         number = 1
-        for block in blocks:
+        for whole in blocks:
+            block = whole if rest else self._without_header(whole)
+            if not rest and (lines := self._plain(block)) is not None:
+                number = int(whole.lines["number"][-1]) + 1
+                yield from self._plain_samples(lines, block.open_line)
+                continue
+            number = number if rest else int(block.lines["number"][0])
             text = rest + "\n".join(block.lines["line"]) + "\n"
             text, rest = _whole_records(text) if block.open_line is None else (text, "")
             rows, number = self._records(text, number)
@@ -85,6 +92,41 @@ class Reader:
             yield from self._table.rest()
         elif not self._notes.problem_count:
             raise InputError("has a header and nothing else" if self._header else "is empty", where=self._notes.name)
+
+    def _without_header(self, block: Block) -> Block:
+        """Take the header, where it is one line, off the first block."""
+        if self._header or self._options.fields:
+            return block
+        at = block.lines["line"].str.contains(r"\S").arg_max() or 0
+        line, number = block.lines.row(at)
+        if line.count('"') % 2 or at + 1 == len(block.lines):
+            return block
+        rows, _ = self._records(line + "\n", number)
+        if not rows:
+            return block
+        self._with_header(rows)
+        return Block(block.lines[at + 1 :], block.open_line)
+
+    def _plain(self, block: Block) -> pl.DataFrame | None:
+        """The lines that have cells, without headers; None where each line has to be looked at by itself."""
+        lines = plainlines.plain_lines(block.lines, self._delimiter) if self._header else None
+        if lines is None:
+            return None
+        doubtful = plainlines.doubtful(lines, self._delimiter)
+        rows = [line.split(self._delimiter) for line in lines["line"].filter(doubtful)]
+        headers = [self._is_header(cells) for cells in rows]
+        if not any(headers):
+            return lines
+        if not all(self._is_same(cells) for cells, header in zip(rows, headers, strict=True) if header):
+            return None
+        again = lines["number"].filter(doubtful).filter(pl.Series(headers))
+        return lines.filter(~pl.col("number").is_in(again.implode()))
+
+    def _plain_samples(self, lines: pl.DataFrame, open_line: int | None) -> Iterator[pl.DataFrame]:
+        good, others = plainlines.columns(lines, self._delimiter, len(self._header))
+        for line, number in others.select("line", "number").iter_rows():
+            self._misfit(number, line.split(self._delimiter), last=number == open_line)
+        yield from self._taken(good)
 
     def _records(self, text: str, first: int) -> tuple[list[tuple[int, list[str]]], int]:
         """Records with the number of their first line, and the number of the line that follows."""
@@ -111,37 +153,38 @@ class Reader:
         good: list[tuple[int, list[str]]] = []
         for number, cells in rows:
             if self._is_header(cells):
-                names = [cell.strip() for cell in cells]
-                if [folded(name) for name in names] != [folded(name) for name in self._header]:
+                if not self._is_same(cells):
                     # The logger was started again with other columns, or another table was appended.
-                    yield from self._taken(good)
+                    yield from self._taken(_frame(good))
                     if self._table is not None:
                         yield from self._table.rest()
-                    good, self._header, self._table = [], names, None
+                    good, self._header, self._table = [], [cell.strip() for cell in cells], None
             elif len(cells) == len(self._header):
                 good.append((number, cells))
             else:
                 self._misfit(number, cells, last=number == open_line)
-        yield from self._taken(good)
+        yield from self._taken(_frame(good))
+
+    def _is_same(self, names: list[str]) -> bool:
+        """Whether a header names the columns that the last one named."""
+        return [folded(name) for name in names] == [folded(name) for name in self._header]
 
     def _is_header(self, cells: list[str]) -> bool:
         """Whether a row is a header, the same or another one: names, of which some are known and one is a metric's."""
         if any(cell[:1].isdigit() for cell in cells):
             return False
         names = [cell.strip() for cell in cells]
-        if names[0] == self._header[0] and [folded(name) for name in names] == [folded(name) for name in self._header]:
+        if names[0] == self._header[0] and self._is_same(names):
             return True
         known = [alias for name in names if (alias := self._options.aliases.column(name)) is not None]
         return len(known) > 1 and any(alias.field in _TELLING for alias in known)
 
-    def _taken(self, good: list[tuple[int, list[str]]]) -> Iterator[pl.DataFrame]:
-        if not good:
+    def _taken(self, good: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        if good.is_empty():
             return
         if self._table is None:
             self._table = TableReader(self._header, self._notes, self._options, self._node)
-        columns = {f"c{at}": list(column) for at, column in enumerate(zip(*(cells for _, cells in good), strict=True))}
-        frame = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String()))
-        yield from self._table.rows(frame.with_columns(pl.Series("number", [number for number, _ in good], pl.Int64)))
+        yield from self._table.rows(good)
 
     def _with_header(self, rows: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
         """Take the header off; with ``--fields`` a line that is none is the first row."""
@@ -175,6 +218,13 @@ class Reader:
                 )
             reason = "the last line is unfinished (still being written, or cut off)"
         self._notes.problem(number, reason, strict=self._options.strict)
+
+
+def _frame(rows: list[tuple[int, list[str]]]) -> pl.DataFrame:
+    """Rows as columns ``c0``, ``c1``, ... and ``number``."""
+    columns = {f"c{at}": list(column) for at, column in enumerate(zip(*(cells for _, cells in rows), strict=True))}
+    frame = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String()))
+    return frame.with_columns(pl.Series("number", [number for number, _ in rows], pl.Int64))
 
 
 def _first_line(text: str) -> str:

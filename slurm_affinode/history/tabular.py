@@ -223,6 +223,10 @@ def _known(text: pl.Expr) -> pl.Expr:
 
 def numbers(frame: pl.DataFrame, column: str) -> pl.DataFrame:
     """Add ``_number`` (null where missing), ``_unit`` (lower case, null where none) and ``_bad`` (neither)."""
+    plain = frame[column].cast(pl.Float64, strict=False)
+    if plain.null_count() == frame[column].null_count():
+        none = (pl.lit(None, pl.String).alias("_unit"), pl.lit(value=False).alias("_bad"))
+        return frame.with_columns(plain.alias("_number"), *none)
     lower = pl.col(column).str.strip_chars().str.to_lowercase()
     bare = lower.str.replace(_UNIT, "")
     given = (

@@ -1,0 +1,58 @@
+"""CSV that is split without ``csv.reader``: the same samples, the same problems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.history import aliases, csvfile, plainlines
+from slurm_affinode.history.lines import blocks
+from slurm_affinode.history.reading import Notes, ReadOptions
+from slurm_affinode.history.schema import SAMPLES
+
+UUID = "GPU-5c7e1b3a-0000-4000-8000-000000000000"
+HEADERS = ("time,node,uuid,util,fb_used,hpc_job", "time,node,uuid,power.draw")
+CELLS = st.sampled_from(
+    ("", " ", "5", " 5", "5 ", '"5"', ' "5"', '"5" ', '5"', '"', '""', '"a,b"', '"a\nb"', '"""q"""', "N/A", "[N/A]",
+     "x", "1e300", "nan", "\t7", "12 %", "é", "\r", "n1", UUID, f'"{UUID}"', "1793520000", "2026-11-01T08:00:00", "time")
+)  # fmt: skip
+SOUND = st.tuples(
+    st.integers(1793520000, 1793520100).map(str), st.just("n1"), st.just(UUID), st.sampled_from(("0", "7.5", '"8"')),
+    st.sampled_from(("", "1024")), st.sampled_from(("", "11", '"11,12"')),
+).map(",".join)  # fmt: skip
+LINES = st.one_of(
+    SOUND, SOUND, SOUND, st.sampled_from((*HEADERS, "", ",,,,,", "  ")), st.lists(CELLS, max_size=8).map(",".join)
+)
+
+
+def outcome(path: Path, chunk: int, **how: Any) -> object:
+    """What a file gives: samples, problems, decisions; or the error."""
+    notes = Notes(path.name)
+    options = ReadOptions(aliases=aliases.load(), zone=ZoneInfo("Europe/Berlin"), **how)
+    reader = csvfile.Reader(notes, options, None, csvfile.Dialect(log=False))
+    try:
+        rows = pl.concat([pl.DataFrame(schema=SAMPLES), *reader.read(blocks(path, path.name, chunk=chunk))])
+    except InputError as error:
+        return str(error), error.hint
+    return rows.rows(), notes.problems, notes.problem_count, notes.decisions, notes.unknown
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(HEADERS), st.lists(LINES, max_size=12), st.sampled_from(("", "\n")), st.booleans())
+def test_what_is_split_at_delimiters_is_what_csv_says(
+    tmp_path_factory: pytest.TempPathFactory, header: str, lines: list[str], end: str, strict: bool
+) -> None:
+    """Quotes, blanks, short and long rows, other headers in between, lines that end nowhere."""
+    path = tmp_path_factory.mktemp("csv") / "s.csv"
+    path.write_text("\n".join([header, *lines]) + end, newline="")
+    quick = outcome(path, 1 << 20, strict=strict)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plainlines, "plain_lines", lambda lines, delimiter: None)
+        assert outcome(path, 1 << 20, strict=strict) == quick
