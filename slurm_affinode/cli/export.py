@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from slurm_affinode.cli.options import When, config_options, json_option, print_json, progress
+from slurm_affinode.cli.streams import reader_gone
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.workflow.export import as_openmetrics
@@ -48,7 +49,13 @@ def openmetrics(
     target = sys.stdout.buffer if out == "-" else Path(out)
     given = dict(_label(text) for text in labels)
     with progress("writing", total=None, quiet=as_json) as advance:
-        written = as_openmetrics(config, since, until, target, labels=given, advance=advance)
+
+        def went_on(values: int) -> None:
+            if out == "-" and reader_gone():
+                raise click.exceptions.Exit(0)  # nothing else is to be done than to print
+            advance(values)
+
+        written = as_openmetrics(config, since, until, target, labels=given, advance=went_on)
     if as_json:
         print_json({"out": out, **{name: getattr(written, name) for name in written.__dataclass_fields__}})
     elif out != "-":

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from slurm_affinode import __version__
+from slurm_affinode.cli.streams import open_standard_streams
 from slurm_affinode.errors import AffinodeError
 
 
@@ -114,24 +113,9 @@ def _not_utf8(argument: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in argument)
 
 
-def _open_standard_streams() -> None:
-    """Put /dev/null where the caller has closed input, output or errors (``>&-``).
-
-    Otherwise the next file that is opened gets that number, and what is printed would be written into it.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - as long as the program
-
-
 def main() -> NoReturn:
     """Run the command line; a user's mistake ends in one line on standard error and an exit status."""
-    _open_standard_streams()
+    open_standard_streams()
     try:
         status = cli.main(prog_name="slurm-affinode", standalone_mode=False)
     except click.exceptions.Abort:
@@ -145,9 +129,6 @@ def main() -> NoReturn:
         if error.hint:
             click.echo(f"  {error.hint}", err=True)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except OSError as error:  # what no adapter has translated: a full disk, no more file descriptors
         where = f"{error.filename}: " if error.filename else ""
         click.echo(f"slurm-affinode: {where}{error.strerror or error}", err=True)

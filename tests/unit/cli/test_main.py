@@ -163,3 +163,30 @@ def test_closed_standard_streams_are_no_fault(tmp_path: Path, closed: str) -> No
     script = f"{program} db upgrade --state {state} {closed} && {program} db status --state {state} {closed}"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def piped(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash in which ``$program`` is the command."""
+    program = f"{sys.executable} -c 'from slurm_affinode.cli.main import main; main()'"
+    line = script.replace("$program", program)
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_nightly_run_whose_reader_leaves_is_finished(tmp_path: Path) -> None:
+    """``nightly -v | head -1``: what was begun is done, and the exit status tells of it, not of the reader."""
+    (tmp_path / "sacct.txt").write_text("JobID|Start|End\n1|2026-11-01T00:00:00|2026-11-01T01:00:00\n")
+    config = tmp_path / "c.toml"
+    config.write_text(f'[nightly]\naccounting_paths = ["{tmp_path}/sacct.txt"]\n')
+    run_it = f"$program nightly -v --state {tmp_path}/state --config {config}"
+    done = piped(f"{run_it} | true; echo ${{PIPESTATUS[0]}}; $program db status --state {tmp_path}/state --json")
+    status, _, store = done.stdout.partition("\n")
+    assert (status, done.stderr) == ("0", "")
+    assert json.loads(store)["jobs"] == 1
+    assert (tmp_path / "state" / "reports" / "index.html").exists()
+
+
+def test_a_full_disk_behind_standard_output_is_one_line() -> None:
+    """Nothing of what is left in the buffer is told of again at the end; errors that nobody can read are none."""
+    done = piped("$program --help >/dev/full")
+    assert (done.returncode, done.stderr) == (2, "slurm-affinode: standard output: No space left on device\n")
+    assert piped("$program report --config /none 2>/dev/full").returncode == 2
