@@ -20,8 +20,11 @@ from slurm_affinode.history.schema import SAMPLES
 UUID = "GPU-5c7e1b3a-0000-4000-8000-000000000000"
 HEADERS = ("time,node,uuid,util,fb_used,hpc_job", "time,node,uuid,power.draw")
 CELLS = st.sampled_from(
-    ("", " ", "5", " 5", "5 ", '"5"', ' "5"', '"5" ', '5"', '"', '""', '"a,b"', '"a\nb"', '"""q"""', "N/A", "[N/A]",
-     "x", "1e300", "nan", "\t7", "12 %", "é", "\r", "n1", UUID, f'"{UUID}"', "1793520000", "2026-11-01T08:00:00", "time")
+    (
+        "", " ", "5", " 5", "5 ", '"5"', ' "5"', '"5" ', '5"', '"', '""', '"a,b"', '"a\nb"', '"""q"""', "N/A", "[N/A]",
+        "x", "1e300", "nan", "\t7", "12 %", "é", "\r", "n1", UUID, f'"{UUID}"', "1793520000", "2026-11-01T08:00:00",
+        "time",
+    )
 )  # fmt: skip
 SOUND = st.tuples(
     st.integers(1793520000, 1793520100).map(str), st.just("n1"), st.just(UUID), st.sampled_from(("0", "7.5", '"8"')),
