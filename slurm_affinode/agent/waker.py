@@ -157,7 +157,7 @@ class JobWaker:
     def _may(self, note: Note) -> bool:
         """It has slept long enough, and its last restore did not fail."""
         settings = self._parts.settings
-        least_s = min(settings.wake_backoff_limit_s, settings.wake_backoff_s * 2.0 ** max(0, note.seq - 1))
+        least_s = min(settings.wake_backoff_limit_s, settings.wake_backoff_s * 2.0 ** min(max(0, note.seq - 1), 60))
         return note.failure is None and self._parts.now() - note.since_epoch >= least_s
 
     def _auto(

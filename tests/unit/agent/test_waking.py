@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from agent_sequences import recovered
@@ -54,6 +55,19 @@ def test_a_job_wakes_when_it_has_slept_enough_and_gpus_are_free(asleep):
     assert world.held
     look(world, agent, (replace(NODE, flags=frozenset({"DRAIN"})),))
     assert world.held
+    look(world, agent, (NODE,))
+    assert not world.held
+
+
+def test_a_job_that_has_slept_thousands_of_times_wakes_and_keeps_nobody_asleep(asleep):
+    """Its sleep is doubled up to the limit, whatever that would come to."""
+    world, agent = asleep
+    agent.parts.notes.write(replace(agent.parts.notes.all()[0], seq=3000))
+    agent.parts.shared.find = lambda run: SimpleNamespace(manifest=SimpleNamespace(seq=3000))
+    world.clock += 900
+    look(world, agent, (NODE,))
+    assert world.held
+    world.clock += 100
     look(world, agent, (NODE,))
     assert not world.held
 
