@@ -125,10 +125,13 @@ class Reach:
     def _candidates(self, job: Job) -> list[str]:
         if job.allocated and job.batch_host is not None:
             return [job.batch_host]
-        nodes = [node.name for node in self._gpu_nodes() if set(node.partitions) & set(job.partitions)]
+        # Any agent sees the shared store, also where its user has moved it to a partition without one.
         # Its comment names the node where it was suspended: the one to ask first.
         words = (job.comment or "").replace(",", " ").split()
-        return sorted(nodes, key=lambda node: node not in words)[:MOST_NODES]
+        nodes = sorted(
+            self._gpu_nodes(), key=lambda node: (node.name not in words, not set(node.partitions) & set(job.partitions))
+        )
+        return [node.name for node in nodes[:MOST_NODES]]
 
     def _remember(self, job: str, node: str, job_id: int, request: Mapping[str, Any]) -> dict[str, Any]:
         answer = self._ask(node, {**request, "job": job_id})

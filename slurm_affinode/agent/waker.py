@@ -90,15 +90,16 @@ class JobWaker:
             raise Refused(Refusal("ended", f"job {key.job_id} is over")) from None
         if job.ended:
             raise Refused(Refusal("ended", f"job {key.job_id} is over ({job.state.lower()})"))
-        if not job.pending:
+        ending = job.state == "COMPLETING" and note is not None  # Slurm still ends the run that was dumped
+        if not job.pending and not ending:
             raise Refused(Refusal("running", f"job {key.job_id} is not suspended: it is {job.state.lower()}"))
         if note is None:
             raise Refused(Refusal("no-note", f"job {key.job_id} cannot be woken now: {NO_NOTE}"))
         parts.log.info("job %s: woken by %s", key.job_id, who)
         note = replace(note, wake=NOW, failure=None)
         parts.notes.write(note)
-        # Where its image is not in the shared store yet, the next ticks do it.
-        return self._release(note, job)
+        # Where its image is not in the shared store yet, or the job not in the queue, the next ticks do it.
+        return not ending and self._release(note, job)
 
     # --- by itself
 

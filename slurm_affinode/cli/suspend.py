@@ -121,6 +121,6 @@ def wake(*, config: Config, job: str, as_json: bool) -> int:
     elif answer.get("released", True):
         click.echo(f"Job {job} is released: it goes on when Slurm has GPUs for it")
     else:
-        click.echo(f"Job {job} will be released when the copy of its image to the shared store is complete")
+        click.echo(f"Job {job} will be released when it is in the queue and its image in the shared store")
         click.echo(f"  see: slurm-affinode status {job}", err=True)
     return 0

@@ -94,6 +94,16 @@ def test_suspended_job_is_asked_of_any_node_that_sees_it(reach: MakeReach) -> No
     assert agents.asked == ["c2", "c1", "c3"]
 
 
+def test_suspended_job_that_was_moved_to_a_partition_without_agents(reach: MakeReach) -> None:
+    """In its sleep: an agent of another one knows it; those of its own are asked first."""
+    nodes = tuple(replace(NODE, name=name, partitions=(name,)) for name in ("c1", "c2"))
+    for partition, asked in (("cpu", ["c1"]), ("c2", ["c2", "c1"])):
+        agents = Agents({"c1": {7}})
+        slurm = Slurm({7: waiting(7, partitions=(partition,))}, nodes)
+        assert reach(agents, slurm).about("7", {"verb": "wake"})["node"] == "c1"
+        assert agents.asked == asked
+
+
 NO_GPU = {"gpus_requested": None, "gpus_allocated": None, "node_gpus": ()}
 
 

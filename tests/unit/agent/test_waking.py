@@ -118,6 +118,18 @@ def test_one_whose_restore_has_failed_is_not_released_again_by_itself(asleep, wa
     assert not world.held
 
 
+def test_a_job_whose_old_run_slurm_still_ends_wakes_as_soon_as_it_is_in_the_queue(asleep):
+    """The agent has done its part, and has said so; the epilog runs on."""
+    world, agent = asleep
+    (note,) = agent.parts.notes.all()
+    in_queue = agent.parts.slurm.job
+    agent.parts.slurm.job = lambda job_id: replace(in_queue(job_id), state="COMPLETING", held=False)
+    assert agent.waker.wake(note.key, "alice") is False
+    agent.parts.slurm.job = in_queue
+    look(world, agent, ())
+    assert not world.held
+
+
 def test_a_job_that_slurm_does_not_release_keeps_no_other_asleep(asleep):
     """Its begin time is refused; the one behind it wakes."""
     world, agent = asleep

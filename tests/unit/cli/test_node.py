@@ -128,7 +128,7 @@ def test_status_says_when_a_job_wakes(run: Any, wake: str, said: str, monkeypatc
 def test_a_job_that_is_woken_before_its_image_is_everywhere_is_not_said_to_be_released(run: Any) -> None:
     """By the command that wakes it, and by its status."""
     said = run(Reach({"released": False}), "wake", "8").output
-    assert "will be released when the copy of its image to the shared store is complete" in said
+    assert "will be released when it is in the queue and its image in the shared store" in said
     done = run(Reach({"jobs": [SUSPENDED | {"wake": "now", "where": "node"}]}), "status", "8")
     assert "as soon as the copy of its image to the shared store is complete; or" in done.output
 
