@@ -105,7 +105,8 @@ class Inspector:
 
     def ns_pids(self, pid: int) -> tuple[int, ...]:
         """Its PIDs from this namespace inwards; ``()``: it is gone."""
-        for line in self._text(pid, "status").splitlines():
+        # Not splitlines(): the process chooses its name, which comes first and may hold more than one kind of line end.
+        for line in self._text(pid, "status").split("\n"):
             if line.startswith("NSpid:"):
                 return tuple(int(word) for word in line.split()[1:])
         return ()

@@ -97,10 +97,11 @@ def _pids(proc: Path) -> Iterator[int]:
 
 def _status(pid: int, key: str, proc: Path) -> list[int]:
     try:
-        text = (proc / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
+        # The process chooses its name, which comes first: the kernel escapes a newline in it, and no other line end.
+        lines = (proc / str(pid) / "status").read_bytes().split(b"\n")
     except OSError:
         return []
-    for line in text.splitlines():
-        if line.startswith(key):
-            return [int(word) for word in line.split()[1:] if word.isdecimal()]
+    for line in lines:
+        if line.startswith(key.encode()):
+            return [int(word) for word in line.split()[1:] if word.isdigit()]
     return []

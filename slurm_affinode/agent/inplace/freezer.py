@@ -210,7 +210,7 @@ class LinuxFreezer:
         """Signals that one of these lines of a process's status has, the first one in the lowest bit."""
         mask = 0
         try:
-            for line in (self.proc / str(pid) / "status").read_bytes().splitlines():
+            for line in (self.proc / str(pid) / "status").read_bytes().split(b"\n"):
                 if line.startswith(names):
                     mask |= int(line.split()[1], 16)
         except OSError:

@@ -92,6 +92,14 @@ def test_other_processes_are_no_shepherds(tmp_path: Path, ns: str, cgroup: str, 
         Inspector(tmp_path).identify(Peer(50, os.getuid(), 2001))
 
 
+@pytest.mark.parametrize("end", ["\r", "\f", "\v", "\x1c", "\u2028"])
+def test_a_process_cannot_name_itself_a_shepherd(tmp_path: Path, end: str) -> None:
+    """The kernel writes its name, in which only a newline is escaped, in front of what it tells of it itself."""
+    fake_proc(tmp_path, 50, ns="50", cgroup=JOB_CGROUP, comm=f"x{end}NSpid: 9 1")
+    with pytest.raises(NotAShepherd, match="not PID 1"):
+        Inspector(tmp_path).identify(Peer(50, os.getuid(), 2001))
+
+
 def test_container_of_a_user_is_no_shepherd(tmp_path: Path) -> None:
     """It may be PID 1 in a job, but in a user namespace of its own."""
     here = fake_proc(tmp_path, 50, ns="50\t1", cgroup=JOB_CGROUP)
