@@ -12,6 +12,7 @@ import polars as pl
 
 from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
 from slurm_affinode.history import inputs
+from slurm_affinode.history.bounds import possible
 from slurm_affinode.history.reading import Notes, Problem, ReadOptions
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.history.writer import Prepared, Source, Taken, Totals, prepared
@@ -80,10 +81,10 @@ class Seen:
     nodes: set[tuple[str, str]] = field(default_factory=set)
     """Cluster and name."""
 
-    def watch(self, frames: Iterator[pl.DataFrame]) -> Iterator[Prepared]:
-        """Pass ``frames`` on, ready for a writer."""
+    def watch(self, frames: Iterator[pl.DataFrame], notes: Notes) -> Iterator[Prepared]:
+        """Pass ``frames`` on, ready for a writer; what no GPU can measure is left out, and noted."""
         for frame in frames:
-            ready = prepared(frame)
+            ready = prepared(possible(frame, notes))
             self.devices.update(ready.identities["device"])
             self.nodes.update(ready.identities.select("cluster", "node").iter_rows())
             yield ready
@@ -165,7 +166,7 @@ class _Run:
                 return
             kind, frames = inputs.read_file(path, self._options, notes, self._format, advance)
             seen = Seen()
-            taken = add(_not_empty(seen.watch(frames), notes), Source(name, digest))
+            taken = add(_not_empty(seen.watch(frames, notes), notes), Source(name, digest))
             self._outcomes[name] = replace(_outcome(notes, taken, started, self._now()), format=kind)
             self._seen.devices |= seen.devices
             self._seen.nodes |= seen.nodes

@@ -87,7 +87,7 @@ class _Run:
 
     def take(self, window: Window, add: Callable[[Iterator[Prepared], Source], Taken]) -> None:
         """Hand a window to the store."""
-        self._taken.append(add(self._seen.watch(iter(window.frames)), Source(self._notes.name)))
+        self._taken.append(add(self._seen.watch(iter(window.frames), self._notes), Source(self._notes.name)))
 
     def summary(
         self, started: datetime, finished: datetime, found: Found, totals: Totals | None, store: SampleStore

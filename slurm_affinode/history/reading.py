@@ -184,8 +184,8 @@ def measured(value: pl.Expr) -> pl.Expr:
     blank = (
         value.is_between(0x7FFFFFF0, 0x7FFFFFFF)
         | value.is_between(140737488355328.0, 140737488355343.0)
-        | (value >= 9.2e18)
-        | value.is_nan()
+        | value.is_between(9.2e18, 9.3e18)
+        | ~value.is_finite()
         | (value < 0)
     )
     return pl.when(blank).then(None).otherwise(value)

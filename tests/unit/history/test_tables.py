@@ -11,6 +11,9 @@ import pytest
 
 from slurm_affinode.errors import ConfigError, InputError
 from slurm_affinode.history import aliases
+from slurm_affinode.history.ingest import ingest_files
+from slurm_affinode.history.reading import ReadOptions
+from slurm_affinode.history.store import SampleStore
 
 EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
 Reader = Callable[..., Any]
@@ -337,3 +340,23 @@ def test_a_table_of_aliases_of_a_site(tmp_path: Path) -> None:
         aliases.load(columns={"x": "heat"})
     with pytest.raises(ConfigError, match="'stone' is no unit"):
         aliases.load(columns={"x": "power_w:stone"})
+
+
+def test_values_that_no_gpu_can_measure_are_told(store: SampleStore, tmp_path: Path) -> None:
+    """A fault, or another unit: neither a mean of 300 % nor a silent gap comes of it; a little noise is none."""
+    path = tmp_path / "s.csv"
+    rows = ["1e300,0.5,10,200", "250,1.02,10,1e12", "7,55,1e11,inf", "nan,0.25,-1,9223372036854775792"]
+    lines = [f"{1793520000 + 30 * at},n1,{UUID},{row}" for at, row in enumerate(rows)]
+    path.write_text("\n".join(["time,node,uuid,util,sm_active,fb_used,power", *lines]))
+    [told] = ingest_files(store, [path], ReadOptions(aliases.load())).files
+    assert dict(told.decisions) == {
+        "values of util_pct above 100 % cannot be and were taken as not measured": 2,
+        "values of sm_active above 1 cannot be and were taken as not measured": 1,
+        "values of fb_used_mib above 16,777,216 MiB cannot be and were taken as not measured": 1,
+        "values of power_w above 100,000 W cannot be and were taken as not measured": 1,
+    }
+    frame = store.scan().sort("time").collect()
+    assert frame["util_pct"].to_list() == [None, None, 7, None]
+    assert frame["sm_active"].to_list() == pytest.approx([0.5, 1.02, None, 0.25])
+    assert frame["fb_used_mib"].to_list() == [10, 10, None, None]
+    assert frame["power_w"].to_list() == [200, None, None, None]
