@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from slurm_affinode.checkpoint import blockio, digest, packing, rootdir, writeback
 from slurm_affinode.checkpoint.interface import ImageDamaged
@@ -19,9 +21,13 @@ from slurm_affinode.model.suspension import FileFact, Manifest
 
 _SMALL = 64 << 20
 _DIRECT_FROM = 1 << 20
+_TOGETHER = 64
+"""Small files that are written before the first of them is waited for: the disk then has them at once."""
 _ZEROS = memoryview(bytes(1 << 20))
 
 Progress = Callable[[int], None]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,54 @@ def _threads() -> int:
 
 class Stopped(Exception):  # noqa: N818 - not a failure
     """A copy was asked to stop."""
+
+
+class _Each(Protocol):
+    """What a function makes of each of some things, in their order."""
+
+    def __call__(self, do: Callable[[T], R], things: Iterable[T], /) -> list[R]:
+        """Raises what the function raises."""
+        ...
+
+
+def _in_turn(do: Callable[[T], R], things: Iterable[T], /) -> list[R]:
+    return [do(one) for one in things]
+
+
+class _Crew:
+    """The threads of one copy. Where one of them fails, the others stop."""
+
+    def __init__(self, executor: ThreadPoolExecutor) -> None:
+        self._executor = executor
+        self._why: list[BaseException] = []
+        self.over = threading.Event()
+
+    def each(self, do: Callable[[T], R], things: Iterable[T], /) -> list[R]:
+        """As ``_Each``, at the same time. Returns and raises when no thread is at it any more: the numbers of its files
+        are then those of others.
+        """
+
+        def one(thing: T) -> R:
+            try:
+                return do(thing)
+            except BaseException as error:
+                self._why.append(error)
+                self.over.set()
+                raise
+
+        under_way = [self._executor.submit(one, thing) for thing in things]
+        try:
+            wait(under_way, return_when=FIRST_EXCEPTION)
+        except BaseException:
+            self.over.set()
+            raise
+        finally:
+            for future in under_way:
+                future.cancel()
+            wait(under_way)
+        if self._why:
+            raise self._why[0]
+        return [future.result() for future in under_way]
 
 
 @contextlib.contextmanager
@@ -84,14 +138,48 @@ def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int
                 data = rootdir.read(source_fd, name, owner=owner, limit=_SMALL)
             rootdir.write(target_fd, name, data)
         there = {False: set(rootdir.names(source_fd)), True: set(rootdir.names(criu_from))}
-        for fact in manifest.files:
+        crew, asked = _Crew(executor), how.stop
+        how = replace(how, stop=lambda: crew.over.is_set() or asked())
+
+        def copy_of(fact: FileFact) -> _Copy:
             inner = fact.path.startswith(f"{CRIU}/")
             name = fact.path[len(CRIU) + 1 :] if inner else fact.path
             ends = (criu_from, criu_to) if inner else (source_fd, target_fd)
-            packed = name + packing.SUFFIX in there[inner]
-            _Copy(kind, fact, name, ends[0], ends[1], owner, how, packed).run(executor)
+            return _Copy(kind, fact, name, ends[0], ends[1], owner, how, name + packing.SUFFIX in there[inner])
+
+        for some in _in_batches(manifest.files):
+            _durably([copy_of(fact) for fact in some], crew)
         os.fsync(criu_to)
         os.fsync(target_fd)
+
+
+def _in_batches(files: Iterable[FileFact]) -> Iterator[Sequence[FileFact]]:
+    """Many small ones together; a large one, of which many blocks are under way, alone."""
+    small: list[FileFact] = []
+    for fact in files:
+        if fact.size >= _DIRECT_FROM:
+            yield [fact]
+            continue
+        small.append(fact)
+        if len(small) == _TOGETHER:
+            yield small
+            small = []
+    if small:
+        yield small
+
+
+def _durably(copies: Sequence[_Copy], crew: _Crew) -> None:
+    """Make these copies, the blocks of one or several files at the same time."""
+    opened: list[int] = []
+    try:
+        if len(copies) == 1:
+            copies[0].run(crew.each, opened)
+        else:
+            crew.each(lambda one: one.run(_in_turn, opened), copies)
+        crew.each(os.fsync, opened)
+    finally:
+        for fd in opened:
+            os.close(fd)
 
 
 def shorten(manifest: Manifest, fd: int, keep: int, *, owner: int) -> None:
@@ -130,27 +218,25 @@ class _Copy:
     packed: bool
     """The source is."""
 
-    def run(self, executor: ThreadPoolExecutor) -> None:
+    def run(self, each: _Each, opened: list[int]) -> None:
+        """Copy it by blocks. Its descriptor goes to ``opened``: whoever asks makes it durable, and closes it."""
         size, packs = self.fact.size, _packs(self.fact, self.how)
         name, length = (self.name + packing.SUFFIX, packing.packed_size(size)) if self.packed else (self.name, size)
         with rootdir.file(self.source_at, name, owner=self.owner, size=length) as source:
             target = self._open(self.name + packing.SUFFIX if packs else self.name)
+            opened.append(target)
             whole = packing.packed_size(size) if packs else size
-            try:
-                begun = os.fstat(target).st_size
-                blocks = packing.blocks_begun(begun) if packs else begun // digest.BLOCK
-                # Blocks are written by several threads, so that the last ones before the end may have holes.
-                kept = max(0, blocks - 2 * _threads()) if begun < whole else digest.count(size)
-                if size >= _DIRECT_FROM and self.how.read_direct and not self.packed:
-                    blockio.past_cache(source)
-                if self._copy(source, target, kept, executor) != self.fact.digest:
-                    again = kept > 0 and self._copy(source, target, 0, executor) == self.fact.digest
-                    if not again:
-                        raise ImageDamaged(f"{self.fact.path}: its contents have changed")
-                os.ftruncate(target, whole)
-                os.fsync(target)
-            finally:
-                os.close(target)
+            begun = os.fstat(target).st_size
+            blocks = packing.blocks_begun(begun) if packs else begun // digest.BLOCK
+            # Blocks are written by several threads, so that the last ones before the end may have holes.
+            kept = max(0, blocks - 2 * _threads()) if begun < whole else digest.count(size)
+            if size >= _DIRECT_FROM and self.how.read_direct and not self.packed:
+                blockio.past_cache(source)
+            if self._copy(source, target, kept, each) != self.fact.digest:
+                again = kept > 0 and self._copy(source, target, 0, each) == self.fact.digest
+                if not again:
+                    raise ImageDamaged(f"{self.fact.path}: its contents have changed")
+            os.ftruncate(target, whole)
 
     def _open(self, name: str) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -158,7 +244,7 @@ class _Copy:
         os.fchmod(fd, rootdir.FILE_MODE)
         return fd
 
-    def _copy(self, source: int, target: int, kept: int, executor: ThreadPoolExecutor) -> str:
+    def _copy(self, source: int, target: int, kept: int, each: _Each) -> str:
         """Blocks from ``kept`` on are copied, those before it read where they are; the digest of all."""
         size, packs = self.fact.size, _packs(self.fact, self.how)
         # What is left out because it is 0 has to be a hole.
@@ -181,7 +267,7 @@ class _Copy:
             return made
 
         try:
-            return self.kind.total(executor.map(one, range(digest.count(size))))
+            return self.kind.total(each(one, range(digest.count(size))))
         except EOFError:
             raise ImageDamaged(f"{self.fact.path}: is shorter than it was") from None
         except ImageDamaged as error:
