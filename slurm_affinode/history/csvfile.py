@@ -183,7 +183,9 @@ class Reader:
         if good.is_empty():
             return
         if self._table is None:
-            self._table = TableReader(self._header, self._notes, self._options, self._node)
+            # Where a comma stands within numbers, the semicolon stands between them.
+            comma = self._delimiter == ";"
+            self._table = TableReader(self._header, self._notes, self._options, self._node, decimal_comma=comma)
         yield from self._table.rows(good)
 
     def _with_header(self, rows: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:

@@ -81,9 +81,12 @@ class TableReader:
 
     def __init__(
         self, header: Sequence[str], notes: Notes, options: ReadOptions, fallback_node: str | None,
-        ticks: Ticks | None = None,
+        ticks: Ticks | None = None, *, decimal_comma: bool = False,
     ) -> None:  # fmt: skip
-        """``ticks``, where given, goes on counting the samples of an earlier table of the same file."""
+        """``ticks``, where given, goes on counting the samples of an earlier table of the same file.
+
+        ``decimal_comma``: ``5,5`` is five and a half.
+        """
         self._notes = notes
         self._options = options
         self._header = [name.strip() for name in header]
@@ -91,6 +94,7 @@ class TableReader:
         self._identifier = Identifier(options, fallback_node)
         self._long = LongForm()
         self._percent: set[str] = set()
+        self._decimal_comma = decimal_comma
         self._numbers: dict[Identity, int] = {}
         self._clock = _Clock(options.zone)
         if self.layout.time is None and ticks is None:
@@ -177,7 +181,7 @@ class TableReader:
 
     def _number(self, frame: pl.DataFrame, position: int, field: str, alias: Alias) -> pl.DataFrame:
         """Add the column ``field`` in the unit of the schema; rows with a text that is no number are left out."""
-        frame = numbers(frame, f"c{position}")
+        frame = numbers(frame, f"c{position}", decimal_comma=self._decimal_comma)
         bad = frame.filter(pl.col("_bad"))
         if len(bad):
             self.reject(bad, "not a number", position)
@@ -221,7 +225,7 @@ def _known(text: pl.Expr) -> pl.Expr:
     return pl.when(~clean.str.to_lowercase().is_in(_MISSING) & ~clean.str.starts_with("[")).then(clean)
 
 
-def numbers(frame: pl.DataFrame, column: str) -> pl.DataFrame:
+def numbers(frame: pl.DataFrame, column: str, *, decimal_comma: bool = False) -> pl.DataFrame:
     """Add ``_number`` (null where missing), ``_unit`` (lower case, null where none) and ``_bad`` (neither)."""
     plain = frame[column].cast(pl.Float64, strict=False)
     if plain.null_count() == frame[column].null_count():
@@ -229,6 +233,8 @@ def numbers(frame: pl.DataFrame, column: str) -> pl.DataFrame:
         return frame.with_columns(plain.alias("_number"), *none)
     lower = pl.col(column).str.strip_chars().str.to_lowercase()
     bare = lower.str.replace(_UNIT, "")
+    if decimal_comma:
+        bare = bare.str.replace(r"^(\d*),(\d+)$", "${1}.${2}")
     given = (
         pl.col(column).is_not_null()
         & ~lower.is_in(_MISSING)

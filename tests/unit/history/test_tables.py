@@ -342,6 +342,17 @@ def test_a_table_of_aliases_of_a_site(tmp_path: Path) -> None:
         aliases.load(columns={"x": "power_w:stone"})
 
 
+def test_a_comma_within_numbers(read: Reader, tmp_path: Path) -> None:
+    """Where semicolons stand between cells; groups of thousands are no numbers."""
+    path = tmp_path / "s.csv"
+    rows = ["0,00;60,5 W", "99,5;1.234,5", ",5;71"]
+    lines = [f"2026-11-01 08:00:{10 * at:02},25;n1;{UUID};{row}" for at, row in enumerate(rows)]
+    path.write_text("\n".join(["time;node;uuid;util;power", *lines]))
+    result = read(path)
+    assert [(row["util_pct"], row["power_w"]) for row in result.rows] == [(0, 60.5), (0.5, 71)]
+    assert [problem.reason for problem in result.notes.problems] == ["not a number: power is '1.234,5'"]
+
+
 def test_values_that_no_gpu_can_measure_are_told(store: SampleStore, tmp_path: Path) -> None:
     """A fault, or another unit: neither a mean of 300 % nor a silent gap comes of it; a little noise is none."""
     path = tmp_path / "s.csv"
