@@ -19,7 +19,6 @@ CGROUPS = Path("/sys/fs/cgroup")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _OF_JOB = re.compile(r"^0::(/.*?/job_\d+)(?:/|$)", re.MULTILINE)
 _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
-_STEPD = re.compile(r"slurmstepd: \[(\d+)")
 _USAGE = re.compile(r"^usage_usec (\d+)$", re.MULTILINE)
 
 
@@ -46,21 +45,20 @@ def uses(finder: JobFinder, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> di
         stat = _text(proc / str(pid) / "stat").rpartition(")")[2].split()
         if len(stat) < 20 or stat[1] == "2":
             continue
-        job = _stepd(proc, pid)
-        ref = None if job is not None else finder.find(pid, int(stat[19]))
-        number = job if job is not None else None if ref is None else ref.job_id
-        if number is None:
+        stepd = finder.stepd(pid)  # Slurm's own, which has waited for the tasks that have ended
+        ref = stepd or finder.find(pid, int(stat[19]))
+        if ref is None:
             continue
-        use = found.setdefault(number, Use())
+        use = found.setdefault(ref.job_id, Use())
         # User and system time, and that of the children that it has waited for.
-        own = slice(13, 15) if job is not None else slice(11, 15)
+        own = slice(11, 15) if stepd is None else slice(13, 15)
         use.cpu_s += sum(map(int, stat[own])) / _TICKS
         peak = _PEAK.search(_text(proc / str(pid) / "status"))
-        if peak is not None and job is None:
+        if peak is not None and stepd is None:
             use.memory_mib += int(peak[1]) / 1024
         group = _OF_JOB.search(_text(proc / str(pid) / "cgroup"))
-        if group is not None and ref is not None and ref.source == "cgroup":
-            groups[number] = group[1]
+        if group is not None and ref.source == "cgroup":
+            groups[ref.job_id] = group[1]
     for number, path in groups.items():
         _by_cgroup(found[number], cgroups / path.lstrip("/"))
     return found
@@ -71,17 +69,6 @@ def _by_cgroup(use: Use, group: Path) -> None:
     if spent is None or not peak.isdigit():
         return
     use.cpu_s, use.memory_mib, use.by = int(spent[1]) / 1e6, int(peak) / 2**20, "cgroup"
-
-
-def _stepd(proc: Path, pid: int) -> int | None:
-    """The job of a slurmstepd, which has waited for tasks that have ended."""
-    match = _STEPD.match(_text(proc / str(pid) / "cmdline").replace("\0", " "))
-    if match is None:
-        return None
-    try:
-        return int(match[1]) if (proc / str(pid)).stat().st_uid == 0 else None
-    except OSError:
-        return None
 
 
 def _pids(proc: Path) -> Iterator[int]:

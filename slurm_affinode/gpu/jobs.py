@@ -8,6 +8,7 @@ In order: the cgroup that slurmd made (v1 ``/slurm/uid_1000/job_123/step_0``, v2
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,8 @@ _CGROUP = re.compile(
     r"/(?:[^/]*slurmstepd\.scope|slurm(?:_[^/]+)?)(?:/uid_\d+)?"
     r"/(?:job_(?P<job>\d+)|(?P<sluid>s[0-9A-Za-z]{8,}))(?:/step_(?P<step>[^/]+))?(?:/|$)"
 )
+_OF_A_USER = re.compile(r"/user@\d+\.service/")
+"""Below it systemd lets a user make cgroups of any name."""
 _STEPD = re.compile(r"slurmstepd: \[(\d+)(?:[_+]\d+)?(?:\.([^\]]+))?\]")
 _DEPTH = 200
 _REMEMBERED = 4096
@@ -68,16 +71,18 @@ class JobFinder:
         if match is not None and match["job"]:
             return JobRef(int(match["job"]), match["step"], "cgroup")
         line = list(self._line(process))
-        found = self._stepd(line) or self._environment(process.pid)
+        above = (self.stepd(ancestor.pid) for ancestor in line[1:])
+        found = next((ref for ref in above if ref is not None), None) or self._environment(process.pid)
         if match is not None and found is not None:
             # slurmd made its cgroup: it is a job's, and only which one had to be found out.
             return replace(found, step=match["step"] or found.step, source="cgroup")
         return found
 
     def _cgroup(self, pid: int) -> re.Match[str] | None:
-        for row in self._text(pid, "cgroup").splitlines():
-            match = _CGROUP.search(row.split(":", 2)[-1])
-            if match is not None:
+        for row in self._text(pid, "cgroup").split("\n"):
+            path = row.split(":", 2)[-1]
+            match = _CGROUP.search(path)
+            if match is not None and not _OF_A_USER.search(path[: match.start() + 1]):
                 return match
         return None
 
@@ -90,12 +95,15 @@ class JobFinder:
                 return
             process = parent
 
-    def _stepd(self, line: list[_Process]) -> JobRef | None:
-        for process in line[1:]:
-            match = _STEPD.match(self._text(process.pid, "cmdline").replace("\0", " "))
-            if match is not None and self._owner(process.pid) == self._trusted_uid:
-                return JobRef(int(match[1]), match[2], "slurmstepd")
-        return None
+    def stepd(self, pid: int) -> JobRef | None:
+        """The job of a slurmstepd, by its title; None for every other process.
+
+        Whoever starts a program gives it its title: a setuid one is root's, and says what a user has made it say.
+        """
+        match = _STEPD.match(self._text(pid, "cmdline").replace("\0", " "))
+        if match is None or self._owner(pid) != self._trusted_uid or self._is_setuid(pid):
+            return None
+        return JobRef(int(match[1]), match[2], "slurmstepd")
 
     def _environment(self, pid: int) -> JobRef | None:
         variables = dict(
@@ -122,6 +130,13 @@ class JobFinder:
             return (self._proc / str(pid)).stat().st_uid
         except OSError:
             return None
+
+    def _is_setuid(self, pid: int) -> bool:
+        """As far as this process may look: root may, and decides on what it finds."""
+        try:
+            return bool((self._proc / str(pid) / "exe").stat().st_mode & stat.S_ISUID)
+        except OSError:
+            return False
 
     def _text(self, pid: int, name: str) -> str:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from slurm_affinode.agent import jobuse
@@ -31,6 +32,14 @@ def test_processes_of_a_job_are_added_up(tmp_path: Path) -> None:
     assert [use.row(job) for job, use in found.items()] == [
         {"job": 7, "cpu_s": 12.0, "memory_mib": 3.0, "by": "processes"}
     ]
+
+
+def test_a_slurmstepd_counts_with_the_tasks_that_it_waited_for(tmp_path: Path) -> None:
+    """Its own work and memory are Slurm's."""
+    process(tmp_path, 10, cpu_s=(3, 1, 5, 1), cmdline="slurmstepd: [7.batch]\0", status="VmHWM: 2048 kB\n")
+    process(tmp_path, 11, parent=10, cpu_s=(2, 0, 0, 0), status="VmHWM: 1024 kB\n")
+    (use,) = jobuse.uses(JobFinder(tmp_path, trusted_uid=os.getuid()), proc=tmp_path, cgroups=tmp_path).values()
+    assert (use.cpu_s, use.memory_mib) == (8.0, 1.0)
 
 
 def test_the_cgroup_of_a_job_knows_better(tmp_path: Path) -> None:

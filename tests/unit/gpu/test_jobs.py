@@ -60,6 +60,7 @@ def test_the_cgroup_of_slurmd_says_the_job(proc, cgroup, step):
     [
         "0::/user.slice/user-1000.slice/job_123/step_batch",
         "0::/system.slice/my-slurm/job_123",
+        "0::/user.slice/user-1000.slice/user@1000.service/app.slice/slurmstepd.scope/job_123/step_0",
         "0::/system.slice/slurmd.service",
     ],
 )
@@ -82,6 +83,18 @@ def test_a_process_that_calls_itself_slurmstepd_is_not_believed(proc):
     proc.add(10, 1, cmdline="slurmstepd: [123.batch]")
     proc.add(12, 10)
     assert proc.finder(trusted_uid=os.getuid() + 1).find(12) is None
+
+
+def test_a_setuid_program_with_the_title_of_a_slurmstepd_is_not_believed(proc):
+    """It is root's, and the user who has started it has given it its title."""
+    proc.add(10, 1, cmdline="slurmstepd: [123.batch]")
+    program = proc.root / "10" / "exe"
+    program.touch()
+    program.chmod(0o755)
+    proc.add(12, 10)
+    assert proc.finder().find(12) == JobRef(123, "batch", "slurmstepd")
+    program.chmod(0o4755)
+    assert proc.finder().find(12) is None
 
 
 def test_a_cgroup_named_by_sluid_takes_the_number_from_the_tree_or_the_environment(proc):
