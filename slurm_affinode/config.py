@@ -7,23 +7,24 @@ so that a typing mistake is never silently a default.
 from __future__ import annotations
 
 import os
+import select
+import stat
 import tomllib
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
+from slurm_affinode.configvalues import build, span, within, zone
 from slurm_affinode.errors import AffinodeError, ConfigError
 from slurm_affinode.nodeconfig import AgentConfig as AgentConfig  # noqa: PLC0414 - exported
 from slurm_affinode.nodeconfig import InplaceConfig as InplaceConfig  # noqa: PLC0414 - exported
 from slurm_affinode.nodeconfig import SuspendConfig as SuspendConfig  # noqa: PLC0414 - exported
 from slurm_affinode.nodeconfig import check as check_node
 from slurm_affinode.nodeconfig import check_inplace
-from slurm_affinode.timespec import parse_span_s
 from slurm_affinode.tomllines import syntax_fault
+from slurm_affinode.urls import checked_url
 from slurm_affinode.zombieconfig import ZombiesConfig as ZombiesConfig  # noqa: PLC0414 - exported
+from slurm_affinode.zombieconfig import check_zombies
 
 DEFAULT_PATH = Path("/etc/slurm-affinode/config.toml")
 ENV_CONFIG = "SLURM_AFFINODE_CONFIG"
@@ -34,11 +35,10 @@ ENV_POLICY = "SLURM_AFFINODE_ZOMBIE_POLICY"
 DEFAULT_POLICY = Path("/etc/slurm-affinode/zombies.toml")
 SLURM_BACKENDS = ("auto", "pyslurm", "commands")
 
-_NIGHTLY_SPANS = ("sacct_overlap", "keep_samples", "keep_jobs", "keep_reports", "keep_audit")
-_LONGEST_S = 100 * 365 * 86400.0
-"""A longer span before now is no date of anything that is measured, at last none of the calendar."""
-
-T = TypeVar("T")
+_KEEP = ("keep_samples", "keep_jobs", "keep_reports", "keep_audit")
+_DAY_S = 86400.0
+_PIPE_S = 10.0
+_LARGEST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def load(
     chosen = asked or DEFAULT_PATH
     config = Config()
     try:
-        text = chosen.read_text(encoding="utf-8")
+        text = _read(chosen).decode("utf-8")
     except FileNotFoundError:
         if asked is not None:
             raise ConfigError(f"{chosen}: no such file", hint="give --config a file that exists") from None
@@ -249,6 +249,31 @@ def load(
     return replace(config, store=store)
 
 
+def _read(path: Path) -> bytes:
+    """What is in the file, or comes through the pipe (``--config <(...)``). Raises ``OSError``, ``ConfigError``."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 - a descriptor
+        if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode) and not select.select([file], [], [], _PIPE_S)[0]:
+            raise ConfigError(f"{path}: a pipe into which nobody writes", hint="give --config a TOML file")
+        os.set_blocking(file.fileno(), True)
+        data = file.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise ConfigError(f"{path}: is larger than {_LARGEST >> 20} MiB, no configuration")
+    return data
+
+
+def exposed(path: Path) -> str | None:
+    """A line that says so where everybody may write to the file: it names programs and places that root uses."""
+    try:
+        mode, above = path.stat().st_mode, path.resolve().parent.stat().st_mode
+    except OSError:
+        return None
+    if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
+        return f"{path}: everybody may write to it: chmod o-w {path}"
+    if above & stat.S_IWOTH and not above & stat.S_ISVTX:
+        return f"{path}: everybody may replace it: chmod o-w {path.resolve().parent}"
+    return None
+
+
 def policy_path(config: Config) -> Path:
     """Where the policy for zombies is: ``zombies.policy``, the environment, else beside the configuration."""
     return config.zombies.policy or Path(os.environ.get(ENV_POLICY) or DEFAULT_POLICY)
@@ -268,80 +293,25 @@ def parse(text: str, *, where: str) -> Config:
     except tomllib.TOMLDecodeError as error:
         fault = syntax_fault(error, text)
         raise ConfigError(f"{where}:{fault.line}: {fault.message}", hint=fault.hint) from error
-    config = _build(Config, data, where, ())
-    idle = config.idle
+    config = build(Config, data, where)
+    idle, nightly, prometheus = config.idle, config.nightly, config.prometheus
     if not 0 <= idle.idle_pct <= idle.low_pct <= 100:
         raise ConfigError(f"{where}: idle: needs 0 <= idle_pct <= low_pct <= 100")
-    if idle.max_gap_steps < 1:
-        raise ConfigError(f"{where}: idle.max_gap_steps: {idle.max_gap_steps:g} is below 1")
+    within(where, "idle.max_gap_steps", idle.max_gap_steps, 1)
     backend(config.slurm.backend, where=f"{where}: slurm.backend")
-    nightly, prometheus = config.nightly, config.prometheus
-    spans = {f"nightly.{key}": getattr(nightly, key) for key in _NIGHTLY_SPANS}
-    spans |= {f"prometheus.{key}": getattr(prometheus, key) for key in ("step", "timeout", "overlap")}
-    spans |= {f"zombies.{key}": getattr(config.zombies, key) for key in ("look_back", "completing")}
-    spans["zombies.misfits.min_run"] = config.zombies.misfits.min_run
-    for name, span in spans.items():
+    zone(where, "cluster.timezone", config.cluster.timezone)
+    span(where, "nightly.sacct_overlap", nightly.sacct_overlap)
+    for key in _KEEP:  # what is kept for less would be gone before the run that is to report it
+        span(where, f"nightly.{key}", getattr(nightly, key), least_s=_DAY_S)
+    for key in ("step", "timeout"):
+        span(where, f"prometheus.{key}", getattr(prometheus, key), above=True)
+    span(where, "prometheus.overlap", prometheus.overlap)
+    if prometheus.url is not None:
         try:
-            seconds = None if span is None else parse_span_s(span)
+            checked_url(prometheus.url)
         except AffinodeError as error:
-            raise ConfigError(f"{where}: {name}: {error}", hint=error.hint) from None
-        if name in ("prometheus.step", "prometheus.timeout") and seconds == 0:
-            raise ConfigError(f"{where}: {name}: {span} is not above 0")
-        if seconds is not None and seconds > _LONGEST_S:
-            raise ConfigError(f"{where}: {name}: {span} is more than 100 years", hint="36500d is as good as for ever")
+            raise ConfigError(f"{where}: prometheus.url: {error}", hint=error.hint) from None
+    check_zombies(config.zombies, where)
     check_node(config.agent, config.suspend, where)
     check_inplace(config.inplace, where)
     return config
-
-
-def _build(cls: type[T], data: Mapping[str, Any], where: str, at: tuple[str, ...]) -> T:
-    hints = typing.get_type_hints(cls)
-    known = {f.name: hints[f.name] for f in fields(cls) if f.name != "source"}  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
-    for key, value in data.items():
-        name = ".".join((*at, key))
-        if key not in known:
-            raise ConfigError(f"{where}: unknown key {name}", hint=f"known here: {', '.join(sorted(known))}")
-        values[key] = _value(known[key], value, where, (*at, key))
-    for one in fields(cls):  # type: ignore[arg-type]
-        if one.default is MISSING and one.default_factory is MISSING and one.name not in values:
-            raise ConfigError(f"{where}: {'.'.join(at)}: {one.name} is missing")
-    return cls(**values)
-
-
-def _value(kind: Any, value: Any, where: str, at: tuple[str, ...]) -> Any:
-    name = ".".join(at)
-    if is_dataclass(kind) and isinstance(kind, type):
-        if not isinstance(value, dict):
-            raise ConfigError(f"{where}: {name}: a table is needed")
-        return _build(kind, value, where, at)
-    origin = typing.get_origin(kind)
-    if origin in (typing.Union, types.UnionType):
-        return _value(next(a for a in typing.get_args(kind) if a is not type(None)), value, where, at)
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if origin is tuple and isinstance(value, list) and all(isinstance(v, str) for v in value):
-        return tuple(value)
-    if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
-        entry = typing.get_args(kind)[1]
-        if entry is str and not all(isinstance(one, str) for one in value.values()):
-            raise ConfigError(f"{where}: {name}: {value!r} is not a table of strings")
-        return {key: _value(entry, one, where, (*at, key)) for key, one in value.items()}
-    if kind is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if kind in (str, bool) and isinstance(value, kind):
-        return value
-    raise ConfigError(f"{where}: {name}: {value!r} is not {_expected(kind)}")
-
-
-def _expected(kind: Any) -> str:
-    origin = typing.get_origin(kind)
-    if origin is tuple:
-        return "a list of strings"
-    if origin is not None:
-        return "a table"
-    return {float: "a number", int: "a whole number", bool: "true or false", Path: "a path (string)"}.get(
-        kind, "a string"
-    )

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from slurm_affinode.configvalues import span, within
 from slurm_affinode.errors import AffinodeError, ConfigError
 from slurm_affinode.model.signals import GPU_SIGNALS, HOST_SIGNALS
 from slurm_affinode.model.suspension_mail import MAIL_KINDS
 from slurm_affinode.sizes import parse_size
 from slurm_affinode.tierconfig import TiersConfig, check_tiers
-from slurm_affinode.timespec import parse_span_s
 
 DEFAULT_PORT = 9403
 
@@ -153,16 +153,9 @@ _MAY_BE_0 = ("min_run", "backoff", "wake_backoff", "wake_backoff_limit", "backof
 def check_inplace(inplace: InplaceConfig, where: str) -> None:
     """Raise ``ConfigError``, naming file and key, for a value of the right kind that cannot be."""
     for key in ("freeze_timeout", "wake_deadline", "prolog_timeout"):
-        try:
-            seconds = parse_span_s(getattr(inplace, key))
-        except AffinodeError as error:
-            raise ConfigError(f"{where}: inplace.{key}: {error}", hint=error.hint) from None
-        if seconds <= 0:
-            raise ConfigError(f"{where}: inplace.{key}: {getattr(inplace, key)} is not above 0")
-    if not 10 <= inplace.poll_ms <= 60_000:
-        raise ConfigError(f"{where}: inplace.poll_ms: {inplace.poll_ms} is not from 10 to 60000")
-    if not 0 < inplace.awake_limit_pct <= 100:
-        raise ConfigError(f"{where}: inplace.awake_limit_pct: {inplace.awake_limit_pct:g} is not above 0 and up to 100")
+        span(where, f"inplace.{key}", getattr(inplace, key), above=True)
+    within(where, "inplace.poll_ms", inplace.poll_ms, 10, 60_000)
+    within(where, "inplace.awake_limit_pct", inplace.awake_limit_pct, 0, 100, above=True)
     if not 0 <= inplace.start_free_pct <= inplace.awake_limit_pct:
         raise ConfigError(
             f"{where}: inplace.start_free_pct: {inplace.start_free_pct:g} is not from 0 to inplace.awake_limit_pct"
@@ -174,14 +167,7 @@ def check_inplace(inplace: InplaceConfig, where: str) -> None:
 def check(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
     """Raise ``ConfigError``, naming file and key, for a value of the right kind that cannot be."""
     for key, text in _spans(agent, suspend):
-        if text is None:
-            continue
-        try:
-            seconds = parse_span_s(text)
-        except AffinodeError as error:
-            raise ConfigError(f"{where}: {key}: {error}", hint=error.hint) from None
-        if seconds <= 0 and key.rpartition(".")[2] not in _MAY_BE_0:
-            raise ConfigError(f"{where}: {key}: {text} is not above 0")
+        span(where, key, text, above=key.rpartition(".")[2] not in _MAY_BE_0)
     for key in ("budget", "user_quota"):
         size = getattr(suspend, key)
         try:
@@ -211,12 +197,13 @@ def _limits(suspend: SuspendConfig) -> Iterator[tuple[str, str, LimitConfig]]:
 def _choices(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
     if suspend.on_restore_failure not in ("hold", "fresh"):
         raise ConfigError(f"{where}: suspend.on_restore_failure: {suspend.on_restore_failure!r} is not hold or fresh")
-    for key, given, known in (("floors_pct", agent.floors_pct, GPU_SIGNALS), ("host", agent.host, HOST_SIGNALS)):
+    for key, given, known, high in (
+        ("floors_pct", agent.floors_pct, GPU_SIGNALS, 100), ("host", agent.host, HOST_SIGNALS, None),
+    ):  # fmt: skip
         for name, value in given.items():
             if name not in known:
                 raise ConfigError(f"{where}: unknown key agent.{key}.{name}", hint=f"known here: {', '.join(known)}")
-            if not value >= 0:
-                raise ConfigError(f"{where}: agent.{key}.{name}: {value:g} is below 0")
+            within(where, f"agent.{key}.{name}", value, 0, high)
     for kind in suspend.mail:
         if kind not in MAIL_KINDS:
             raise ConfigError(f"{where}: suspend.mail: {kind!r} is none of {', '.join(MAIL_KINDS)}")
@@ -235,16 +222,12 @@ def _choices(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
 
 
 def _numbers(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
-    least = {
-        "agent.max_gap_periods": (agent.max_gap_periods, 1),
-        "agent.min_signals": (agent.min_signals, 1),
-        "suspend.max_at_once": (suspend.max_at_once, 0),
-        "suspend.mail_limit": (suspend.mail_limit, 1),
-    }
-    least |= {f"suspend.{key}.{name}.max_suspended": (one.max_suspended or 0, 0) for key, name, one in _limits(suspend)}
-    for key, (value, minimum) in least.items():
-        if not value >= minimum:
-            raise ConfigError(f"{where}: {key}: {value:g} is below {minimum}")
+    within(where, "agent.max_gap_periods", agent.max_gap_periods, 1)
+    within(where, "agent.min_signals", agent.min_signals, 1, len(GPU_SIGNALS))
+    within(where, "suspend.max_at_once", suspend.max_at_once, 1)
+    within(where, "suspend.mail_limit", suspend.mail_limit, 1)
+    for key, name, limit in _limits(suspend):
+        within(where, f"suspend.{key}.{name}.max_suspended", limit.max_suspended, 0)
 
 
 def listen_address(text: str) -> tuple[str, int]:

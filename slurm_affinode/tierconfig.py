@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_affinode.configvalues import span, within
 from slurm_affinode.errors import AffinodeError, ConfigError
 from slurm_affinode.sizes import parse_size
-from slurm_affinode.timespec import parse_span_s
 
 MOST = 19
 
@@ -45,11 +45,7 @@ def check_tiers(tiers: TiersConfig, where: str) -> None:
             raise ConfigError(f"{where}: suspend.tiers.{key}: {error}", hint=error.hint) from None
         if found == 0 and key != "memory_reserve":
             raise ConfigError(f"{where}: suspend.tiers.{key}: {text} is not above 0")
-    try:
-        parse_span_s(tiers.prefetch)
-    except AffinodeError as error:
-        raise ConfigError(f"{where}: suspend.tiers.prefetch: {error}", hint=error.hint) from None
-    if not 0 <= tiers.compress <= MOST:
-        raise ConfigError(f"{where}: suspend.tiers.compress: {tiers.compress} is not between 0 and {MOST}")
+    span(where, "suspend.tiers.prefetch", tiers.prefetch)
+    within(where, "suspend.tiers.compress", tiers.compress, 0, MOST)
     if tiers.memory is not None and not tiers.memory.is_absolute():
         raise ConfigError(f"{where}: suspend.tiers.memory: {tiers.memory} is not an absolute path")

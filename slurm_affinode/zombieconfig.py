@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from slurm_affinode.configvalues import span, within
+from slurm_affinode.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +82,46 @@ class ZombiesConfig:
     nodes: Mapping[str, NodeClass] = field(default_factory=dict)
     """Pattern of node names -> what they have; the first that matches counts."""
     misfits: MisfitConfig = MisfitConfig()
+
+
+_SHARES = ("memory_used_share", "time_share", "user_min_share")
+_PERCENTS = ("small_util_pct", "user_efficiency_pct", "cpu_efficiency_pct")
+_AMOUNTS = (
+    "min_gpu_hours", "min_core_hours", "small_gpu_gib", "small_host_gib", "small_cores", "time_min_unused_gpu_hours",
+    "user_min_gpu_hours", "cpu_user_min_core_hours", "host_memory_min_gib_hours",
+)  # fmt: skip
+
+
+def check_zombies(zombies: ZombiesConfig, where: str) -> None:
+    """Raise ``ConfigError``, naming file and key, for a value of the right kind that cannot be."""
+    span(where, "zombies.look_back", zombies.look_back, above=True)
+    span(where, "zombies.completing", zombies.completing)
+    within(where, "zombies.exporter_port", zombies.exporter_port, 1, 65535)
+    if zombies.exporter_url is not None:
+        _exporter_url(where, zombies.exporter_url)
+    for pattern, node in zombies.nodes.items():
+        name = f"zombies.nodes.{pattern}"
+        within(where, f"{name}.cores", node.cores, 1)
+        within(where, f"{name}.gpus", node.gpus, 0)
+        within(where, f"{name}.memory_gib", node.memory_gib, 0, above=True)
+    misfits, name = zombies.misfits, "zombies.misfits"
+    span(where, f"{name}.min_run", misfits.min_run)
+    for key in ("cores_per_gpu", "memory_gib_per_gpu"):
+        within(where, f"{name}.{key}", getattr(misfits, key), 0, above=True)
+    for keys, high in ((_SHARES, 1), (_PERCENTS, 100), (_AMOUNTS, None)):
+        for key in keys:
+            within(where, f"{name}.{key}", getattr(misfits, key), 0, high)
+    within(where, f"{name}.user_top", misfits.user_top, 1)
+
+
+def _exporter_url(where: str, url: str) -> None:
+    try:
+        parts = urlsplit(url.replace("{node}", "n1"))
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(
+            f"{where}: zombies.exporter_url: {url!r} is neither http nor https",
+            hint="write for example https://{node}.example.org:9400/metrics",
+        )

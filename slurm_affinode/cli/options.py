@@ -40,6 +40,7 @@ def config_options(function: F) -> F:
     @functools.wraps(function)
     def wrapper(*args: Any, config_path: Path | None, state_dir: Path | None, db_url: str | None, **kwargs: Any) -> Any:
         config = configuration.load(config_path, state_dir=state_dir, db=db_url)
+        warn_if_exposed(config.source)
         return function(*args, config=config, **kwargs)
 
     return wrapper  # type: ignore[return-value]
@@ -159,6 +160,13 @@ def printable(text: str) -> str:
 def warn(message: str) -> None:
     """Write one line on standard error."""
     click.echo(printable(message), err=True)
+
+
+def warn_if_exposed(path: Path | None) -> None:
+    """Say so where everybody may write to a file that decides what is done."""
+    line = None if path is None else configuration.exposed(path)
+    if line is not None:
+        warn(f"slurm-affinode: {line}")
 
 
 def warn_of_problems(source: str, lines: Iterable[str], count: int, shown: int) -> None:

@@ -25,6 +25,7 @@ from slurm_affinode.cli.options import (
     slurm_options,
     stages,
     warn,
+    warn_if_exposed,
 )
 from slurm_affinode.cli.prometheus_options import prometheus_options
 from slurm_affinode.cli.zombies import filters, prometheus_history
@@ -116,6 +117,7 @@ def _asked(
         variants=frozenset(kinds) & frozenset(VARIANTS), **filters,
     )  # fmt: skip
     policy = zombie_policy.load(config, policy_path)
+    warn_if_exposed(zombie_policy.policy_file(config, policy_path)[0])
     return Asked(config, request, live, watch_s, asked, policy, as_json, everything)
 
 

@@ -13,11 +13,10 @@ from urllib.parse import urlsplit
 from slurm_affinode.config import PrometheusConfig
 from slurm_affinode.errors import AffinodeError, ConfigError
 from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.urls import checked_url as checked_url  # noqa: PLC0414 - exported
 
 ENV_TOKEN = "SLURM_AFFINODE_PROMETHEUS_TOKEN"  # noqa: S105 - the name of a variable
 ENV_PASSWORD = "SLURM_AFFINODE_PROMETHEUS_PASSWORD"  # noqa: S105
-_EXAMPLE = "write for example http://prometheus.example.org:9090 or https://metrics.example.org/prometheus"
-_PAGES = ("/api/v1/query_range", "/api/v1/query", "/api/v1", "/api", "/graph", "/query")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,29 +100,6 @@ class Server:
         elif self.key_file is not None:
             raise ConfigError("a key is given for Prometheus and no certificate", hint="give --cert-file, too")
         return context
-
-
-def checked_url(text: str) -> str:
-    """``text`` as the root of a server. Raises ``AffinodeError`` saying what is wrong with it."""
-    clean = text.strip()
-    try:
-        parts = urlsplit(clean)
-        _ = parts.port
-    except ValueError as error:
-        raise AffinodeError(f"{text!r} is no URL: {error}", hint=_EXAMPLE) from None
-    if parts.scheme.lower() not in ("http", "https") or not parts.hostname or not clean.isprintable() or " " in clean:
-        raise AffinodeError(f"{text!r} is no URL of a Prometheus server", hint=_EXAMPLE)
-    if parts.username is not None or parts.password is not None:
-        raise AffinodeError(
-            f"credentials in the URL of {parts.hostname}: everybody on this machine could read them",
-            hint="give --prometheus-user NAME with --password-file FILE, or --token-file FILE",
-        )
-    path = parts.path.rstrip("/")
-    for page in _PAGES:
-        if path.endswith(page):
-            path = path.removesuffix(page)
-            break
-    return f"{parts.scheme.lower()}://{parts.netloc}{path.rstrip('/')}"
 
 
 def _secret(path: Path) -> str:

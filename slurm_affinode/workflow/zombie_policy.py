@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -19,11 +20,14 @@ from slurm_affinode.slurm import hostlist
 
 
 def policy_file(config: Config, asked: Path | None = None) -> tuple[Path, str]:
-    """The file that holds and how it is called: asked for, the site's where it is there, else ours."""
+    """The file that holds and how it is called: asked for, the site's where it is there, else ours.
+
+    One that the site names counts though it cannot be read: what it forbids must not be done by ours.
+    """
     if asked is not None:
         return asked, str(asked)
     site = policy_path(config)
-    if site.is_file():
+    if config.zombies.policy is not None or os.path.lexists(site):
         return site, str(site)
     return asset_dir("reports") / "zombies-policy.toml", "built-in policy"
 

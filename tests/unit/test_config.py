@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,25 @@ def test_environment_names_the_file(tmp_path: Path) -> None:
         ("[nightly]\nkeep_samples = '999999d'\n", r"nightly\.keep_samples: 999999d is more than 100 years"),
         ("[zombies]\nlook_back = '99999999999d'\n", r"zombies\.look_back: 99999999999d is more than 100 years"),
         ("[zombies.nodes]\na = {cores = 8, gpus = 4}\n", r"c\.toml: zombies\.nodes\.a: memory_gib is missing"),
+        ("[zombies.nodes]\na = {cores = 0, gpus = 4, memory_gib = 1}\n", r"zombies\.nodes\.a\.cores: 0 is below 1"),
+        ("[zombies.nodes]\na = {cores = 1, gpus = -4, memory_gib = 1}\n", r"zombies\.nodes\.a\.gpus: -4 is below 0"),
+        ("[zombies.nodes]\na = {cores = 1, gpus = 4, memory_gib = 0}\n", r"a\.memory_gib: 0 is not above 0"),
+        ("[zombies]\nexporter_port = 70000\n", r"zombies\.exporter_port: 70000 is not from 1 to 65535"),
+        ("[zombies]\nexporter_url = 'n1:9400'\n", r"zombies\.exporter_url: 'n1:9400' is neither http nor https"),
+        ("[zombies]\nlook_back = '0s'\n", r"zombies\.look_back: 0s is not above 0"),
+        ("[zombies.misfits]\ntime_share = 20\n", r"zombies\.misfits\.time_share: 20 is not from 0 to 1"),
+        ("[zombies.misfits]\nsmall_util_pct = 150\n", r"misfits\.small_util_pct: 150 is not from 0 to 100"),
+        ("[zombies.misfits]\ncores_per_gpu = 0\n", r"zombies\.misfits\.cores_per_gpu: 0 is not above 0"),
+        ("[zombies.misfits]\nuser_top = 0\n", r"zombies\.misfits\.user_top: 0 is below 1"),
+        ("[cluster]\nname = ''\n", r"c\.toml: cluster\.name: is empty"),
+        ("[cluster]\ntimezone = 'Europe/Olso'\n", r"cluster\.timezone: 'Europe/Olso' is not a time zone"),
+        ("[store]\nstate_dir = ' '\n", r"store\.state_dir: is empty"),
+        ("[store]\nstate_dir = '~nobody-of-that-name/x'\n", r"store\.state_dir: ~nobody.*: Could not determine home"),
+        ("[nightly]\nkeep_samples = '0d'\n", r"nightly\.keep_samples: 0d is less than 1d"),
+        ("[nightly]\ngpu_paths = ['']\n", r"nightly\.gpu_paths: has an empty text in it"),
+        ("[idle]\nmax_gap_steps = inf\n", r"idle\.max_gap_steps: inf is not a finite number"),
+        ("[prometheus]\nurl = 'metrics:9090'\n", r"prometheus\.url: 'metrics:9090' is no URL of a Prometheus server"),
+        ("[prometheus]\nurl = 'http://me:secret@m/'\n", r"prometheus\.url: credentials in the URL of m"),
         ("[store\n", r"c\.toml:1: not TOML: .*\[store"),
     ],
 )
@@ -87,3 +108,43 @@ def test_state_directory_of_a_user_without_root(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("XDG_STATE_HOME", "/home/u/.state")
     assert config.Config().state_dir == Path("/home/u/.state/slurm-affinode")
     assert config.Config().history_dir == Path("/home/u/.state/slurm-affinode/history")
+
+
+def test_a_home_directory_is_found() -> None:
+    """Nothing else expands ``~`` of a file that a timer reads; a directory of that name helps nobody."""
+    assert config.parse("[store]\nstate_dir = '~/state'\n", where="c.toml").state_dir == Path.home() / "state"
+
+
+def test_a_pipe_is_read_and_one_that_nobody_writes_to_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--config <(...)`` works; a forgotten pipe does not hold a timer for ever."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(config, "_PIPE_S", 0.05)
+    with pytest.raises(ConfigError, match="pipe: a pipe into which nobody writes"):
+        config.load(pipe, env={})
+    monkeypatch.setattr(config, "_PIPE_S", 30.0)
+    writer = threading.Thread(target=pipe.write_text, args=("[cluster]\nname = 'c9'\n",))
+    writer.start()
+    assert config.load(pipe, env={}).cluster.name == "c9"
+    writer.join()
+
+
+def test_what_has_no_end_is_no_configuration() -> None:
+    """A device is not read until memory is full."""
+    with pytest.raises(ConfigError, match="/dev/zero: is larger than 1 MiB"):
+        config.load(Path("/dev/zero"), env={})
+
+
+def test_a_file_that_everybody_may_write_to_is_told(tmp_path: Path) -> None:
+    """It names what root runs; so does a directory in which everybody may put another one in its place."""
+    file = tmp_path / "c.toml"
+    file.write_text("")
+    file.chmod(0o644)
+    assert config.exposed(file) is None
+    file.chmod(0o666)
+    assert config.exposed(file) == f"{file}: everybody may write to it: chmod o-w {file}"
+    file.chmod(0o644)
+    tmp_path.chmod(0o777)
+    assert config.exposed(file) == f"{file}: everybody may replace it: chmod o-w {tmp_path}"
+    tmp_path.chmod(0o1777)
+    assert config.exposed(file) is None

@@ -23,8 +23,8 @@ LAYERS = (
     {"cli"},
 )
 # For all, know nobody.
-SUPPORT = {"errors", "files", "memory", "process", "resources", "sizes", "timespec", "tomllines", "users"}
-CONFIG = {"config", "nodeconfig", "tierconfig", "zombieconfig"}  # for all but model and core
+SUPPORT = {"errors", "files", "memory", "process", "resources", "sizes", "timespec", "tomllines", "urls", "users"}
+CONFIG = {"config", "configvalues", "nodeconfig", "tierconfig", "zombieconfig"}  # for all but model and core
 EFFECTS = {"files", "memory", "process", "resources"}  # of SUPPORT: not for model and core, which decide and do nothing
 
 # (who, whom): one row, and yet. The columns of the tables are Slurm's; a report renders an analysis; the command line

@@ -27,7 +27,7 @@ def test_tiers_are_read() -> None:
         ('memory_size = "0"', "suspend.tiers.memory_size: 0 is not above 0"),
         ('memory_size = "much"', "suspend.tiers.memory_size: "),
         ('copy_rate = "fast"', "suspend.tiers.copy_rate: "),
-        ("compress = 20", "suspend.tiers.compress: 20 is not between 0 and 19"),
+        ("compress = 20", "suspend.tiers.compress: 20 is not from 0 to 19"),
         ('prefetch = "soon"', "suspend.tiers.prefetch: "),
         ("speed = 3", "unknown key suspend.tiers.speed"),
     ],

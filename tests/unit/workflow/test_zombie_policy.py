@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zombie_samples import NOW, job, squatter
 
-from slurm_affinode.config import Config
+from slurm_affinode.config import Config, ZombiesConfig
 from slurm_affinode.core.cleanup_policy import parse_policy
 from slurm_affinode.errors import AffinodeError, InputError
 from slurm_affinode.model.cleanup import KeepPolicy, Settings
@@ -163,6 +163,11 @@ def test_the_policy_that_holds_is_asked_for_the_sites_or_ours(tmp_path: Path, mo
     site.unlink()
     with pytest.raises(InputError, match="cannot be read"):
         policies.load(Config(), tmp_path)
+    with pytest.raises(InputError, match=r"site\.toml: cannot be read: No such file"):
+        policies.load(Config(zombies=ZombiesConfig(policy=site)))
+    site.symlink_to("gone.toml")
+    with pytest.raises(InputError, match=r"site\.toml: cannot be read: No such file"):
+        policies.load(Config())
 
 
 # --- the documentation
