@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -61,6 +62,14 @@ def run(
         said = lines[-1].strip() if lines else "it said nothing"
         raise UnreachableError(f"{name} ended with status {done.returncode}: {said}")
     return Completed(tuple(argv), done.returncode, done.stdout, stderr)
+
+
+def of_module(name: str, *arguments: str) -> list[str]:
+    """The ``argv`` of a module of ours that is a program of its own.
+
+    Nothing is imported from the directory in which we were started (``-P``): it may be anybody's, and we may be root.
+    """
+    return [sys.executable, "-P", "-m", name, *arguments]
 
 
 class ChildEndedError(Exception):

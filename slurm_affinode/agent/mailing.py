@@ -12,7 +12,6 @@ import logging
 import os
 import queue
 import re
-import sys
 import threading
 import time
 from collections import deque
@@ -168,7 +167,7 @@ def mailer(config: Config) -> Mailer:
 
     def send(event: SuspensionMail) -> None:
         request = {"event": asdict(event), "policy": policy, "timezone": timezone}
-        argv = [sys.executable, "-P", "-m", "slurm_affinode.workflow.suspension_mail"]
+        argv = process.of_module("slurm_affinode.workflow.suspension_mail")
         done = process.run(argv, timeout_s=_SEND_S, stdin=json.dumps(request).encode(), group=True, check=False)
         if done.returncode != 0:
             said = done.stderr.strip().splitlines()

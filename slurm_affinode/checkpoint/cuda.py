@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -85,7 +84,7 @@ class Conversation(Protocol):
 
 
 def _start(env: Mapping[str, str] | None) -> Conversation:
-    return process.Child([sys.executable, "-P", "-m", "slurm_affinode.checkpoint.cuda_helper"], env=env)
+    return process.Child(process.of_module("slurm_affinode.checkpoint.cuda_helper"), env=env)
 
 
 class Cuda:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
@@ -21,7 +20,7 @@ from typing import Any, Protocol, Self
 
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.cluster import Job, Node, Partition, Step
-from slurm_affinode.process import Child, ChildEndedError
+from slurm_affinode.process import Child, ChildEndedError, of_module
 from slurm_affinode.slurm import faults, identifiers, live_pyslurm
 from slurm_affinode.slurm.commands_client import CommandsClient, environment
 from slurm_affinode.slurm.interface import SignalTo
@@ -46,9 +45,9 @@ class Worker(Protocol):
         ...
 
 
-def start_worker(argv: Sequence[str] = (sys.executable, "-m", MODULE)) -> Worker:
+def start_worker() -> Worker:
     """Start the process in which pyslurm runs."""
-    return Child(argv, env=environment(os.environ) | {"PYSLURM_DISABLE_AUTO_INIT": "1"})
+    return Child(of_module(MODULE), env=environment(os.environ) | {"PYSLURM_DISABLE_AUTO_INIT": "1"})
 
 
 class PyslurmClient:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -70,9 +69,7 @@ class Converter:
     def _work(self) -> None:
         while (path := self._waiting.get()) is not None:
             try:
-                process.run(
-                    [sys.executable, "-m", "slurm_affinode.history.spool", str(path)], timeout_s=CONVERT_TIMEOUT_S
-                )
+                process.run(process.of_module("slurm_affinode.history.spool", str(path)), timeout_s=CONVERT_TIMEOUT_S)
             except AffinodeError as error:
                 self._say(f"{path.name} stays a table of text: {error}")
 

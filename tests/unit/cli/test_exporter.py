@@ -67,6 +67,19 @@ def test_without_a_driver_it_waits_for_one() -> None:
     assert driver.closed == 1
 
 
+def test_a_file_becomes_parquet_by_our_own_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever lies in the directory in which the exporter was started, which may be anybody's."""
+    (tmp_path / "slurm_affinode.py").write_text("raise SystemExit('mine')\n")
+    (tmp_path / "gpu.csv").write_text("no table of ours\n")
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    converter = Converter(said.append)
+    converter.add(tmp_path / "gpu.csv")
+    converter.close()
+    assert len(said) == 1
+    assert "is no file of a spool" in said[0]
+
+
 def test_a_file_that_cannot_become_parquet_stays_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said, and the next one is tried."""
     said: list[str] = []

@@ -13,7 +13,7 @@ from slurm_affinode.process import ChildEndedError, Completed
 from slurm_affinode.slurm import faults, pyslurm_worker
 from slurm_affinode.slurm.backends import examine, open_client, release_of_library
 from slurm_affinode.slurm.commands_client import CommandsClient
-from slurm_affinode.slurm.pyslurm_client import MAX_AGE_S, PyslurmClient
+from slurm_affinode.slurm.pyslurm_client import MAX_AGE_S, PyslurmClient, start_worker
 
 
 class RPCError(Exception):
@@ -267,6 +267,18 @@ def test_the_worker_answers_nonsense_with_an_error():
     worker = pyslurm_worker.Worker(lambda _: SimpleNamespace(slurm_init=lambda: None))
     for line in (b"", b"{}", b'{"call": "shutdown"}', b"[]", b'{"call": "hold", "args": {"x": 1}}'):
         assert worker.answer(line)["error"]["kind"] == "bug"
+
+
+def test_the_worker_imports_nothing_from_where_it_is_started(tmp_path, monkeypatch):
+    """root may ask for the status of a job in a directory of somebody else's."""
+    (tmp_path / "slurm_affinode.py").write_text("raise SystemExit('mine')\n")
+    (tmp_path / "ctypes.py").write_text("raise SystemExit('mine')\n")
+    monkeypatch.chdir(tmp_path)
+    worker = start_worker()
+    try:
+        assert "error" in json.loads(worker.ask(b"{}", timeout_s=60))
+    finally:
+        worker.close()
 
 
 def test_auto_takes_pyslurm_where_its_library_is_of_the_sites_release(module, monkeypatch):
