@@ -13,14 +13,11 @@ from dataclasses import replace
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.queue import MIB, memory_mib
 from slurm_affinode.agent.registry import WatchedJob
+from slurm_affinode.agent.slurmfacts import SlurmFacts
 from slurm_affinode.agent.tree import TreeGoneError
 from slurm_affinode.checkpoint.facts import MemoryFacts, TreeFacts
 from slurm_affinode.checkpoint.interface import CheckpointError
-from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuError
-
-_ASK_AGAIN_S = 600.0
-"""How old what is known of Slurm's configuration may be."""
 
 
 class HostMemory:
@@ -28,15 +25,14 @@ class HostMemory:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._asked = -1e9
-        self._kills = False
+        self._slurm = SlurmFacts(parts)
 
     def of(self, job: WatchedJob, tree: TreeFacts) -> MemoryFacts:
         """What a job may still use, and others have not been promised."""
         facts = self._parts.memory(job.init_pid)
         facts = replace(facts, available=max(0, facts.available - self._parts.reservations.before(job.job_id)))
         limit_mib = 0 if job.slurm is None else memory_mib(job.slurm.tres_allocated.get("mem"))
-        if not limit_mib or not self._slurm_kills():
+        if not limit_mib or not self._slurm.ends_above_memory():
             return facts
         left = limit_mib * MIB - sum(one.memory for one in (*tree.processes, *tree.outside))
         return replace(facts, headroom=left if facts.headroom is None else min(left, facts.headroom))
@@ -58,13 +54,3 @@ class HostMemory:
     def moved(self, job: WatchedJob) -> None:
         """It is in host memory: the node's free memory tells."""
         self._parts.reservations.moved(job.job_id)
-
-    def _slurm_kills(self) -> bool:
-        parts = self._parts
-        if parts.now() - self._asked >= _ASK_AGAIN_S:
-            try:
-                said = parts.slurm.config().get("JobAcctGatherParams", "")
-            except AffinodeError:
-                return self._kills
-            self._asked, self._kills = parts.now(), "overmemorykill" in said.lower()
-        return self._kills

@@ -21,6 +21,7 @@ from slurm_affinode.agent.memory import HostMemory
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.requeue import NotRequeued, Requeuer
+from slurm_affinode.agent.slurmfacts import SlurmFacts
 from slurm_affinode.agent.streams import StreamsError
 from slurm_affinode.agent.tree import Member, TreeGoneError
 from slurm_affinode.agent.undo import Undo
@@ -84,6 +85,7 @@ class JobSuspender:
         self._undo = Undo(parts)
         self._requeuer = Requeuer(parts)
         self._memory = HostMemory(parts)
+        self._slurm = SlurmFacts(parts)
         self._busy: set[int] = set()
         self._lock = threading.Lock()
 
@@ -100,6 +102,7 @@ class JobSuspender:
         try:
             users = parts.cuda.users(one.pid for one in tree.processes)
             used = sum(self._held(users).values())
+            some = self._slurm.some_gpus(job)
         except (CheckpointError, GpuError) as error:
             # Of a driver that is too old the lack of a function says less than its version.
             return [*before, Refusal("driver", parts.cuda.capabilities().why_not or str(error))]
@@ -110,7 +113,7 @@ class JobSuspender:
                 job.option.mode,
                 _job_facts(job.slurm),
                 tree,
-                preflight.GpuUseFacts(parts.cuda.capabilities(), users, used, mig),
+                preflight.GpuUseFacts(parts.cuda.capabilities(), users, used, mig, some),
                 self._memory.of(job, tree),
                 allowed=(Mode.REQUEUE,),
                 uid=job.uid,

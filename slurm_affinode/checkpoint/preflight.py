@@ -27,6 +27,8 @@ _FAULTS = re.compile(r"anon_inode:\[?userfaultfd\]?")
 # CRIU dumps these, and restores another thing (4.2: an eventfd without EFD_SEMAPHORE), or nothing.
 _WRONG = re.compile(re.escape(SEMAPHORE) + r"|/proc/\d+")
 _SOCKETS_FIXED, _SOCKETS_BROKE = (4, 2), (6, 16)
+_SOME_GPUS = (575, 57, 8)
+"""The first driver that checkpoints and restores a process that may use only some of the GPUs (its release notes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,13 @@ class GpuUseFacts:
     used_bytes: int
     """Device memory of the job's processes."""
     mig: bool = False
+    some: bool = False
+    """The driver ``needs_all_gpus``, and the job may use only some of the node's."""
+
+
+def needs_all_gpus(capabilities: Capabilities) -> bool:
+    """Whether this driver cannot checkpoint, or not restore, a process to which some GPUs of the node are closed."""
+    return _numbers(capabilities.driver or "") < _SOME_GPUS
 
 
 def refusals(
@@ -178,6 +187,9 @@ def of_gpu(gpu: GpuUseFacts, tree: TreeFacts) -> list[Refusal]:
         found.append(Refusal("mig", "it runs on MIG instances, which cannot be checkpointed"))
     elif not gpu.capabilities.checkpoint:
         found.append(Refusal("driver", gpu.capabilities.why_not or "the driver cannot checkpoint"))
+    elif gpu.some:
+        text = f"it may use only some of the node's GPUs, and driver {gpu.capabilities.driver} needs all of them"
+        found.append(Refusal("driver", f"{text} (575.57.08 does not)"))
     everybody = (*tree.processes, *tree.outside)
     if any(one.mps for one in everybody):
         found.append(Refusal("mps", "it uses MPS, which cannot be checkpointed"))
@@ -205,6 +217,6 @@ def of_memory(gpu_bytes: int, memory: MemoryFacts) -> list[Refusal]:
     return found[:1]
 
 
-def _numbers(version: str) -> tuple[int, int]:
-    match = re.match(r"(\d+)\.(\d+)", version)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+\.\d+(\.\d+)?", version)
+    return tuple(map(int, match[0].split("."))) if match else (0, 0)

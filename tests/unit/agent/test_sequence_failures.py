@@ -273,6 +273,24 @@ def test_slurm_that_ends_jobs_above_their_memory_limit(world, monkeypatch, param
     assert all("--mem" in one.text for one in found)
 
 
+@pytest.mark.parametrize(
+    ("driver", "setting", "refused"),
+    [("575.51.03", "yes", True), ("570.211.01", "yes", True), ("575.57.08", "yes", False), ("575.51.03", "no", False)],
+)
+def test_an_old_driver_cannot_do_with_some_of_the_nodes_gpus(world, monkeypatch, driver, setting, refused):
+    """Before 575.57.08 a process to which others are closed is not checkpointed, or not restored."""
+    agent = Agent(world, "c1")
+    monkeypatch.setattr(agent.parts.cuda, "capabilities", lambda: Capabilities(driver, checkpoint=True))
+    config = {"ConstrainDevices": setting, "TaskPlugin": "task/affinity,task/cgroup"}
+    monkeypatch.setattr(agent.parts.slurm, "config", lambda: config)
+    mine = agent.parts.gpus.devices()
+    assert not agent.suspender.refusals(agent.watched())
+    others = replace(mine[0], uuid="GPU-another")
+    monkeypatch.setattr(agent.parts.gpus, "devices", lambda: (*mine, others))
+    job = replace(agent.watched(), devices=mine)
+    assert [one.code for one in agent.suspender.refusals(job)] == (["driver"] if refused else [])
+
+
 def test_a_full_store_is_refused(world, monkeypatch):
     agent = Agent(world, "c1")
     agent.parts.shared.budget.reserve = 1 << 60
