@@ -12,10 +12,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import pynvml
 import pytest
 from emulator.node import Node
 from gpu import machine, tree
+
+from slurm_affinode.model.gpu import Device
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT_S = 280
@@ -176,6 +180,21 @@ def test_a_device_without_a_driver_that_answers_is_broken(tmp_path: Path, monkey
     assert isinstance(found, machine.Missing)
     assert found.broken
     assert "no NVIDIA driver answers" in found.why
+
+
+def test_a_gpu_that_takes_one_process_at_a_time_skips_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As clusters with MPS have them: several processes on it would each fail, with the driver's "unavailable"."""
+    gpu = Device(uuid="GPU-1", index=0)
+    driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda one: 80_000.0)
+    monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeMode", {"GPU-1": 3}.__getitem__)
+    found = machine.find()
+    assert isinstance(found, machine.Missing)
+    assert not found.broken
+    assert "one process at a time" in found.why
+    assert "nvidia-smi -i 0 -c DEFAULT" in found.why
+    driver.close.assert_called_once()
 
 
 def test_a_torch_that_sees_no_gpu_is_broken_and_none_at_all_is_not(

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pynvml
+
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.facts import memory_facts
 from slurm_affinode.checkpoint.interface import CheckpointError
@@ -22,6 +24,8 @@ from slurm_affinode.model.gpu import Device
 
 # NVML counts GPUs by their PCI address; CUDA shall too, and show all of them. Nothing is kept in the home directory.
 os.environ.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_CACHE_DISABLE="1")
+# MPS cannot be checkpointed. Where its daemon is not found a program works by itself; else it looks in /tmp.
+os.environ["CUDA_MPS_PIPE_DIRECTORY"] = "/nonexistent"
 # What a machine sets for its own programs: a launch that waits for the kernel, PyTorch's memory from another allocator.
 for _name in ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
     os.environ.pop(_name, None)
@@ -108,6 +112,7 @@ def find() -> Machine | Missing:
         devices = [one for one in shown if one.mig is None]
         version = driver.version()
         free = [driver.free_mib(one) or 0.0 for one in devices]
+        exclusive = bool(devices) and takes_one_process(devices[0].uuid)
     except GpuError as error:
         if _DEVICE.exists():
             return Missing(f"{_DEVICE} is here, but no NVIDIA driver answers: {error}", broken=True)
@@ -118,6 +123,9 @@ def find() -> Machine | Missing:
         return Missing(f"the driver shows no GPU; on a machine with a GPU: {COMMAND}")
     if any(one.mig is not None and one.uuid == devices[0].uuid for one in shown):
         return Missing(f"MIG is on, and MIG instances cannot be checkpointed; on a GPU without MIG: {COMMAND}")
+    if exclusive:
+        why = "its first GPU takes one process at a time (compute mode), and these tests have several"
+        return Missing(f"{why}: nvidia-smi -i 0 -c DEFAULT, then {COMMAND}")
     memory = memory_facts(os.getpid())
     room = memory.available if memory.headroom is None else min(memory.available, memory.headroom)
     is_emulated = emulated()
@@ -130,6 +138,14 @@ def find() -> Machine | Missing:
         version, tuple(devices), is_emulated, max(8, mib), room // MIB, torch, no_torch, criu, no_criu,
         os.geteuid() == 0,
     )  # fmt: skip
+
+
+def takes_one_process(uuid: str) -> bool:
+    """Whether a GPU's compute mode is "exclusive process" or "prohibited". NVML is open."""
+    try:
+        return int(pynvml.nvmlDeviceGetComputeMode(pynvml.nvmlDeviceGetHandleByUUID(uuid))) != 0
+    except pynvml.NVMLError:
+        return False
 
 
 _TORCH = """

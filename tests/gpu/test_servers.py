@@ -95,7 +95,7 @@ def test_four_servers_take_turns_with_one_gpu(  # noqa: PLR0917 - fixtures
             pytest.skip("PyTorch computes, and the emulated driver does not")
         if machine.no_torch is not None:
             without(machine.no_torch)
-    mib = min(machine.mib if machine.emulated else LARGEST_MIB, int(machine.host_available_mib * 0.6 / SERVERS))
+    mib = min(machine.mib, LARGEST_MIB, int(machine.host_available_mib * 0.6 / SERVERS))
     with ExitStack() as stack:
         agent = stack.enter_context(sleeping_in_place(cuda, nvml, tmp_path))
         served: list[Served] = []

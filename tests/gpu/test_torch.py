@@ -54,17 +54,18 @@ def test_training_goes_on_bit_for_bit(machine: Machine, torch: str, run: Program
     assert [first, program.ask("steps", count=4), program.ask("digest")] == expected
 
 
-def test_suspended_in_the_middle_of_its_steps(torch: str, run: Programs, note: Any) -> None:
+def test_suspended_in_the_middle_of_its_steps(machine: Machine, torch: str, run: Programs, note: Any) -> None:
     """While it replays its graph again and again: the lock waits for what was launched, nothing is lost."""
+    mib = min(1024, machine.mib)
     calm = run.start("torch_worker.py")
-    calm.ask("setup", mib=1024, seed=5)
+    calm.ask("setup", mib=mib, seed=5)
     began = time.monotonic()
     expected = [calm.ask("steps", count=200)]
     count = max(200, int(200 * _MIDDLE_S / (time.monotonic() - began)))
     expected += [calm.ask("steps", count=count), calm.ask("digest")]
     run.close()
     program = run.start("torch_worker.py")
-    program.ask("setup", mib=1024, seed=5)
+    program.ask("setup", mib=mib, seed=5)
     first = program.ask("steps", count=200)
     asked = program.send("steps", count=count)
     for _ in range(3):
