@@ -48,6 +48,8 @@ class FakeFreezer:
         self.waiting: dict[int, int] = {}
         """Process -> a signal that it has not taken."""
         self.at_work: set[int] = set()
+        self.continued: list[int] = []
+        """Processes that were sent on, once for each time."""
         self.during: Callable[[], None] = lambda: None
 
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
@@ -65,11 +67,15 @@ class FakeFreezer:
         for process in self.machine.processes:
             process.stopped = True
 
-    def thaw(self, init_pid: int, init_started: int, how: str, *, stay: Collection[int]) -> None:
+    def thaw(
+        self, init_pid: int, init_started: int, how: str, *, stay: Collection[int], going: Collection[int] = ()
+    ) -> None:
         self.members(init_pid, init_started)
         self.world.effect("thaw")
         for process in self.machine.processes:
-            process.stopped = process.pid in stay
+            if process.pid not in going:
+                process.stopped = process.pid in stay
+                self.continued += [process.pid] * (not process.stopped)
 
     def busy(self, pids: Iterable[int]) -> bool:
         return any(pid in self.at_work for pid in pids)

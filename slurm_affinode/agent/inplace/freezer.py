@@ -45,8 +45,13 @@ class Freezer(Protocol):
         """Stop them. Raises ``FreezeError``, ``TreeGoneError``."""
         ...
 
-    def thaw(self, init_pid: int, init_started: int, how: str, *, stay: Collection[int]) -> None:
-        """Let all but those in ``stay`` go on. Raises ``FreezeError``, ``TreeGoneError``."""
+    def thaw(
+        self, init_pid: int, init_started: int, how: str, *, stay: Collection[int], going: Collection[int] = ()
+    ) -> None:
+        """Let all but those in ``stay`` go on; ``going``: these do so already, and are sent no signal.
+
+        Raises ``FreezeError``, ``TreeGoneError``.
+        """
         ...
 
     def busy(self, pids: Iterable[int]) -> bool:
@@ -134,7 +139,9 @@ class LinuxFreezer:
             if moving:
                 self.sleep(_LOOK_AGAIN_S)
 
-    def thaw(self, init_pid: int, init_started: int, how: str, *, stay: Collection[int]) -> None:
+    def thaw(
+        self, init_pid: int, init_started: int, how: str, *, stay: Collection[int], going: Collection[int] = ()
+    ) -> None:
         """See ``Freezer``."""
         members = self.members(init_pid, init_started)
         if how != SIGNALS and Path(how).is_dir():
@@ -142,8 +149,8 @@ class LinuxFreezer:
             send([one for one in members if one.pid in stay], signal.SIGSTOP, LinuxProcesses(self.proc).read)
             self._set(Path(how), frozen=False, deadline=self.now() + 5)
             members = self.members(init_pid, init_started)
-        going = [one for one in reversed(members) if one.pid not in stay]
-        send(going, signal.SIGCONT, LinuxProcesses(self.proc).read)
+        stopped_ones = [one for one in reversed(members) if one.pid not in stay and one.pid not in going]
+        send(stopped_ones, signal.SIGCONT, LinuxProcesses(self.proc).read)
 
     def busy(self, pids: Iterable[int]) -> bool:
         """See ``Freezer``."""

@@ -72,7 +72,7 @@ class Looks:
             if one.asked_epoch is None or one.waking or one.retry_epoch > now:
                 continue
             if slurm := self._slurm_stops(one, now):
-                one.waits = one.held_back = f"Slurm {slurm} it; it goes on with: scontrol resume {one.job_id}"
+                one.waits = one.held_back = f"Slurm {slurm} it; it goes on with: scontrol resume {one.shown}"
                 continue
             if one.held_back:
                 one.held_back, one.asked_epoch, one.overdue = "", now, False

@@ -110,7 +110,12 @@ class Sleeper:
     @property
     def said(self) -> str:
         """Its comment while nobody wants it."""
-        return words.asleep(self.why, self.gpu_bytes, str(self.job_id), on_request=self.can_be_asked)
+        return words.asleep(self.why, self.gpu_bytes, self.shown, on_request=self.can_be_asked)
+
+    @property
+    def shown(self) -> str:
+        """Its id for people: of a task ``123_4``, since its plain number may be that of the whole array."""
+        return str(self.record.facts.get("shown") or self.job_id)
 
     @property
     def gpu_bytes(self) -> int:

@@ -262,7 +262,7 @@ class InPlaceSuspender:
             option=str(job.option), gpus=len(held), gpu_bytes=sum(held.values()), held=dict(held),
             gpu_model=next((models[uuid] for uuid in held if uuid in models), None), in_place=True,
             sockets=noted(before), on_request=asking.can_be(before),
-            user=slurm.user, account=slurm.account, name=slurm.name,
+            shown=slurm.id, user=slurm.user, account=slurm.account, name=slurm.name,
             partition=slurm.partitions[0] if slurm.partitions else None,
         )  # fmt: skip
         return attempt

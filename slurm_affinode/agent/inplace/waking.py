@@ -8,6 +8,7 @@ That there is room on the GPU is looked at before each restore: one that runs ou
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 
@@ -32,7 +33,7 @@ _AHEAD_S = 0.5
 
 
 class NotWoken(AffinodeError):  # noqa: N818 - names what is the case
-    """It sleeps on, whole; the text says why."""
+    """It sleeps on, or has its GPU memory and cannot be let go whole; the text says why."""
 
 
 class NoRoom(AffinodeError):  # noqa: N818 - names what is the case
@@ -98,17 +99,17 @@ class Waking:
         """All that was stopped for the sleep. ``turning`` is held."""
         # What Slurm has suspended meanwhile goes on when Slurm says so, which lets all of it go.
         if not self._freezer.held(sleeper.init_pid):
-            self._go_on(sleeper, sleeper.stay)
+            self._go_on(sleeper, sleeper.stay, sleeper.ahead)
         sleeper.thawed = True
 
-    def _go_on(self, sleeper: Sleeper, stay: frozenset[int]) -> None:
+    def _go_on(self, sleeper: Sleeper, stay: frozenset[int], going: Collection[int] = ()) -> None:
         try:
-            self._freezer.thaw(sleeper.init_pid, sleeper.init_started, sleeper.how, stay=stay)
+            self._freezer.thaw(sleeper.init_pid, sleeper.init_started, sleeper.how, stay=stay, going=going)
         except FreezeError as error:
             raise NotWoken(str(error)) from None
 
     def wake(self, sleeper: Sleeper) -> None:
-        """All of it. Raises ``NotWoken``: it is frozen again, ``NoRoom``, ``TreeGoneError`` where it has ended."""
+        """All of it. Raises ``NotWoken``, ``NoRoom``, ``TreeGoneError`` where it has ended."""
         parts = self._parts
         began = parts.now()
         why = self._short(sleeper)
@@ -192,6 +193,7 @@ class Waking:
             except FreezeError as error:
                 # What it asks of CUDA waits all the same. Those that did stop would not go on with the next attempt.
                 parts.log.warning("job %s: is not frozen again: %s", sleeper.job_id, error)
+                sleeper.ahead = ()  # they may have stopped, too
                 self._rest_goes_on(sleeper)
                 return
             sleeper.ahead, sleeper.thawed = (), False

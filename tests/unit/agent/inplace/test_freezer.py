@@ -103,6 +103,8 @@ def test_a_job_that_forks_is_frozen_whole_and_goes_on(job: Job) -> None:
     assert freezer.moving([sleeping.pid], how) is None
     pids = [one.pid for one in freezer.members(job.init, job.started)]
     assert freezer.moving(pids, how, stay=before) != sleeping.pid
+    freezer.thaw(job.init, job.started, how, stay=(), going=before)
+    assert freezer.moving([sleeping.pid], how) is None
 
 
 def test_who_has_something_to_do(tmp_path: Path) -> None:

@@ -138,6 +138,14 @@ def test_what_slurm_suspends_while_its_memory_comes_back_stays_stopped(world, no
     assert (node.director.view(7), node.stopped()) == (None, [True, True])
 
 
+def test_each_process_is_sent_on_once(node):
+    """A program may do something on SIGCONT, and one that its parent has stopped meanwhile stays so."""
+    node.sleep()
+    node.connection()
+    node.round()
+    assert node.freezer.continued == [node.processes[1].pid, node.processes[0].pid]
+
+
 def test_a_freeze_that_fails_after_a_restore_that_failed_leaves_nobody_stopped(world, node, monkeypatch):
     """What did stop could not take its memory back with the next attempt."""
     node.sleep()
