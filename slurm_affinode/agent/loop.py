@@ -96,10 +96,15 @@ class Loop:
             for job in jobs:
                 self._facts(job)
             for job in jobs:
-                if job.job_id not in under_way and job.phase is Phase.RUNNING:
+                if job.job_id not in under_way and job.phase is Phase.RUNNING and not self._waits_to_start(job.job_id):
                     self._sample(job.job_id)
             self._want_queue(jobs)
         self.act()
+
+    def _waits_to_start(self, job_id: int) -> bool:
+        """Its script has not begun, since there is no room on its GPUs: that is no idleness."""
+        view = None if self.orchestration.in_place is None else self.orchestration.in_place.view(job_id)
+        return view is not None and bool(view["starting"])
 
     def act(self) -> None:
         """Decide on what is known, and begin what is decided. Also called when an answer has come in."""

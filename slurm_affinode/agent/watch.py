@@ -118,8 +118,17 @@ class Watch:
             if share is not None:
                 signals[signal] = 100 * share
         signals["processes"] = self._processes(device, memory)
-        used = None if reading.fb_used_mib is None else int(reading.fb_used_mib * MIB)
+        used = self._used(device, reading, own)
         return GpuActivity(name, signals, used, self._xid(device, reading, memory))
+
+    def _used(self, device: Device, reading: Reading, own: frozenset[int] | None) -> int | None:
+        """Bytes in use there; of a job that may share the GPU those of its own processes, where the driver has them."""
+        if own is not None:
+            with contextlib.suppress(GpuError):
+                held = [one.used_mib for one in self._driver.processes(device) if one.pid in own]
+                if None not in held:
+                    return int(sum(filter(None, held)) * MIB)
+        return None if reading.fb_used_mib is None else int(reading.fb_used_mib * MIB)
 
     def _shared(self, device: Device, memory: _Memory, own: frozenset[int]) -> GpuActivity | None:
         """What the job's own processes do; ``None`` where nobody else is on the GPU, or the driver cannot tell."""

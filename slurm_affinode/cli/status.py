@@ -177,6 +177,7 @@ def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     one = row["in_place"]
     if one["starting"]:
         return [("waits", f"to start, since {_time(one['asked'])}: {one['waits'] or 'its GPUs are looked at'}")]
+    resume = f"scontrol resume {row['shown_id']}"  # the plain number of a task may be that of its whole array
     pairs = [
         ("asleep", f"in place: {_sleeps(one)}"),
         ("since", f"{_time(one['since'])}, {span(one['asleep_s'])} ago"),
@@ -186,14 +187,14 @@ def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         pairs.append(("GPUs", ", ".join(f"{gpu['name']} ({gpu['uuid']})" for gpu in row["gpus"])))
     if one["asked"] is None:
         by_itself = "on a request" if one["wakes_on_request"] else _wakes(row["option"]["wake"], one["since"])
-        pairs.append(("wakes", f"{by_itself}; or: slurm-affinode wake {row['job_id']}"))
+        pairs.append(("wakes", f"{by_itself}; or: slurm-affinode wake {row['shown_id']}"))
         if one.get("suspended_by_slurm"):
-            pairs.append(
-                ("", f"not before Slurm, which has suspended it, lets it go on: scontrol resume {row['job_id']}")
-            )
+            pairs.append(("", f"not before Slurm, which has suspended it, lets it go on: {resume}"))
     else:
         pairs.append(("is to wake", f"since {_time(one['asked'])}: {one['asked_why']}"))
-        pairs.append(("waits", one["waits"] or "no more: its memory is on its way back"))
+        stopped = f"for Slurm, which has suspended it on its way back: {resume}"
+        back = stopped if one.get("suspended_by_slurm") else "no more: its memory is on its way back"
+        pairs.append(("waits", one["waits"] or back))
         if one["overdue"]:
             pairs.append(("overdue", "it has waited longer than the site's deadline"))
     if one["failure"]:

@@ -182,21 +182,26 @@ def test_on_a_shared_gpu_only_its_own_processes_make_a_job_busy() -> None:
 
     gpus = Shared(count=1, util_pct={0: 80.0}, holders={0: [own, 4242]})
     watch = Watch(gpus, Inspector())  # type: ignore[arg-type]
-    job = watched(SuspendOption(mode=Mode.INPLACE), own)
-    seen = watch.sample(job, IdleRule(60)).gpus[0]
+    shared = watched(SuspendOption(mode=Mode.INPLACE), own)
+    seen = watch.sample(shared, IdleRule(60)).gpus[0]
     assert (seen.signals["utilization"], seen.signals["processes"], seen.used_bytes) == (0.0, 0.0, 1 << 30)
     gpus.used = (*gpus.used, ProcessUtilization(own, 11, 5.0, 7.0))
-    assert watch.sample(job, IdleRule(60)).gpus[0].signals == {"utilization": 5.0, "memory": 7.0, "processes": 7.0}
+    assert watch.sample(shared, IdleRule(60)).gpus[0].signals == {"utilization": 5.0, "memory": 7.0, "processes": 7.0}
     assert watch.sample(watched(SuspendOption(), own), IdleRule(60)).gpus[0].signals["utilization"] == 80.0
     gpus.holders = {0: [own]}
-    assert watch.sample(job, IdleRule(60)).gpus[0].signals["utilization"] == 80.0
+    alone = watch.sample(shared, IdleRule(60)).gpus[0]
+    assert (alone.signals["utilization"], alone.used_bytes) == (80.0, 1 << 30)
+    gpus.holders = {}
+    alone = watch.sample(shared, IdleRule(60)).gpus[0]
+    assert alone.used_bytes == 0  # what is in use there is not its own
+    assert watch.sample(watched(SuspendOption(), own), IdleRule(60)).gpus[0].used_bytes == 1 << 30
     gpus.holders = {0: [own, 4242]}
 
     def lost(device: Device, since_us: int = 0) -> Sequence[ProcessUtilization]:
         raise GpuLost("GPU 0: lost")
 
     gpus.process_utilization = lost  # type: ignore[method-assign]
-    assert watch.sample(job, IdleRule(60)).gpus[0].signals["utilization"] == 80.0
+    assert watch.sample(shared, IdleRule(60)).gpus[0].signals["utilization"] == 80.0
 
 
 def watched(option: SuspendOption, pid: int) -> WatchedJob:
@@ -242,6 +247,20 @@ def test_a_job_is_movable_when_only_nobody_waits_for_it(node: Node1) -> None:
     assert loop.movable_s(7) is None
 
 
+def test_the_wait_for_room_to_start_is_no_idleness(node: Node1, sleepers: Sleepers) -> None:
+    """Its window begins when its script does: else it would be moved out as soon as it had taken its memory."""
+    loop: Loop = node.daemon.loop
+    sleepers.asleep[7] = {"starting": True, "asked": 1.0, "waits": "job 8 makes room"}
+    sleepers.admits = False
+    Shepherd(node.run_dir, root=2, option="window=1,mode=inplace,when=pressure").hello()
+    node.watched()
+    for _ in range(3):
+        loop.tick()
+    assert loop.states[7].detector.state is None
+    del sleepers.asleep[7]
+    wait_until("it is looked at", lambda: loop.states[7].detector.state)
+
+
 def shown(row: dict[str, Any]) -> str:
     with redirect_stdout(io.StringIO()) as out:
         status_command._show(row, dry_run=False)
@@ -271,6 +290,13 @@ def test_status_for_people() -> None:
     assert status_command._line(unasked)[-1] == "when it is asked to"
     stopped = {**row, "in_place": {**VIEW, "suspended_by_slurm": True}}
     assert "not before Slurm, which has suspended it, lets it go on: scontrol resume 7" in shown(stopped)
+    back = {**row, "state": "waking", "in_place": {**waits, "waits": None}}
+    assert "its memory is on its way back" in shown(back)
+    caught = {**back, "in_place": {**back["in_place"], "suspended_by_slurm": True}}
+    assert "for Slurm, which has suspended it on its way back: scontrol resume 7" in shown(caught)
+    task = {**row, "job_id": 9, "shown_id": "7_2"}
+    assert "or: slurm-affinode wake 7_2" in shown(task)
+    assert "scontrol resume 7_2" in shown({**task, "in_place": stopped["in_place"]})
 
 
 @pytest.mark.parametrize(
