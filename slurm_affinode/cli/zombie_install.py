@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import pwd
+import re
+import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from slurm_affinode import process
 from slurm_affinode.cli.options import Span, config_options, json_option, print_json, printable
-from slurm_affinode.config import DEFAULT_POLICY, Config
+from slurm_affinode.config import DEFAULT_PATH, DEFAULT_POLICY, ENV_CONFIG, ENV_STATE, Config
 from slurm_affinode.core.spans import span
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.files import write_text
@@ -28,7 +32,11 @@ Examples:
 """
 _COMMAND = "slurm-affinode zombies clean --warn --live --yes"
 """As it stands in what ships; replaced by what was asked for."""
+_PROGRAM = "slurm-affinode"
 _STATE = "/var/lib/slurm-affinode"
+_HOME = "XDG_STATE_HOME=/var/lib"
+_PATH = "PATH=/opt/slurm-affinode/bin:/usr/local/bin:/usr/bin:/bin"
+_PLAIN = re.compile(r"[\w/.:=@+,%-]+")
 _SERVICE, _TIMER, _CRON = "slurm-affinode-zombies.service", "slurm-affinode-zombies.timer", "slurm-affinode-zombies"
 
 
@@ -71,23 +79,22 @@ def install(
     verb = "warn" if warn_only else "clean --warn"
     command = f"slurm-affinode zombies {verb} {options} --yes".replace("  ", " ")
     written = []
-    site = base / str(DEFAULT_POLICY).lstrip("/")
+    policy = _absolute(config.zombies.policy or DEFAULT_POLICY)
+    site = base / policy.lstrip("/")
     if not site.exists():
         write_text(site, (asset_dir("reports") / "zombies-policy.toml").read_text(encoding="utf-8"))
         written.append(site)
     if by_systemd:
-        escaped = command.replace("%", "%%").replace("$", "$$")
-        values = {
-            _COMMAND: escaped, "User=root\n": f"User={user}\n", "-o root ": f"-o {user} ",
-            "=15min": f"={round(every)}s",
-        }  # fmt: skip
-        if config.store.state_dir is not None:
-            # The environment of the unit beats the file: without this it would write into a store of its own.
-            values[_STATE] = str(config.store.state_dir).replace("%", "%%")
+        values = _service(config, command, user, policy, here=root is None) | {"=15min": f"={round(every)}s"}
         written += [_fill(asset_dir("reports") / "systemd" / name, units / name, values) for name in (_SERVICE, _TIMER)]
     else:
         line = f"{_minutes(every)} * * * * {user} {command.replace('%', chr(92) + '%')}"
-        values = {f"*/15 * * * * root {_COMMAND}": line}
+        values = {
+            f"*/15 * * * * root {_COMMAND}": line,
+            f"{_HOME}\n": "".join(f"{one}\n" for one in _environment(config)),
+        }
+        if root is None:
+            values |= _path_of_this(lambda text: text)
         written.append(_fill(asset_dir("reports") / "cron.d" / _CRON, cron, values))
     if root is None and by_systemd:
         process.run(("systemctl", "daemon-reload"), timeout_s=SYSTEMCTL_S)
@@ -96,6 +103,55 @@ def install(
     other = _remove([cron] if by_systemd else [units / _SERVICE, units / _TIMER], start=root is None)
     _say(as_json, written=written, **({"removed": other} if other else {}))
     return 0
+
+
+def _service(config: Config, command: str, user: str, policy: str, *, here: bool) -> dict[str, str]:
+    """What changes in the unit of the service; ``here``: for this machine, and not an image."""
+    escaped = command.replace("%", "%%").replace("$", "$$")
+    lines = "".join(f"Environment={_quoted(one)}\n" for one in _environment(config))
+    values = {
+        _COMMAND: escaped, "User=root\n": f"User={user}\n", "-o root ": f"-o {user} ",
+        f"Environment={_HOME}\n": lines, f"={DEFAULT_POLICY}\n": f"={policy.replace('%', '%%')}\n",
+    }  # fmt: skip
+    if config.store.state_dir is not None:
+        state = _absolute(config.store.state_dir)
+        values[f"' {_STATE}\n"] = f"' {_quoted(state).replace('$', '$$')}\n"
+        values[f"=-{_STATE}\n"] = f"={_quoted('-' + state)}\n"
+    return values | (_path_of_this(_quoted) if here else {})
+
+
+def _environment(config: Config) -> list[str]:
+    """Variables by which the timer uses what this command was told to use."""
+    # A variable beats the file: the state directory is named only where it is not the default.
+    state = config.store.state_dir
+    found = [_HOME if state is None else f"{ENV_STATE}={_absolute(state)}"]
+    if config.source is not None and config.source != DEFAULT_PATH:
+        found.append(f"{ENV_CONFIG}={_absolute(config.source)}")
+    return found
+
+
+def _path_of_this(quoted: Callable[[str], str]) -> dict[str, str]:
+    """The directory of this program on the unit's ``PATH``, where it is on none of those."""
+    here = Path(sys.executable).parent
+    if shutil.which(_PROGRAM, path=_PATH.partition("=")[2]) or not (here / _PROGRAM).exists() or ":" in str(here):
+        return {}
+    return {f"{_PATH}\n": quoted(f"PATH={here}:{_PATH.partition('=')[2]}") + "\n"}
+
+
+def _absolute(path: Path) -> str:
+    text = str(path.absolute())
+    if not text.isprintable():
+        raise AffinodeError(f"{text!r} cannot stand in a unit or a crontab")
+    return text
+
+
+def _quoted(text: str) -> str:
+    """One word of a unit file."""
+    text = text.replace("%", "%%")
+    if _PLAIN.fullmatch(text):
+        return text
+    escaped = text.replace(chr(92), chr(92) * 2).replace('"', chr(92) + '"')
+    return f'"{escaped}"'
 
 
 def _fill(template: Path, target: Path, values: dict[str, str]) -> Path:
