@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,9 +18,12 @@ from typing import Any, TypeVar
 import click
 
 from slurm_affinode import config as configuration
+from slurm_affinode.files import give_to_owner
 from slurm_affinode.timespec import parse_span_s, parse_when
 
 F = TypeVar("F", bound=Callable[..., Any])
+_OURS = ("history", "reports", "nightly.lock")
+"""What commands make in the state directory; SQLite's file is the store's matter, images of jobs are root's."""
 
 
 def config_options(function: F) -> F:
@@ -41,7 +45,11 @@ def config_options(function: F) -> F:
     def wrapper(*args: Any, config_path: Path | None, state_dir: Path | None, db_url: str | None, **kwargs: Any) -> Any:
         config = configuration.load(config_path, state_dir=state_dir, db=db_url)
         warn_if_exposed(config.source)
-        return function(*args, config=config, **kwargs)
+        try:
+            return function(*args, config=config, **kwargs)
+        finally:
+            if os.geteuid() == 0:
+                give_to_owner(config.state_dir, _OURS)
 
     return wrapper  # type: ignore[return-value]
 

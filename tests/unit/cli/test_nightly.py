@@ -120,3 +120,21 @@ def test_accounting_from_files_in_place_of_sacct(site, tmp_path):
     assert f"accounting: {tmp_path}/missing: no such file" in first.stderr
     assert "a.txt: unchanged" in site("--verbose").stdout
     assert not (tmp_path / "calls").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+def test_a_run_by_root_leaves_the_users_state_to_the_user(site, tmp_path):
+    """The next night runs as that user again; what else root has there, and what is only linked there, stays root's."""
+    state, secret = tmp_path / "state", tmp_path / "secret"
+    (state / "history").mkdir(parents=True)
+    os.chown(state, 64123, 64124)
+    (state / "images").mkdir()
+    secret.touch()
+    os.link(secret, state / "history" / "linked")
+    (state / "reports").symlink_to(tmp_path)
+    assert site().returncode == 0
+    made = {path.relative_to(state).as_posix(): path.lstat().st_uid for path in state.rglob("*")}
+    roots = {name for name, uid in made.items() if uid == 0}
+    assert roots == {"images", "history/linked", "reports"}
+    assert {"nightly.lock", "affinode.sqlite", "history/manifest.json"} <= made.keys() - roots
+    assert tmp_path.stat().st_uid == 0
