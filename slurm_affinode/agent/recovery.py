@@ -18,7 +18,7 @@ from slurm_affinode.agent.requeue import NotRequeued, Requeuer, Silent
 from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.tree import TreeGoneError
 from slurm_affinode.agent.undo import Undo
-from slurm_affinode.agent.waker import is_over
+from slurm_affinode.agent.waker import lacking
 from slurm_affinode.checkpoint import sweeping
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image
@@ -308,8 +308,9 @@ class JobKeeper:
                 if not job.ended and job.submit is not None
             ]
             ids = {run.key.job_id for run in live}
-            if not self._complete(ids):
-                parts.log.warning("sweep: Slurm's list of jobs lacks one that it knows by its id; nothing is removed")
+            unlisted = lacking(parts.slurm, parts.tiers.stores, ids)
+            if unlisted is not None:
+                parts.log.warning("sweep: Slurm's list of jobs lacks %d, which it knows; nothing is removed", unlisted)
                 return
             parts.tiers.demand.keep({run.key.name for run in live})
             newest = sweeping.newest([] if parts.shared is None else parts.shared.images(), live)
@@ -329,13 +330,6 @@ class JobKeeper:
                 log.info("removed %s: its job is over, or has a newer one", name)
         except (CheckpointError, OSError) as error:
             log.warning("sweep: %s: %s", store.path, error)
-
-    def _complete(self, ids: set[int]) -> bool:
-        """Whether a list of jobs has all whose images would go for want of them."""
-        parts = self._parts
-        stores = parts.tiers.stores
-        found = {image.manifest.key.job_id for store in stores for image in store.images() if isinstance(image, Image)}
-        return all(is_over(parts, None, job_id) for job_id in found - ids)
 
     def _forget_journals(self) -> None:
         """Restores that ended with their shepherd: nothing is left to be done about them."""

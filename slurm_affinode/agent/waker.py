@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,8 @@ from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.notes import NO_NOTE, Note, Plan
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.surviving import surviving
-from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import CheckpointError, Image
 from slurm_affinode.core.policy import WAITS_FOR_ROOM
 from slurm_affinode.core.waketime import wake_time
 from slurm_affinode.errors import AffinodeError
@@ -27,6 +28,7 @@ from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Refusal
 from slurm_affinode.slurm.faults import ControllerDownError, UnknownJobError
+from slurm_affinode.slurm.interface import SlurmClient
 
 NOW = "now"
 """``Note.wake`` of a job that somebody has woken."""
@@ -128,7 +130,7 @@ class JobWaker:
         jobs = parts.slurm.jobs()
         by_id = {job.job_id: job for job in jobs}
         for note in notes:
-            if is_over(parts, by_id.get(note.job_id), note.job_id):
+            if is_over(parts.slurm, by_id.get(note.job_id), note.job_id):
                 self._over(note.key, note.began_ms)
         self._tell_plans(notes, by_id)
         asleep = [
@@ -254,14 +256,23 @@ class Free:
         return True
 
 
-def is_over(parts: Parts, job: Job | None, job_id: int) -> bool:
+def is_over(slurm: SlurmClient, job: Job | None, job_id: int) -> bool:
     """Whether a job is over for good. One that a list lacks is asked for by its id: an image is gone for ever."""
     if job is not None:
         return job.ended
     try:
-        return parts.slurm.job(job_id).ended
+        return slurm.job(job_id).ended
     except UnknownJobError:
         return True
+
+
+def lacking(slurm: SlurmClient, stores: Iterable[DirectoryStore], listed: Set[int]) -> int | None:
+    """A job with an image that is not over, and not among those that Slurm has ``listed``; ``None``: there is none.
+
+    Before images go for want of their job. Raises ``SlurmError`` and ``ControllerDownError``.
+    """
+    found = {image.manifest.key.job_id for store in stores for image in store.images() if isinstance(image, Image)}
+    return next((job_id for job_id in sorted(found - listed) if not is_over(slurm, None, job_id)), None)
 
 
 def waited_for(job: Job, jobs: Sequence[Job], ours: set[int]) -> bool:

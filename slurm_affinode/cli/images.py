@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from slurm_affinode.agent.notes import Notes
+from slurm_affinode.agent.waker import lacking
 from slurm_affinode.checkpoint import sweeping
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, Usage
@@ -23,7 +24,7 @@ from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.cli.nodeoptions import config_file
 from slurm_affinode.cli.options import json_option, print_json, print_table, printable, progress, warn
 from slurm_affinode.config import Config
-from slurm_affinode.errors import AffinodeError, InputError
+from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 from slurm_affinode.sizes import size
 from slurm_affinode.slurm.backends import open_client
@@ -245,6 +246,11 @@ def prune(*, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, yo
             for job in slurm.jobs()
             if not job.ended and job.submit is not None
         ]
+        unlisted = lacking(slurm, tiers.stores, {run.key.job_id for run in live})
+        if unlisted is not None:
+            raise UnreachableError(
+                f"Slurm's list of jobs lacks {unlisted}, which it knows by its id; nothing is removed", hint="try again"
+            )
         newest = sweeping.newest([] if tiers.shared is None else tiers.shared.store.images(), live)
         removed: list[dict[str, str]] = []
         failed: list[str] = []

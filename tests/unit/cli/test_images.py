@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from slurm_affinode.checkpoint import digest, rootdir
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image
 from slurm_affinode.cli.images import images
-from slurm_affinode.errors import AffinodeError, InputError
+from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
 from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
+from slurm_affinode.slurm.faults import UnknownJobError
 
 KEY = bytes(64)
 
@@ -111,23 +113,43 @@ def test_a_job_without_image_is_no_success(config: Path) -> None:
     assert run("verify", "77", "--config", config) == (1, "no images\n")
 
 
+class Slurm:
+    """A controller that lists no jobs; ``known``: what it says of each of them by its id."""
+
+    def __init__(self, known: str | None = None) -> None:
+        self._known = known
+
+    def __enter__(self) -> Slurm:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def config(self) -> dict[str, str]:
+        return {"ClusterName": "alpha"}
+
+    def jobs(self) -> tuple[()]:
+        return ()
+
+    def job(self, job: int) -> SimpleNamespace:
+        if self._known is None:
+            raise UnknownJobError(f"show job {job}: invalid job id")
+        return SimpleNamespace(state=self._known, ended=self._known == "CANCELLED")
+
+
+def test_the_image_of_a_job_that_a_list_of_slurms_lacks_stays(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is all that is left of the job, which Slurm knows when it is asked for it."""
+    arguments = ("--young", "0s", "--config", config)
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm("PENDING"))
+    with pytest.raises(UnreachableError, match="lacks 123"):
+        run("prune", *arguments)
+    assert "1 images" in run("list", "--config", config)[1]
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm("CANCELLED"))
+    assert run("prune", *arguments)[1].startswith("removed alpha.123/0001")
+
+
 def test_images_of_jobs_that_are_over_are_pruned(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After Slurm has said which jobs there are; first one looks what would go."""
-
-    class Slurm:
-        """A controller without jobs."""
-
-        def __enter__(self) -> Slurm:
-            return self
-
-        def __exit__(self, *exc: object) -> None:
-            pass
-
-        def config(self) -> dict[str, str]:
-            return {"ClusterName": "alpha"}
-
-        def jobs(self) -> tuple[()]:
-            return ()
 
     monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
     assert run("prune", "--config", config) == (0, "nothing to remove\n")
