@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ MOST_NODES = 32
 """So many agents are asked for a suspended job before it counts as unknown."""
 AT_ONCE = 16
 CONNECT_S = 10.0
+SILENT_S = 5.0
+"""Who has not answered for so long is stopped or gone; who refuses does so at once, and may be back the next time."""
 SLOW_S = {"kill-orphan": 30.0}
 """The agent asks slurmctld, and a process has its time to end and then to be killed."""
 SHOWN_PROBLEMS = 3
@@ -36,9 +39,12 @@ class Reach:
     slurm: Callable[[], SlurmClient]
     ask_local: Callable[..., dict[str, Any]] = client.ask_local
     ask_node: Callable[..., dict[str, Any]] = client.ask_node
+    clock: Callable[[], float] = time.monotonic
     _client: SlurmClient | None = None
     _found: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Job as it was named -> node whose agent knew it (empty: this node's), and its raw id."""
+    _silent: dict[str, str] = field(default_factory=dict)
+    """Node -> how its agent did not answer."""
 
     def about(self, job: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request about one job, from the agent that knows it.
@@ -139,18 +145,32 @@ class Reach:
         return answer
 
     def ask(self, node: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer of one node's agent. Raises ``AnswerError`` and ``UnreachableError``."""
-        return self._ask(node, request)
+        """The answer of one node's agent. Raises ``AnswerError`` and ``UnreachableError``.
+
+        One that was waited for in vain (a stopped process, a node that is gone) is not asked again.
+        """
+        if node in self._silent:
+            raise UnreachableError(self._silent[node])
+        began = self.clock()
+        try:
+            return self._ask(node, request)
+        except UnreachableError as error:
+            if self.clock() - began >= SILENT_S:
+                self._silent[node] = str(error)
+            raise
 
     def _ask(self, node: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        if not node or node == node_name(self.config):
+        if not node:
+            return self.ask_local(self.config.agent.run_dir, request)
+        timeout_s = SLOW_S.get(str(request.get("verb")), CONNECT_S)
+        if node == node_name(self.config):
+            began = self.clock()
             try:
-                return self.ask_local(self.config.agent.run_dir, request)
+                return self.ask_local(self.config.agent.run_dir, request, timeout_s=timeout_s)
             except UnreachableError:
-                if not node:
+                if self.clock() - began >= SILENT_S:
                     raise
         port = listen_address(self.config.agent.listen)[1] if self.config.agent.listen else DEFAULT_PORT
-        timeout_s = SLOW_S.get(str(request.get("verb")), CONNECT_S)
         return self.ask_node(node, port, node, request, timeout_s=timeout_s)
 
     # --- Slurm

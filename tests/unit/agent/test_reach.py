@@ -208,3 +208,29 @@ def test_answer_is_for_one_user() -> None:
     assert "--restrict-uid=2001" in seen[0]
     with pytest.raises(UnreachableError, match="munged"):
         munge.encode(b"x", run=said(b"", "munge: Error: Failed to access munged", 6))
+
+
+def test_an_agent_that_was_waited_for_in_vain_is_not_asked_again(reach: Callable[[Agents, Slurm], Reach]) -> None:
+    """A stopped agent costs a run one time-out; one that refuses is asked again, since it may be back."""
+    agents = Agents({}, down=frozenset({"c1"}))
+    asking = reach(agents, Slurm({}, [NODE]))
+    for _ in range(2):
+        with pytest.raises(UnreachableError, match="the agent on c1 does not answer"):
+            asking.ask("c1", {"verb": "status"})
+    assert agents.asked == ["c1", "c1"]
+    passing = iter(range(0, 1000, 10))
+    asking.clock = lambda: next(passing)
+    for _ in range(3):
+        with pytest.raises(UnreachableError, match="the agent on c1 does not answer"):
+            asking.ask("c1", {"verb": "status"})
+    assert agents.asked == ["c1", "c1", "c1"]
+
+
+def test_a_stopped_agent_of_this_node_is_not_asked_over_the_network(reach: Callable[[Agents, Slurm], Reach]) -> None:
+    agents = Agents({})
+    asking = reach(agents, Slurm({}, [NODE]))
+    passing = iter(range(0, 1000, 10))
+    asking.clock = lambda: next(passing)
+    with pytest.raises(UnreachableError, match=r"control\.sock"):
+        asking.ask("login", {"verb": "status"})
+    assert agents.asked == []
