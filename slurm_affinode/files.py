@@ -23,7 +23,8 @@ def fsync_dir(directory: Path) -> None:
 def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
     """Yield a temporary path in the same directory; on success it takes the name ``path``, on failure it goes.
 
-    The caller writes the yielded file and closes it. Order: write, fsync, rename, fsync the directory.
+    The caller writes the yielded file and closes it. Order: write, fsync, rename, fsync the directory. An ``OSError``
+    that names no file, as that of a full disk, comes out with the name ``path``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -36,8 +37,10 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
             os.fsync(written.fileno())
         temporary.replace(path)
         fsync_dir(path.parent)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

@@ -163,7 +163,7 @@ def _bars(  # noqa: PLR0917
          for slot, value in zip(slots, values, strict=True)],
         title,
     )  # fmt: skip
-    colours = " Idle is drawn apart from busy; hatched: not measured." if unit == "%" else " Hatched: not measured."
+    colours = " Idle is drawn apart from busy; grey: not measured." if unit == "%" else " Grey: not measured."
     return figure.figure(figure.Words(key, title, summary), svg, numbers=numbers, note=summary + colours)
 
 

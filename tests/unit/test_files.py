@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,21 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
         fail_half_way()
     assert path.read_text() == "old"
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux alone has /dev/full")
+@pytest.mark.parametrize("write", [replacing, delivering])
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: Path, write: Callable[..., Any]) -> None:
+    """What the system says names no file: it is the write that fails, not the opening."""
+
+    def fill() -> None:
+        with write(tmp_path / "page.html"), Path("/dev/full").open("w", encoding="utf-8") as full:
+            full.write("x")
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        fill()
+    assert caught.value.filename == str(tmp_path / "page.html")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_new_file_has_the_mode_that_was_asked_for(tmp_path: Path) -> None:
