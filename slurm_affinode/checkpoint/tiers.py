@@ -229,11 +229,12 @@ class Tiers:
                         why = error
             damage.append(f"{copy.tier.name}: {_text(why)}")
             where = f"its copy in the tier {copy.tier.name}"
-            bad.add(copy.tier.name)
             if isinstance(why, ImageDamaged):
                 self._aside(copy, f"{where} is damaged: {why}", drop=len(copies) > number + 1)
             else:
                 self.report(copy.image.manifest.key, f"{where} cannot be read: {_text(why)}")
+            if copy.tier.store.has(copy.image):
+                bad.add(copy.tier.name)
         raise ImageDamaged("; ".join(damage) if len(damage) > 1 else damage[0].partition(": ")[2])
 
     def _here(self, copy: Copy, bad: Collection[str], stack: ExitStack) -> tuple[Copy, Sound]:

@@ -75,6 +75,19 @@ def test_compressed_and_no_room_to_unpack(packing_node: Node) -> None:
     assert node.where(image) == ["shared"]
 
 
+def test_a_compressed_copy_is_unpacked_where_a_bad_one_was_set_aside(packing_node: Node) -> None:
+    """Both copies of the node are bad: the shared one is the last, and has to be brought to one of their tiers."""
+    node = packing_node
+    image = compressible(node)
+    for store in (node.memory, node.disk):
+        node.flip(store, image)
+    copies, _ = node.tiers.copies(LATER)
+    found = node.tiers.sound(copies, whole)
+    assert found.tier.name == "memory"
+    assert [text.rpartition("; ")[2] for _, text in node.told] == ["set aside, another copy is used"] * 2
+    assert len(node.memory.aside()) == len(node.disk.aside()) == 1
+
+
 @pytest.mark.parametrize("place", [0, 9, 17, 40])
 def test_a_flipped_bit_in_a_compressed_image(packing_node: Node, place: int) -> None:
     """In the form, the length, or the data of a slot."""
