@@ -119,7 +119,9 @@ class Director:
             self._waking.tidy()
             with self._lock:
                 self._starters.tend(now, self.idle_s)
-        for sleeper, why in self._looks.requests(self._asleep(), now):
+        with self._lock:
+            asleep = [one for one in self._sleepers.values() if one.asked_epoch is None]
+        for sleeper, why in self._looks.requests(asleep, now):
             self._ask(sleeper, why)
         with self._lock:
             frozen = [one for one in self._sleepers.values() if one.frozen]
@@ -135,6 +137,7 @@ class Director:
         self._refresh(sleeper)
         with self._lock:
             self._sleepers[sleeper.job_id] = sleeper
+            self._starters.forget(sleeper.job_id)  # it would wait for its own room
         wish = self._wishes.of(sleeper)
         if wish is not None and wish.let_go:
             self._let_go(sleeper, wish.why)
@@ -265,10 +268,6 @@ class Director:
         self._ask(sleeper, why)
 
     # --- looking
-
-    def _asleep(self) -> list[Sleeper]:
-        with self._lock:
-            return [one for one in self._sleepers.values() if one.asked_epoch is None]
 
     def _look_slowly(self, now: float) -> None:
         with self._lock:

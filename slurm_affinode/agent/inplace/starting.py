@@ -104,6 +104,10 @@ class Starters:
         """Those that were let in and may be taking their memory still."""
         return [one for one in self._all.values() if one.let_in is not None]
 
+    def forget(self, job_id: int) -> None:
+        """The job has taken what it takes: no room is kept for it any more."""
+        self._all.pop(job_id, None)
+
     def go(self, one: Starter) -> bool:
         """Let it start; whether its shepherd heard."""
         job = self._parts.registry.get(one.job_id)

@@ -91,6 +91,23 @@ def test_a_job_that_is_about_to_start_waits_for_room_in_its_turn(world):
     assert len(node.director._starters) == 0
 
 
+def test_one_that_sleeps_soon_after_its_start_does_not_wait_for_its_own_room(world):
+    """The room that was kept for its start is no more."""
+    node = Node(world, Rules(start_free_pct=95))
+    node.director.gpus_of = lambda job_id: [node.cards.uuid]
+    processes, node.cards.processes = node.cards.processes, lambda: {node.cards.uuid: {}}  # nothing yet
+    link = FakeLink()
+    assert not node.director.admit(node.job(link=link))
+    node.agent.parts.registry.put(node.job(link=link))
+    node.round()
+    assert link.sent[-1] == Start()
+    node.cards.processes = processes
+    node.sleep()
+    node.connection()
+    node.round()
+    assert awake(world)
+
+
 def test_one_that_waits_to_start_starts_after_the_deadline(world):
     """Or when there is nobody to wait for; a shepherd that comes again keeps its place."""
     node = Node(world, Rules(start_free_pct=60, deadline_s=60))
