@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from slurm_affinode.agent import words
 from slurm_affinode.core.policy import NodeRoom, Waiting
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.cluster import Job, Node
@@ -26,8 +27,6 @@ MOST_OF_CPU = 0.004
 """Share of a core that may go into reading the queue: for a long one the period grows."""
 WAITS = 4.0
 """The next question comes after at least so many times what the last answer took: slurmctld is busy then."""
-SUSPENDED_MARK = "suspended: "
-"""How the comment of a suspended job begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Queue:
         """Suspended jobs of the cluster by partition, account and user: pending, and marked by their comment."""
         counts: tuple[Counter[str], Counter[str], Counter[str]] = (Counter(), Counter(), Counter())
         for job in self.jobs:
-            if job.pending and (job.comment or "").startswith(SUSPENDED_MARK):
+            if job.pending and words.sleeps(job.comment):
                 counts[0].update(job.partitions)
                 counts[1].update([job.account] if job.account else [])
                 counts[2].update([job.user] if job.user else [])

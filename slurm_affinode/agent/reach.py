@@ -10,7 +10,6 @@ from typing import Any
 
 from slurm_affinode.agent import client, unwatched
 from slurm_affinode.agent.client import AnswerError
-from slurm_affinode.agent.queue import SUSPENDED_MARK
 from slurm_affinode.agent.settings import node_name
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError, UnreachableError
@@ -201,8 +200,8 @@ class Reach:
         nodes = {host for host, gpus in hosts.items() if gpus}
         if len(nodes) < len(hosts):  # shards are no GPUs to Slurm: what the node has counts
             nodes |= hosts.keys() & {node.name for node in self._gpu_nodes()}
-        if any(job.pending and (job.comment or "").startswith(SUSPENDED_MARK) for job in jobs):
-            # Every agent sees the shared store.
+        if any(job.pending and job.restarts for job in jobs):
+            # One of them may sleep, whatever its comment says. Every agent sees the shared store.
             nodes |= {node.name for node in self._gpu_nodes()[:2]}
         return sorted(nodes)
 

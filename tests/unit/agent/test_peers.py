@@ -247,13 +247,13 @@ def test_memory_of_a_tres_string() -> None:
 def test_answers_grow_old() -> None:
     """A queue that could not be asked again for three periods is not known any more."""
     now = [0.0]
-    slurm = Slurm({7: job(), 8: waiting(8, comment="suspended: idle 15m")})
+    slurm = Slurm({7: job(), 8: waiting(8, comment="suspended: idle 15m"), 9: waiting(9, comment="not restored: x")})
     view = QueueView(slurm.client, 10.0, clock=lambda: now[0])
     assert view.due()
     queue = view.refresh()
     assert queue is not None
     assert not view.due()
-    assert queue.suspended()[2] == {"bob": 1}
+    assert queue.suspended()[2] == {"bob": 2}
     assert queue.room("c9") is None
     now[0] = 29.0
     assert view.latest() is queue

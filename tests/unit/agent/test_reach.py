@@ -159,6 +159,15 @@ def test_everywhere(reach: MakeReach) -> None:
     assert "does not answer" in str(found["c2"])
 
 
+@pytest.mark.parametrize("comment", ["suspended: idle 15m", "not restored: bad size", "mine", None])
+def test_nodes_are_asked_for_a_job_that_may_sleep(reach: MakeReach, comment: str | None) -> None:
+    """Also for one whose restore has failed, or whose owner has changed the comment: it was requeued."""
+    slurm = Slurm({7: waiting(7, user="alice", restarts=1, comment=comment), 8: waiting(8)}, (NODE,))
+    agents = Agents({"c1": {7}})
+    assert [node for node, _ in reach(agents, slurm).everywhere((), 2001, user="alice")] == ["c1"]
+    assert not list(reach(agents, slurm).everywhere((), 2002, user="bob"))
+
+
 # --- munge
 
 CREDENTIAL = b"MUNGE:AwQFAAD0123456789abcdef:"
