@@ -16,6 +16,9 @@ from typing import IO, cast
 
 from slurm_affinode.errors import UnreachableError
 
+REAP_S = 5.0
+"""A program that was killed has so long to end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Completed:
@@ -42,7 +45,7 @@ def run(
     ``pass_fds``: descriptors that it inherits, under their numbers. ``group``: it leads a session of its own, and what
     it started ends with it at the time-out (else only the program itself does).
 
-    Raises ``UnreachableError`` where the program is missing, runs past ``timeout_s`` seconds or, with ``check``,
+    Raises ``UnreachableError`` where the program cannot be started, runs past ``timeout_s`` seconds or, with ``check``,
     ends with a status other than 0; the message carries the last line that the program wrote on standard error.
     """
     name = argv[0]
@@ -54,6 +57,8 @@ def run(
         ) from error
     except PermissionError as error:
         raise UnreachableError(f"{name}: not allowed to run it") from error
+    except OSError as error:  # not a program, too many arguments, no process left
+        raise UnreachableError(f"{name}: cannot be started: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise UnreachableError(f"{name}: no answer within {timeout_s:g} s") from error
     stderr = done.stderr.decode("utf-8", "backslashreplace")
@@ -175,7 +180,7 @@ def _communicate(
     pass_fds: Collection[int],
     group: bool,
 ) -> subprocess.CompletedProcess[bytes]:
-    with subprocess.Popen(  # noqa: S603 - argv is a list that our own code builds; there is no shell
+    process = subprocess.Popen(  # noqa: S603 - argv is a list that our own code builds; there is no shell
         list(argv),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -183,13 +188,24 @@ def _communicate(
         env=None if env is None else dict(env),
         pass_fds=tuple(pass_fds),
         start_new_session=group,
-    ) as process:
-        try:
-            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
-        except BaseException:
-            if group:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            process.kill()
-            raise
-        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+    )
+    try:
+        stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+    except BaseException:
+        if group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        _leave(process)
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def _leave(process: subprocess.Popen[bytes]) -> None:
+    """One that was killed: it is waited for, but one that hangs in the kernel (a file server that is gone) for ever."""
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(REAP_S)

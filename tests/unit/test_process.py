@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from slurm_affinode import process
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.process import run
+
+_HANGS = """import ctypes, os, sys, time
+libc, parent = ctypes.CDLL(None), os.getpid()
+libc.prctl(0x59616d61, ctypes.c_ulong(-1))  # PR_SET_PTRACER: by anybody
+reading, writing = os.pipe()
+tracer = os.fork()
+if tracer == 0:
+    for fd in (0, 1, 2):
+        os.close(fd)
+    libc.ptrace(0x4206, parent, None, ctypes.c_void_p(0x40))  # PTRACE_SEIZE, PTRACE_O_TRACEEXIT
+    os.write(writing, b"x")
+    time.sleep(600)
+os.read(reading, 1)
+with open(sys.argv[1], "w") as file:
+    file.write(str(tracer))
+time.sleep(600)
+"""
+"""A program that does not end when it is killed, until its tracer does: as one that waits for a file server."""
 
 
 def test_output_and_environment() -> None:
@@ -41,5 +62,21 @@ def test_missing_forbidden_and_slow_programs(tmp_path: Path) -> None:
     plain.write_text("")
     with pytest.raises(UnreachableError, match="not allowed"):
         run([str(plain)], timeout_s=1)
+    plain.chmod(0o755)
+    with pytest.raises(UnreachableError, match="cannot be started: Exec format error"):
+        run([str(plain)], timeout_s=1)
     with pytest.raises(UnreachableError, match=r"no answer within 0\.2 s"):
         run([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.2)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+def test_a_program_that_hangs_in_the_kernel_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be ended, and holds back nobody else."""
+    monkeypatch.setattr(process, "REAP_S", 0.2)
+    tracer = tmp_path / "tracer"
+    try:
+        with pytest.raises(UnreachableError, match="no answer within 3 s"):
+            run([sys.executable, "-c", _HANGS, str(tracer)], timeout_s=3)
+    finally:
+        os.kill(int(tracer.read_text()), signal.SIGKILL)
