@@ -155,6 +155,15 @@ class _Case:
     def settings(self) -> Settings:
         return self.rule.settings
 
+    def _told(self) -> list[Finding]:
+        """This finding, and the same job as of the other idle kind where the policy does the same about it.
+
+        A job that holds a little more or less memory changes its kind, and its owner knows already.
+        """
+        others = IDLE_KINDS - {self.finding.kind} if self.finding.kind in IDLE_KINDS and self.finding.job else ()
+        alike = [replace(self.finding, kind=kind) for kind in others]
+        return [self.finding, *(one for one in alike if effective(self.policy, one).settings == self.settings)]
+
     def none(self, code: str, reason: str) -> Action:
         return Action("none", self.finding, code, reason, self.rule.rule, settings=self.settings)
 
@@ -246,13 +255,14 @@ class _Case:
         idle_s = (self.finding.observed_at - since).total_seconds()
         idle = f"idle for {span(idle_s)}"
         # A job that computed after a warning begins anew.
-        sent = [one for one in self.ledger.warnings.get(self.finding.key, ()) if one.at >= since]
+        warnings = [one for told in self._told() for one in self.ledger.warnings.get(told.key, ())]
+        sent = [one for one in warnings if one.at >= since]
         count = max((one.number for one in sent), default=0)
         last = max((one.at for one in sent), default=None)
         if not times:
             return self._repeat(idle)
         if not sent and self.looked_from is not None and since >= self.looked_from:
-            before = max((one.at for one in self.ledger.warnings.get(self.finding.key, ())), default=None)
+            before = max((one.at for one in warnings), default=None)
             if before is not None and self._age_s(before) < self.settings.repeat_s:
                 text = (
                     f"{idle} as far as this run saw; it was warned at {_clock(before)}, and what it did then is unknown"
@@ -324,7 +334,8 @@ class _Case:
         return self.do(verb, text)
 
     def _repeat(self, text: str) -> Action:
-        told, repeat_s = self.ledger.told.get(self.finding.matter), self.settings.repeat_s
+        when = [at for one in self._told() if (at := self.ledger.told.get(one.matter)) is not None]
+        told, repeat_s = max(when, default=None), self.settings.repeat_s
         if told is not None and self._age_s(told) < repeat_s:
             return self.none("told", f"somebody was told at {_clock(told)}; again after {span(repeat_s)}")
         return self._warn(text)

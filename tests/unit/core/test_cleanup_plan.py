@@ -49,6 +49,26 @@ def test_what_was_idle_only_as_long_as_a_run_looked_is_not_warned_of_anew() -> N
     assert verdict(longer, ledger=warned(longer, timedelta(hours=5)), looked_from=began)[0] == "warn-user"
 
 
+def test_a_job_that_changes_between_the_idle_kinds_is_warned_once() -> None:
+    """A little less memory makes an idle allocation of a squatter; what its owner was told holds, where it is alike."""
+    first = squatter(idle=timedelta(hours=3))
+    then = replace(first, kind="idle-allocation", variant="idle")
+    alike = """
+[[rule]]
+kinds = ["squatter", "idle-allocation"]
+action = "cancel"
+sliding = { first_warning = "1h", second_warning = "1h30m", cancel = "2h" }
+"""
+    for one, other in ((first, then), (then, first)):
+        assert verdict(one, alike, warned(other, timedelta(minutes=29))) == ("none", "too-early", 0)
+        assert verdict(one, alike, warned(other, timedelta(minutes=30))) == ("warn-user", "due", 2)
+        assert verdict(one, alike, warned(other, *TWICE))[0] == "cancel"
+    gentle = alike + '[[rule]]\nkinds = ["squatter"]\ndo_not_cancel = true\n'  # that warning announced no end
+    assert verdict(then, gentle, warned(first, *TWICE)) == ("warn-user", "due", 1)
+    told = Ledger(told={first.matter: NOW - timedelta(hours=1)})
+    assert decide(then, Policy(), told, NOW).code == "told"
+
+
 def test_never_used_counts_from_the_start_of_the_job() -> None:
     """By the fixed window; what was used and then idle by the sliding one."""
     more = '[default]\n[[rule]]\nusers = ["alice"]\nfixed = { first_warning = "10m" }'

@@ -99,9 +99,7 @@ def test_replay_finds_one_thing_of_a_job_at_a_time() -> None:
     assert about == [
         ("job 8", "squatter", 1, timedelta(hours=1)),
         ("job 8", "squatter", 2, timedelta(hours=1.5)),
-        ("job 8", "idle-allocation", 1, timedelta(hours=1.75)),
-        ("job 8", "idle-allocation", 2, timedelta(hours=2.25)),
-        ("job 8", "idle-allocation", 0, timedelta(hours=2.75)),
+        ("job 8", "idle-allocation", 0, timedelta(hours=2)),
         ("job 7", "squatter", 1, timedelta(hours=9.5)),
         ("job 7", "squatter", 2, timedelta(hours=10)),
         ("job 7", "squatter", 0, timedelta(hours=10.25)),
