@@ -22,7 +22,7 @@ def may_match(constraint: str | None, features: tuple[str, ...]) -> bool:
         return any(token in features for token in tokens)
     try:
         value, rest = _either(tokens, frozenset(features))
-    except (IndexError, ValueError):
+    except (IndexError, ValueError, RecursionError):
         return False
     return value and not rest
 

@@ -284,6 +284,12 @@ def test_no_constraint_breaks_anything(constraint: str) -> None:
     assert may_match(constraint, ("a",)) in (True, False)
 
 
+def test_a_constraint_of_a_thousand_brackets_does_not_match() -> None:
+    """It keeps no agent from deciding about all the others."""
+    assert may_match("(a)", ("a",))
+    assert not may_match("(" * 3000 + "a" + ")" * 3000, ("a",))
+
+
 @given(
     window=st.floats(1, 3600), progress=st.floats(0, 7200), run=st.one_of(st.none(), st.floats(0, 1e6)),
     verdict=st.sampled_from(Verdict), dry=st.booleans(), room=st.one_of(st.none(), st.just("full")),
