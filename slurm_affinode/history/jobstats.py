@@ -26,6 +26,8 @@ PREFIX = "JS1:"
 WITHOUT = ("JS1:Short", "JS1:None")
 LIMIT_BYTES = 16 << 20
 """The largest decoded summary; real ones of large jobs have a few tens of kilobytes."""
+_NO_NUMBER = 1e300
+"""Nothing that is measured is as large: what is, is damaged."""
 
 NOTE = (
     "Memory is the maximum over the run, as jobstats records it: memory-time is an upper bound. A utilization is "
@@ -131,7 +133,7 @@ def _by_gpu(values: Mapping[str, Any], key: str) -> dict[str, float]:
     return {
         str(gpu): float(value)
         for gpu, value in entries.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _NO_NUMBER
     }
 
 

@@ -98,8 +98,8 @@ def parse_memory(text: str, *, bare: str = "") -> Memory | None:
         raise ValueError(f"{text!r} is not a size of memory")
     number, suffix, per = match.groups()
     scale = SCALE[(suffix or bare).upper()]
-    size = int(number) * scale if number.isdigit() else round(float(number) * scale)
-    if size >= NO_VALUE or per == "?":
+    size = _scaled(number, scale)
+    if size is None or per == "?":
         return None
     return Memory(size, per.lower())
 
@@ -129,8 +129,13 @@ def parse_joules(text: str) -> int | None:
         raise ValueError(f"{text!r} is not an energy in joules")
     number, suffix = match.groups()
     scale = 1000 ** " KMGTPE".index(suffix.upper() or " ")
-    joules = int(number) * scale if number.isdigit() else round(float(number) * scale)
-    return None if joules >= NO_VALUE else joules
+    return _scaled(number, scale)
+
+
+def _scaled(number: str, scale: int) -> int | None:
+    """``number``, digits with a point or without, times ``scale``; None where that is no real quantity."""
+    amount = int(number) * scale if number.isdigit() else float(number) * scale
+    return None if amount >= NO_VALUE else round(amount)
 
 
 def parse_tres(text: str) -> dict[str, str]:

@@ -95,7 +95,7 @@ def test_a_run_without_times_cannot_be_placed() -> None:
 
 def test_what_is_no_number_is_not_said() -> None:
     """Null, text, booleans and negative numbers are no measurements; a GPU named otherwise is a name."""
-    values = {"0": None, "1": "n/a", "2": True, "3": -1, "4": 0, "GPU-x": 5}
+    values = {"0": None, "1": "n/a", "2": True, "3": -1, "4": 0, "GPU-x": 5, "5": 10**400}
     found = {gpu.gpu: gpu.util_pct for gpu in jobstats.decode(pack(node(gpu_utilization=values))) or ()}
     assert found == {"4": 0.0, "GPU-x": 5.0}
     assert jobstats.find(jobs(pack(node(gpu_utilization={"GPU-x": 5})))).allocation_gpus()["gpu"].to_list() == ["GPU-x"]

@@ -61,6 +61,8 @@ def test_memory_that_slurm_does_not_know_is_unknown() -> None:
     assert units.parse_memory("") is None
     assert units.parse_memory("0?") is None
     assert units.parse_memory("18446744073709551614") is None
+    assert units.parse_memory(f"{'9' * 400}.5G") is None
+    assert units.parse_joules(f"{'9' * 400}.5G") is None
     with pytest.raises(ValueError, match="not a size"):
         units.parse_memory("12 apples")
 
