@@ -18,6 +18,7 @@ import pynvml
 import pytest
 from emulator.node import Node
 from gpu import machine, tree
+from gpu.programs import Programs
 
 from slurm_affinode.model.gpu import Device
 
@@ -116,6 +117,25 @@ def test_a_run_that_is_cut_off_leaves_what_it_found_and_another_completes_it(nod
         *(one["test"] for one in before["tests"]),
         "test_inplace::test_what_the_driver_cannot_is_refused_by_name",
     ]
+
+
+def test_a_program_that_was_just_started_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the run is ended before its start has returned: nobody else would end it."""
+    popen = subprocess.Popen
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        made = popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        signal.raise_signal(signal.SIGINT)
+        return made
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    run = Programs(Mock(), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run.start()
+    (program,) = run.started
+    assert program.process is not None
+    program.process.kill()
+    program.process.wait()
 
 
 PROCESSES_OF_TWO = 6

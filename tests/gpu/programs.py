@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -101,11 +102,12 @@ class Programs:
         python, env = (torch_python(), torch_env()) if torch else (sys.executable, os.environ)
         env = {**env, protocol.PARENT: str(os.getpid())}
         options = [f"--ordinal={ordinal}"] if script == "worker.py" else []
-        process = subprocess.Popen(
-            [python, str(HERE / script), str(directory), *options, *arguments], stdin=subprocess.DEVNULL, env=env
-        )
-        program = Program(directory, process.pid, process=process)
-        self.started.append(program)
+        with undisturbed():  # else nobody would know of it, and it would be on the GPU until it sees that it is alone
+            process = subprocess.Popen(
+                [python, str(HERE / script), str(directory), *options, *arguments], stdin=subprocess.DEVNULL, env=env
+            )
+            program = Program(directory, process.pid, process=process)
+            self.started.append(program)
         program.ready()
         return program
 
@@ -131,6 +133,23 @@ class Programs:
             self.started.pop()
         if left:
             raise ProgramError("; ".join(left))
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """SIGINT and SIGTERM come when this is over. (A mask of signals would be inherited by what is started.)"""
+    if threading.current_thread() is not threading.main_thread():  # they are the main one's
+        yield
+        return
+    came: list[int] = []
+    before = {one: signal.signal(one, lambda number, _: came.append(number)) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def end(cuda: Cuda, program: Program) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu.programs import undisturbed
+
 from slurm_affinode.checkpoint import namespace
 
 _INIT = """
@@ -53,8 +55,10 @@ def space(work: Path, *command: str, env: Mapping[str, str] | None = None) -> It
     # It also ends where whoever has started it is killed: a server that was stopped would stay for ever.
     argv = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     argv += ["unshare", "--pid", "--mount", "--fork", "--kill-child", sys.executable, "-c", _INIT, str(token), *command]
-    made = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=env)
+    made: subprocess.Popen[bytes] | None = None
     try:
+        with undisturbed():
+            made = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=env)
         deadline = time.monotonic() + _DEADLINE_S
         while not token.exists():
             if made.poll() is not None or time.monotonic() > deadline:
@@ -63,8 +67,9 @@ def space(work: Path, *command: str, env: Mapping[str, str] | None = None) -> It
         children = Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text(encoding="ascii").split()
         yield Space(int(children[0]))
     finally:
-        made.kill()
-        made.wait()
+        if made is not None:
+            made.kill()
+            made.wait()
 
 
 def can() -> str | None:
