@@ -19,7 +19,6 @@ from slurm_affinode.sizes import parse_size
 from slurm_affinode.tierconfig import TiersConfig
 
 _MEMINFO = Path("/proc/meminfo")
-_TMPFS = {"tmpfs", "ramfs", "hugetlbfs"}
 
 
 def available(meminfo: Path = _MEMINFO) -> int | None:
@@ -97,10 +96,13 @@ def _memory_tier(
         return None if found is None else found - reserve
 
     store = DirectoryStore(path, key, quota=quota, owner=os.geteuid(), create=create)
-    kind = filesystem(path)
-    if kind not in _TMPFS:
+    # Others of the kernel in memory will not do: a ramfs tells no room, and to a hugetlbfs nothing is written.
+    if (kind := filesystem(path)) != "tmpfs":
         store.close()
         raise CheckpointError(f"{path}: is on {kind or 'an unknown file system'}, not on a tmpfs")
+    if os.statvfs(path).f_blocks == 0:
+        store.close()
+        raise CheckpointError(f"{path}: is on a tmpfs without a limit, which tells no room", hint="mount it with size=")
     return Tier("memory", store, durable=False, left=left)
 
 

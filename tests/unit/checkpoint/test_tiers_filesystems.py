@@ -59,14 +59,13 @@ def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         pytest.skip("mounting needs root")
     made: list[Path] = []
 
-    def mount(name: str, size: str = "16m") -> Path:
+    def mount(name: str, size: str = "16m", kind: str = "tmpfs") -> Path:
         path = tmp_path / name
         path.mkdir(mode=0o700)
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", path], capture_output=True, check=False
-        )
+        options = f"size={size},mode=0700" if kind == "tmpfs" else "mode=0700"
+        done = subprocess.run(["mount", "-t", kind, "-o", options, kind, path], capture_output=True, check=False)
         if done.returncode:
-            pytest.skip(f"no tmpfs can be mounted: {done.stderr.decode().strip()}")
+            pytest.skip(f"no {kind} can be mounted: {done.stderr.decode().strip()}")
         made.append(path)
         return path
 
@@ -212,5 +211,20 @@ def test_a_directory_that_is_no_tmpfs_is_no_memory(tmp_path: Path) -> None:
     tiers = open_tiers(config(tmp_path, tmp_path / "memory"), KEY)
     assert [tier.name for tier in tiers.tiers] == ["disk", "shared"]
     assert "not on a tmpfs" in tiers.missing[0]
+    for store in tiers.stores:
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "why"),
+    [("ramfs", "", "is on ramfs, not on a tmpfs"), ("tmpfs", "0", "is on a tmpfs without a limit")],
+)
+def test_memory_that_tells_no_room_is_no_tier(
+    tmp_path: Path, mounted: Callable[..., Path], kind: str, size: str, why: str
+) -> None:
+    """It would be passed over by every image, as if it were full."""
+    tiers = open_tiers(config(tmp_path, mounted("memory", size, kind)), KEY)
+    assert [tier.name for tier in tiers.tiers] == ["disk", "shared"]
+    assert why in tiers.missing[0]
     for store in tiers.stores:
         store.close()
