@@ -102,6 +102,16 @@ class FakeSockets:
         self.now: dict[int, Sock] = dict(QUIET)
         self.has = True
         self.silent = False
+        self.reading: tuple[int, ...] = ()
+        """Processes that may read what nothing counts."""
+        self.places: dict[int, str] = {}
+        """Thread of one of those -> where it waits."""
+
+    def readers(self, pids: Iterable[int], look: Look) -> tuple[int, ...]:
+        return self.reading
+
+    def waits(self, pids: Iterable[int]) -> Mapping[int, str]:
+        return dict(self.places) if set(pids) else {}
 
     def own(self, pids: Iterable[int]) -> Own:
         return Own({1: frozenset(self.now)}) if self.has else Own()

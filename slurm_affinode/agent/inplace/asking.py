@@ -23,12 +23,15 @@ def at_rest(now: Look, earlier: Look, *, within_s: float) -> str | None:
     about to read, unless they came within that time, too.
     """
     ports = {sock.port for sock in now.values() if sock.listens and sock.family == "tcp"}
+    read_unseen = uncounted(now)
     for sock in _from_others(now):
         before = earlier.get(sock.inode)
         if sock.listens:
             if sock.waiting:
                 return f"a connection waits{_where(sock)}"
             continue
+        if before is None and sock.inode in read_unseen:
+            return f"a connection was made{_where(sock)}"
         came = sock.received_ms
         recent = came is not None and came < within_s * 1000
         fresh = before is None or before.unread != sock.unread or recent
@@ -67,6 +70,12 @@ def meanwhile(before: Look, after: Look) -> str | None:
         elif sock.received - known.received > (sock.state != known.state):  # the end of a stream counts as a byte
             return f"something came{_where(sock)}"
     return None
+
+
+def uncounted(look: Look) -> frozenset[int]:
+    """Connections to the job on which bytes may come and be read unnoticed: UNIX sockets do not count them."""
+    names = {sock.name for sock in look.values() if sock.listens and sock.name}
+    return frozenset(sock.inode for sock in _from_others(look) if sock.there and sock.name in names)
 
 
 def can_be(look: Look) -> bool:

@@ -58,7 +58,7 @@ class Director:
         self._sockets = sockets
         self._sharing = Sharing(parts.registry, freezer, cards, rules.awake_limit_pct)
         self._rules = rules
-        self._waking = Waking(parts, freezer, self._sharing, rules.freeze_s)
+        self._waking = Waking(parts, freezer, self._sharing, sockets, rules.freeze_s)
         self._comments = Comments(parts)
         self._looks = Looks(freezer, sockets, parts.settings.wake_backoff_s)
         self._line = Line(parts, self._sharing, self._comments, rules.deadline_s)

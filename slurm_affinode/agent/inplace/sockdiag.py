@@ -33,10 +33,10 @@ _UNIX_REQUEST = struct.Struct("=BxHIIIII")
 _UNIX = struct.Struct("=BBBxIII")
 _INET_INODE, _UNIX_INODE = slice(68, 72), slice(4, 8)
 _ATTRIBUTE = struct.Struct("=HH")
-_INET_INFO, _UNIX_PEER, _UNIX_RQLEN = 2, 2, 4
+_INET_INFO, _UNIX_NAME, _UNIX_PEER, _UNIX_RQLEN = 2, 0, 2, 4
 _MAPPED = b"\0" * 10 + b"\xff" * 2
 """What an IPv4 address begins with on a socket of IPv6."""
-_SHOW_PEER, _SHOW_RQLEN = 0x4, 0x10
+_SHOW_NAME, _SHOW_PEER, _SHOW_RQLEN = 0x1, 0x4, 0x10
 _LAST_SENT, _LAST_RECEIVED, _BYTES_RECEIVED, _SEGMENTS_SENT = 44, 52, 128, 156
 """Offsets in ``struct tcp_info``."""
 _PART = 256 << 10
@@ -79,6 +79,8 @@ class Sock:
     """Its own end of a connection; empty: it has none."""
     there: bytes = b""
     """The other end."""
+    name: bytes = b""
+    """Of UNIX: its address, which one that was accepted has from its listener."""
 
     @property
     def listens(self) -> bool:
@@ -122,7 +124,7 @@ class SockDiag:
             request = _INET_REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_INFO - 1), states)
             found.update((sock.inode, sock) for part in self._ask(request) for sock in _inet(part, wanted))
         if "unix" in families:
-            request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0xFFFFFFFF, 0, _SHOW_PEER | _SHOW_RQLEN, 0, 0)
+            request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0xFFFFFFFF, 0, _SHOW_NAME | _SHOW_PEER | _SHOW_RQLEN, 0, 0)
             found.update((sock.inode, sock) for part in self._ask(request) for sock in _unix(part, wanted))
         return found
 
@@ -210,7 +212,8 @@ def _unix(body: bytes, wanted: frozenset[int] | None = None) -> Iterator[Sock]:
     told = dict(_attributes(body[_UNIX.size :]))
     queue, peer = told.get(_UNIX_RQLEN, b""), told.get(_UNIX_PEER, b"")[:4]
     if len(queue) >= 8:
-        yield Sock(inode, "unix", state, int.from_bytes(queue[:4], "little"), here=body[_UNIX_INODE], there=peer)
+        waiting, name = int.from_bytes(queue[:4], "little"), told.get(_UNIX_NAME, b"")
+        yield Sock(inode, "unix", state, waiting, here=body[_UNIX_INODE], there=peer, name=name)
 
 
 def _open() -> socket.socket:

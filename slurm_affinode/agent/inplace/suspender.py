@@ -19,7 +19,8 @@ from slurm_affinode.agent.inplace.freezer import Freezer, stopped
 from slurm_affinode.agent.inplace.sharing import held_by
 from slurm_affinode.agent.inplace.sleeper import Cards, Sleeper
 from slurm_affinode.agent.inplace.sockdiag import SockDiagError
-from slurm_affinode.agent.inplace.watching import Sockets, noted
+from slurm_affinode.agent.inplace.threads import Waits
+from slurm_affinode.agent.inplace.watching import Sockets, noted, unnoticed
 from slurm_affinode.agent.interface import LookAgain, Refused, Suspender
 from slurm_affinode.agent.journal import Record
 from slurm_affinode.agent.memory import HostMemory
@@ -67,6 +68,17 @@ class _Attempt:
     cuda: tuple[int, ...]
     held: Mapping[str, int]
     failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """A job of which nobody asks anything."""
+
+    look: asking.Look
+    readers: tuple[int, ...]
+    """Processes that may read a request unnoticed, and where there are any those that would compute for it."""
+    waits: Waits
+    """Where their threads wait."""
 
 
 class InPlaceSuspender:
@@ -205,8 +217,9 @@ class InPlaceSuspender:
         refusals = self.refusals(job)
         if refusals:
             raise Refused(refusals[0])
-        before = self._at_rest(job)
-        attempt = self._begin(job, slurm, why, before)
+        rest = self._at_rest(job)
+        before = rest.look
+        attempt = self._begin(job, slurm, why, rest)
         try:
             self._lock_all(attempt)
             seen = look_again()
@@ -224,28 +237,32 @@ class InPlaceSuspender:
             self._memory.moved(job)
             self._mark(attempt, Phase.PARKED)
             self._freeze(attempt)
-            came = self._meanwhile(attempt, before)
+            came = self._meanwhile(attempt, before) or unnoticed(self._sockets, attempt.record.facts)
         except (AffinodeError, OSError) as error:
             attempt.failure = _text(error)
             return self._to_bed(attempt, ask=f"its suspension failed: {attempt.failure}")
         return self._to_bed(attempt, ask=came or "")
 
-    def _at_rest(self, job: WatchedJob) -> asking.Look:
+    def _at_rest(self, job: WatchedJob) -> _Rest:
         """How its sockets stand. Raises ``Refused`` where somebody asks something of it."""
         try:
             own = self._sockets.own(member.pid for member in self._members(job))
             earlier = self._sockets.look(own)
             self._parts.sleep(_LOOKS_APART_S)
-            own = self._sockets.own(member.pid for member in self._members(job))
+            pids = [member.pid for member in self._members(job)]
+            own = self._sockets.own(pids)
+            readers = self._sockets.readers(pids, earlier)
+            readers = tuple(sorted({*readers, *self._users(pids)})) if readers else ()
+            waits = self._sockets.waits(readers)  # before the look: what is read after it has moved one of them
             now = self._sockets.look(own)
         except SockDiagError as error:
             raise Refused(Refusal("sockets", f"requests to it could not be noticed: {error}")) from None
         asks = asking.at_rest(now, earlier, within_s=job.option.window_s)
         if asks is not None:
             raise Refused(Refusal("request", asks))
-        return now
+        return _Rest(now, readers, waits)
 
-    def _begin(self, job: WatchedJob, slurm: Job, why: str, before: asking.Look) -> _Attempt:
+    def _begin(self, job: WatchedJob, slurm: Job, why: str, rest: _Rest) -> _Attempt:
         parts = self._parts
         members = self._members(job)
         cuda = tuple(sorted(self._users(member.pid for member in members)))
@@ -261,7 +278,8 @@ class InPlaceSuspender:
             init_pid=job.init_pid, init_started=job.init_started, cuda=list(cuda), stopped=list(stopped(members)),
             option=str(job.option), gpus=len(held), gpu_bytes=sum(held.values()), held=dict(held),
             gpu_model=next((models[uuid] for uuid in held if uuid in models), None), in_place=True,
-            sockets=noted(before), on_request=asking.can_be(before),
+            sockets=noted(rest.look), on_request=asking.can_be(rest.look),
+            readers=list(rest.readers), waits={str(thread): place for thread, place in rest.waits.items()},
             shown=slurm.id, user=slurm.user, account=slurm.account, name=slurm.name,
             partition=slurm.partitions[0] if slurm.partitions else None,
         )  # fmt: skip

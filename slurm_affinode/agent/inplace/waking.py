@@ -17,6 +17,7 @@ from slurm_affinode.agent.aftermath import entry_of, mail_owner
 from slurm_affinode.agent.inplace.freezer import FreezeError, Freezer
 from slurm_affinode.agent.inplace.sharing import Sharing
 from slurm_affinode.agent.inplace.sleeper import Sleeper
+from slurm_affinode.agent.inplace.watching import Sockets, unnoticed
 from slurm_affinode.agent.journal import JournalError, Record
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.checkpoint.interface import CheckpointError, CudaError, CudaState, HelperLost
@@ -43,11 +44,12 @@ class NoRoom(AffinodeError):  # noqa: N818 - names what is the case
 class Waking:
     """The steps of a wake, each of them idempotent."""
 
-    def __init__(self, parts: Parts, freezer: Freezer, sharing: Sharing, freeze_s: float) -> None:
+    def __init__(self, parts: Parts, freezer: Freezer, sharing: Sharing, sockets: Sockets, freeze_s: float) -> None:
         """``freeze_s``: for the processes to stop."""
         self._parts = parts
         self._freezer = freezer
         self._sharing = sharing
+        self._sockets = sockets
         self._freeze_s = freeze_s
         self._open: list[Record] = []
         """Journals of jobs that run, which could not be closed."""
@@ -66,7 +68,7 @@ class Waking:
             self._freezer.freeze(sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._freeze_s)
         except FreezeError as error:
             return f"it could not be frozen again: {error}"
-        return ""
+        return unnoticed(self._sockets, sleeper.record.facts) or ""
 
     def thaw(self, sleeper: Sleeper) -> None:
         """Let all processes go. Raises ``NotWoken``, ``TreeGoneError``."""

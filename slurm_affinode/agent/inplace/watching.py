@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from slurm_affinode.agent.inplace.asking import Look
+from slurm_affinode.agent.inplace.asking import Look, uncounted
 from slurm_affinode.agent.inplace.sockdiag import Sock, SockDiag, SockDiagError, socket_inodes
+from slurm_affinode.agent.inplace.threads import Waits, waits, went_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,14 @@ class Sockets(Protocol):
 
         Jobs of a namespace that does not answer are left out.
         """
+        ...
+
+    def readers(self, pids: Iterable[int], look: Look) -> tuple[int, ...]:
+        """Those of these processes that may read what nothing counts: they have a UNIX connection to the job."""
+        ...
+
+    def waits(self, pids: Iterable[int]) -> Waits:
+        """Where the threads of these processes wait."""
         ...
 
 
@@ -128,6 +137,15 @@ class NodeSockets:
                 found[job_id] = seen
         return found
 
+    def readers(self, pids: Iterable[int], look: Look) -> tuple[int, ...]:
+        """See ``Sockets``."""
+        inodes = uncounted(look)
+        return tuple(pid for pid in pids if inodes & socket_inodes(pid, self._proc)) if inodes else ()
+
+    def waits(self, pids: Iterable[int]) -> Waits:
+        """See ``Sockets``."""
+        return waits(pids, self._proc)
+
     def _dump(self, space: int, path: Path, wanted: frozenset[int]) -> dict[int, Sock] | None:
         try:
             diag = self._kept.get(space)
@@ -165,6 +183,17 @@ def _kinds(socks: Iterable[Sock]) -> tuple[str, ...]:
 
 def _of(dump: Mapping[int, Sock], inodes: frozenset[int]) -> Look:
     return {inode: dump[inode] for inode in inodes if inode in dump}
+
+
+def unnoticed(sockets: Sockets, facts: Mapping[str, Any]) -> str | None:
+    """What may have been read that nothing counts since a suspension with these ``facts`` began; ``None``: nothing.
+
+    Of a job that is frozen: one of its threads may else be elsewhere for a moment, and come back.
+    """
+    before = {int(thread): str(place) for thread, place in facts.get("waits", {}).items()}
+    if before and went_on(before, sockets.waits(facts["readers"])):
+        return "something may have been read on a UNIX socket"
+    return None
 
 
 def noted(look: Look) -> dict[str, list[object]]:

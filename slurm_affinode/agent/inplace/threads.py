@@ -1,0 +1,48 @@
+"""Where the threads of a process wait.
+
+The kernel counts the bytes that came on a TCP connection, but not those of a UNIX one: what was read there between the
+last look and the freeze leaves no trace on the socket. Whoever has read it has gone on from where he waited, though.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+Waits = Mapping[int, str]
+"""Thread -> where it waits in the kernel: its stack pointer and program counter; empty: it runs."""
+_OF_THE_DRIVER = b"cuda"
+"""What the names of CUDA's own threads begin with: they move when GPU memory does."""
+
+
+def waits(pids: Iterable[int], proc: Path = Path("/proc")) -> dict[int, str]:
+    """The threads of these processes; those of which the kernel does not tell, and of CUDA's own, are left out.
+
+    What is stopped is told of as what it was before.
+    """
+    found = {}
+    for pid in pids:
+        tasks = proc / str(pid) / "task"
+        try:
+            threads = os.listdir(tasks)  # noqa: PTH208 - only names are wanted
+        except OSError:
+            continue
+        for thread in threads:
+            try:
+                if not (tasks / thread / "comm").read_bytes().startswith(_OF_THE_DRIVER):
+                    found[int(thread)] = _place((tasks / thread / "syscall").read_text())
+            except OSError:
+                continue
+    return found
+
+
+def _place(line: str) -> str:
+    """Of proc(5)'s ``syscall``. Without its number: a call that was interrupted goes on as another one."""
+    words = line.split()
+    return " ".join(words[-2:]) if len(words) > 1 else ""
+
+
+def went_on(before: Waits, after: Waits) -> bool:
+    """Whether a thread that waited is elsewhere now, or another one is there; what ran before is not known."""
+    return any(thread not in before or "" != before[thread] != place for thread, place in after.items())

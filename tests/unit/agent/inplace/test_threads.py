@@ -1,0 +1,172 @@
+"""What is read on a UNIX socket while a job is put to sleep: no count tells of it, where its threads are does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from inplace_site import Node, asleep, awake
+
+from slurm_affinode.agent.inplace import asking
+from slurm_affinode.agent.inplace.sockdiag import ESTABLISHED, LISTEN, Sock, SockDiag
+from slurm_affinode.agent.inplace.threads import waits, went_on
+from slurm_affinode.agent.inplace.watching import NodeSockets
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the kernel tells only root where others wait")
+
+# A server on a UNIX socket with a thread for what it reads, which takes time. Arguments: path.
+SERVER = """
+import queue, socket, sys, threading, time
+work = queue.SimpleQueue()
+threading.Thread(target=lambda: work.get() and threading.Event().wait(), daemon=True).start()
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+connection, _ = listener.accept()
+print("accepted", flush=True)
+while said := connection.recv(100):
+    if said != b"nothing":
+        work.put(said)
+"""
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    path = tmp_path / "sock"
+    running = subprocess.Popen([sys.executable, "-c", SERVER, path], stdout=subprocess.PIPE)
+    yield running, path
+    running.kill()
+    running.communicate()
+
+
+def resting(pid: int) -> Mapping[int, str]:
+    """Where its threads wait, when they do."""
+    wait_for(lambda: (now := waits([pid])) == waits([pid]) and len(now) == 2 and all(now.values()))
+    return waits([pid])
+
+
+@needs_root
+def test_who_has_read_something_is_elsewhere(server: tuple[subprocess.Popen[bytes], Path]) -> None:
+    """Also when it is stopped; what was stopped and goes on, or comes back to where it was, is not."""
+    running, path = server
+    wait_for(path.exists)
+    with socket.socket(socket.AF_UNIX) as client:
+        wait_for(lambda: client.connect_ex(str(path)) == 0)
+        assert running.stdout is not None
+        running.stdout.readline()
+        nodes = NodeSockets()
+        look = nodes.look(nodes.own([running.pid]))
+        assert nodes.readers([running.pid, os.getpid()], look) == (running.pid,)
+        before = resting(running.pid)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            os.kill(running.pid, number)
+            time.sleep(0.05)
+            assert not went_on(before, waits([running.pid]))
+        client.sendall(b"nothing")
+        time.sleep(0.2)
+        assert not went_on(before, resting(running.pid))
+        client.sendall(b"something")
+        wait_for(lambda: went_on(before, waits([running.pid])))
+        assert [sock.unread for sock in nodes.look(nodes.own([running.pid])).values() if sock.there] == [0]
+        os.kill(running.pid, signal.SIGSTOP)
+        time.sleep(0.05)
+        assert went_on(before, nodes.waits([running.pid]))
+
+
+def test_threads_of_files(tmp_path: Path) -> None:
+    """CUDA's own, and those of which the kernel does not tell, are left out; one that runs is nowhere."""
+    lines = {8: ("python", "202 0x1 0x7f 0x44"), 9: ("python", "running"), 10: ("cuda-EvtHandlr", "7 0x2 0x7f 0x45")}
+    for thread, (name, line) in lines.items():
+        directory = tmp_path / "8/task" / str(thread)
+        directory.mkdir(parents=True)
+        (directory / "comm").write_text(f"{name}\n")
+        (directory / "syscall").write_text(f"{line}\n")
+    (tmp_path / "8/task/11").mkdir()
+    assert waits([8, 99], tmp_path) == {8: "0x7f 0x44", 9: ""}
+
+
+@pytest.mark.parametrize(
+    ("after", "found"),
+    [
+        ({8: "a", 9: "b"}, False),
+        ({8: "a"}, False),
+        ({8: "a", 9: "c"}, False),
+        ({8: "c", 9: "b"}, True),
+        ({8: "a", 9: "b", 10: "d"}, True),
+    ],
+)
+def test_what_ran_before_is_not_known(after: Mapping[int, str], found: bool) -> None:
+    """One that waits elsewhere, or is new, has gone on; one that has ended has not."""
+    assert went_on({8: "a", 9: ""}, after) is found
+
+
+LISTENER = Sock(3, "unix", LISTEN, 0, name=b"/run/s\0")
+ACCEPTED = Sock(4, "unix", ESTABLISHED, 0, here=b"4", there=b"9", name=b"/run/s\0")
+BUS = Sock(5, "unix", ESTABLISHED, 0, here=b"5", there=b"8")
+
+
+def test_only_connections_to_the_job_count() -> None:
+    """Not those to others, nor between its processes; one that has just been made is a request."""
+    look = {sock.inode: sock for sock in (LISTENER, ACCEPTED, BUS)}
+    assert asking.uncounted(look) == {4}
+    assert asking.uncounted({**look, 6: Sock(6, "unix", ESTABLISHED, 0, here=b"9", there=b"4")}) == frozenset()
+    assert asking.at_rest(look, look, within_s=900) is None
+    assert asking.at_rest(look, {3: LISTENER, 5: BUS}, within_s=900) == "a connection was made on a UNIX socket"
+    assert asking.at_rest(look, {3: LISTENER, 4: ACCEPTED}, within_s=900) is None
+
+
+def test_the_kernel_tells_to_which_listener_a_connection_was_made(tmp_path: Path) -> None:
+    """By its name, which only the side that was accepted has."""
+    diag = SockDiag()
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(tmp_path / "sock"))
+        listener.listen()
+        client.connect(str(tmp_path / "sock"))
+        accepted, _ = listener.accept()
+        with accepted:
+            all_of = {os.fstat(one.fileno()).st_ino: one for one in (listener, client, accepted)}
+            found = diag.dump(frozenset(all_of))
+    diag.close()
+    names = {all_of[inode]: sock.name for inode, sock in found.items()}
+    assert names[listener] == names[accepted] != b""
+    assert names[client] == b""
+
+
+def test_a_request_that_was_read_unnoticed_wakes_it(world, node):
+    """As soon as it is frozen."""
+    node.sockets.reading, node.sockets.places = (8,), {8: "waits for a request"}
+
+    def read() -> None:
+        node.sockets.places = {8: "waits for the GPU"}
+
+    node.freezer.during = read
+    assert node.sleep().failure is None
+    node.round()
+    assert awake(world)
+
+
+def test_the_next_agent_sees_it_too(world, node):
+    """And one that nobody has asked sleeps on."""
+    node.sockets.reading, node.sockets.places = (8,), {8: "waits for a request"}
+    node.sleep()
+    for place, sleeps in (("waits for a request", True), ("waits for the GPU", False)):
+        after = Node(world)
+        after.sockets.places = {8: place}
+        after.recover()
+        after.round()
+        assert asleep(world) is sleeps
+    assert awake(world)
