@@ -6,7 +6,6 @@ import bz2
 import contextlib
 import gzip
 import lzma
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,9 @@ import polars as pl
 import pyarrow as pa
 
 from slurm_affinode.errors import InputError, one_line
+from slurm_affinode.packed import DAMAGED, MAGIC_BYTES, compression
 
 CHUNK = 16 * 2**20
-_COMPRESSIONS: tuple[tuple[bytes, str], ...] = (
-    (b"\x1f\x8b", "gzip"),
-    (b"\x28\xb5\x2f\xfd", "zstd"),
-    (b"BZh", "bzip2"),
-    (b"\xfd7zXZ\x00", "xz"),
-)
 _AGAIN = "copy the file again; nothing of it was taken in"
 
 
@@ -47,7 +41,7 @@ def reading(name: str) -> Iterator[None]:
     """Turn what can go wrong while a file is read into one line that names it: an ``InputError``."""
     try:
         yield
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+    except DAMAGED as error:
         raise InputError(f"is cut off or damaged ({error})", where=name, hint=_AGAIN) from error
     except IsADirectoryError:
         raise InputError("is a directory", where=name) from None
@@ -56,6 +50,8 @@ def reading(name: str) -> Iterator[None]:
     except PermissionError:
         raise InputError("cannot be read: permission denied", where=name) from None
     except OSError as error:
+        if error.errno is None:
+            raise InputError(f"is cut off or damaged ({one_line(error)})", where=name, hint=_AGAIN) from error
         why = error.strerror or one_line(error)
         raise InputError(f"cannot be read: {why}", where=name) from error
 
@@ -63,8 +59,7 @@ def reading(name: str) -> Iterator[None]:
 def compression_of(path: Path) -> str | None:
     """How the file is compressed, told by its first bytes."""
     with path.open("rb") as file:
-        magic = file.read(8)
-    return next((name for mark, name in _COMPRESSIONS if magic.startswith(mark)), None)
+        return compression(file.read(MAGIC_BYTES))
 
 
 def open_binary(path: Path) -> BinaryIO:

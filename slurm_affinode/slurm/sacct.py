@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,6 +14,7 @@ from typing import BinaryIO, cast
 import polars as pl
 
 from slurm_affinode.errors import InputError
+from slurm_affinode.packed import DAMAGED, MAGIC_BYTES, compression, unpacked
 from slurm_affinode.slurm.accounting import Accounting, Problem, TimeDecision
 from slurm_affinode.slurm.records import RECORDS, assemble, endless, gpu_clusters
 from slurm_affinode.slurm.sacct_convert import Converter
@@ -26,9 +25,6 @@ _MAGIC = {
     b"PAR1": "a Parquet file",
     b"SQLite format 3": "an SQLite file",
     b"PK\x03\x04": "a zip archive",
-    b"\xfd7zXZ": "an xz-compressed file",
-    b"BZh": "a bzip2-compressed file",
-    b"\x28\xb5\x2f\xfd": "a zstd-compressed file",
     b"\x7fELF": "a program",
 }
 _BOM = b"\xef\xbb\xbf"
@@ -61,7 +57,7 @@ def read(
     how: Reading | None = None,
     advance: Callable[[int], object] | None = None,
 ) -> Accounting:
-    """Read one input: sacct text or JSON, plain or gzip. ``advance`` is told of records as they are read.
+    """Read one input: sacct text or JSON, plain or compressed. ``advance`` is told of records as they are read.
 
     Raises ``InputError`` where the input as a whole cannot be used (empty, binary, cut, another format) and, with
     ``how.strict``, at the first problem. Otherwise a bad record is among the problems and the others are read.
@@ -79,14 +75,15 @@ def read(
 
                 return _read_json(sacct_json.read(stream.read(), where=name, cluster=options.cluster), name, options)
             return _read_text(stream, name, options, advance)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"the gzip file is damaged or cut: {error}", where=name) from error
+    except DAMAGED as error:
+        raise InputError(f"the compressed file is damaged or cut: {error}", where=name) from error
     except FileNotFoundError as error:
         raise InputError("no such file", where=name) from error
     except IsADirectoryError as error:
         raise InputError("this is a directory", where=name, hint="give the file that sacct wrote") from error
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}", where=name) from error
+        what = "the compressed file is damaged or cut" if error.errno is None else "cannot be read"
+        raise InputError(f"{what}: {error.strerror or error}", where=name) from error
 
 
 @contextlib.contextmanager
@@ -98,12 +95,12 @@ def _opened(source: Path | bytes | BinaryIO, name: str) -> Iterator[io.BufferedR
         else:
             opened = io.BytesIO(source) if isinstance(source, bytes) else source
         buffered = opened if isinstance(opened, io.BufferedReader) else io.BufferedReader(cast(io.RawIOBase, opened))
-        head = buffered.peek(2)[:2]
+        head = buffered.peek(MAGIC_BYTES)
         if not head:
             raise InputError("the file is empty", where=name)
-        if head == b"\x1f\x8b":
-            unpacked = stack.enter_context(gzip.GzipFile(fileobj=buffered))
-            yield io.BufferedReader(cast(io.RawIOBase, unpacked))
+        if (kind := compression(head)) is not None:
+            inside = stack.enter_context(unpacked(buffered, kind))
+            yield io.BufferedReader(cast(io.RawIOBase, inside))
         else:
             yield buffered
 

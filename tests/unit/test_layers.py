@@ -23,9 +23,12 @@ LAYERS = (
     {"cli"},
 )
 # For all, know nobody.
-SUPPORT = {"errors", "files", "memory", "process", "resources", "sizes", "timespec", "tomllines", "urls", "users"}
+SUPPORT = {
+    "errors", "files", "memory", "packed", "process", "resources", "sizes", "timespec", "tomllines", "urls", "users",
+}  # fmt: skip
 CONFIG = {"config", "configvalues", "nodeconfig", "tierconfig", "zombieconfig"}  # for all but model and core
-EFFECTS = {"files", "memory", "process", "resources"}  # of SUPPORT: not for model and core, which decide and do nothing
+# Of SUPPORT: not for model and core, which decide and do nothing.
+EFFECTS = {"files", "memory", "packed", "process", "resources"}
 
 # (who, whom): one row, and yet. The columns of the tables are Slurm's; a report renders an analysis; the command line
 # asks the agents of the nodes.

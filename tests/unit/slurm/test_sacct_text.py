@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 from datetime import UTC, datetime
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from slurm_affinode.errors import InputError
@@ -29,6 +32,12 @@ def parse(text: str | bytes, **how: object) -> Accounting:
     """Read ``text`` as a file called ``in``."""
     data = text.encode() if isinstance(text, str) else text
     return read(data, where="in", how=Reading(**how))  # type: ignore[arg-type]
+
+
+def packings(data: bytes) -> list[bytes]:
+    """``data`` in every compression that is read."""
+    zstd = pa.Codec("zstd").compress(data, asbytes=True)
+    return [gzip.compress(data, mtime=0), bz2.compress(data), lzma.compress(data), zstd]
 
 
 def utc(text: str) -> datetime:
@@ -271,7 +280,7 @@ def test_a_field_that_means_little_is_taken_as_unknown() -> None:
         (b"JobID|State|User\n1|FAIL", "cut"),
         (b"JobID|State|Start\n1|FAILED|2026-01-01T10:0", "cut"),
         (b"JobID|State|User\n1;FAILED;a\n2;FAILED;a\n", "none of 2 records"),
-        (gzip.compress(b"JobID|State\n1|FAILED\n" * 50, mtime=0)[:40], "gzip"),
+        *((packed[:-9], "compressed file is damaged or cut") for packed in packings(b"JobID|State\n1|FAILED\n" * 50)),
     ],
 )
 def test_an_input_that_cannot_be_used_is_one_clear_line(data: bytes, message: str) -> None:
@@ -307,12 +316,12 @@ def test_headers_alone_are_no_jobs() -> None:
     assert parse(HEAD).jobs.is_empty()
 
 
-def test_gzip_bom_and_windows_line_ends() -> None:
+def test_compression_bom_and_windows_line_ends() -> None:
     """Wrappings are taken off."""
     plain = parse(HEAD + row(1) + row("1.batch", name="batch"))
     text = HEAD + row(1) + row("1.batch", name="batch")
     for data in (
-        gzip.compress(text.encode()),
+        *packings(text.encode()),
         b"\xef\xbb\xbf" + text.encode(),
         text.replace("\n", "\r\n").encode(),
     ):
