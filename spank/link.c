@@ -9,6 +9,7 @@
 
 #define FIRST_BACKOFF_NS 250000000
 #define LONGEST_BACKOFF_NS 10000000000
+#define STAYED_NS 1000000000
 
 void link_init(struct link *link, const char *path)
 {
@@ -25,8 +26,12 @@ static void back_off(struct link *link, int64_t now_ns)
 
 void link_close(struct link *link, int64_t now_ns)
 {
-    if (link->fd >= 0)
+    if (link->fd >= 0) {
         close(link->fd);
+        /* One that stayed was an agent: the next one is soon there, however many there were before. */
+        if (now_ns - link->since_ns >= STAYED_NS)
+            link->backoff_ns = FIRST_BACKOFF_NS;
+    }
     link->fd = -1;
     back_off(link, now_ns);
 }
@@ -59,6 +64,7 @@ bool link_try(struct link *link, const struct hello *hello, int64_t now_ns)
         return true;
     if (now_ns < link->retry_ns)
         return false;
+    link->since_ns = now_ns;
     snprintf(address.sun_path, sizeof(address.sun_path), "%s", link->path);
     /* Not blocking: an agent that takes no connections must not stop PID 1. */
     link->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

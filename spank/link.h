@@ -9,6 +9,7 @@ struct link {
     int fd;            /* -1: not connected */
     int64_t retry_ns;  /* when to try again */
     int64_t backoff_ns;
+    int64_t since_ns;  /* connected: since when */
 };
 
 enum link_news {

@@ -82,6 +82,29 @@ static void an_agent_gets_hello_with_three_descriptors_and_is_heard(void)
     close(listener);
 }
 
+/* Agents that are restarted, and have nothing to say, are found as soon as the first one was. */
+static void a_later_agent_is_found_soon(void)
+{
+    int listener = listen_here();
+    struct message message;
+    struct link link;
+    int64_t now = 0;
+
+    link_init(&link, path);
+    for (int restarts = 0; restarts < 20; restarts++) {
+        int agent;
+
+        CHECK(link_try(&link, &hello, now));
+        agent = accept(listener, NULL, NULL);
+        CHECK(descriptors_with_hello(agent) == 3);
+        close(agent);
+        now += 2000000000;
+        CHECK(link_read(&link, &message, now) == LINK_LOST && link.retry_ns - now == 250000000);
+        now = link.retry_ns;
+    }
+    close(listener);
+}
+
 static void a_mad_agent_is_left(const char *packet, size_t length)
 {
     int listener = listen_here();
@@ -141,6 +164,7 @@ int main(void)
     memset(large, 'a', sizeof(large));
     no_agent_is_not_waited_for();
     an_agent_gets_hello_with_three_descriptors_and_is_heard();
+    a_later_agent_is_found_soon();
     a_mad_agent_is_left("\0\1\2\3", 4);
     a_mad_agent_is_left("restored", 8);
     a_mad_agent_is_left(large, sizeof(large));
