@@ -19,6 +19,17 @@ def fsync_dir(directory: Path) -> None:
         os.close(fd)
 
 
+def make_open(directory: Path) -> None:
+    """Make a directory into which everybody may look, whatever the umask; one that is there stays as it is."""
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        if not directory.is_dir():
+            raise
+    else:
+        directory.chmod(0o755)
+
+
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
     """Yield a temporary path in the same directory; on success it takes the name ``path``, on failure it goes.

@@ -10,6 +10,7 @@ import os
 import threading
 from pathlib import Path
 
+from slurm_affinode.files import make_open
 from slurm_affinode.model.ledger import LedgerEntry, encode
 
 _LOG = logging.getLogger("slurm_affinode.agent")
@@ -30,10 +31,12 @@ class Ledger:
         line = encode(entry).encode("utf-8", "backslashreplace") + b"\n"
         try:
             with self._lock:
-                self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                make_open(self._path.parent)
                 fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
                 try:
                     end = os.lseek(fd, 0, os.SEEK_END)
+                    if not end:  # whatever the agent's umask is: reports are another user's
+                        os.fchmod(fd, 0o644)
                     if end and os.pread(fd, 1, end - 1) != b"\n":
                         line = b"\n" + line  # a line that a crash has torn stays a line of its own
                     while line:

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 from slurm_affinode.errors import UnreachableError
+from slurm_affinode.files import make_open
 
 BACKLOG = 512
 
@@ -15,7 +16,7 @@ BACKLOG = 512
 def prepare_directory(path: Path) -> None:
     """Make the directory of the sockets: others may pass, and only its owner may write. Raises ``UnreachableError``."""
     try:
-        path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_open(path)
         status = path.stat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise UnreachableError(

@@ -79,7 +79,7 @@ def report(
     options = pipeline.ReportOptions(title=title, top=top, csv=as_csv)
     with stages() as step:
         history = _history(config, query, step) if asked else None
-        written = pipeline.build_report(config, query, out, options=options, step=step, history=history)
+        written = pipeline.build_report(config, query, out, options=options, step=step, history=history, warned=warn)
     if as_json:
         print_json(written.summary)
         return

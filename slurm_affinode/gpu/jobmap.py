@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_affinode.errors import UnreachableError
+from slurm_affinode.files import make_open
 from slurm_affinode.model.gpu import Device
 
 _NAME = re.compile(r"\d{1,4}(?:\.\d{1,4})?")
@@ -100,7 +101,7 @@ def _write(path: Path, jobs: tuple[str, ...]) -> None:
 def _locked(directory: Path, lock_s: float) -> Iterator[None]:
     """Hold the directory itself locked, so that no further file lies in it (a shell may use ``flock DIRECTORY``)."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_open(directory)
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if not _lock(fd, lock_s):

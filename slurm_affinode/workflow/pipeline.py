@@ -76,15 +76,16 @@ def build_report(
     now: datetime | None = None,
     step: Step | None = None,
     history: History | None = None,
+    warned: Step | None = None,
 ) -> WrittenReport:
     """Analyse what is stored for ``query`` and write its report into ``out``. Raises ``AffinodeError``.
 
-    ``history`` stands in for the GPU history that is stored.
+    ``history`` stands in for the GPU history that is stored; ``warned`` is told, in a line, of what is left out.
     """
     made = not out.exists()
     build.check_directory(out)
     try:
-        result = analyse_stored(config, query, now=now, top_runs=options.top, step=step, history=history)
+        result = analyse_stored(config, query, now=now, top_runs=options.top, step=step, history=history, warned=warned)
     except BaseException:
         if made:
             with contextlib.suppress(OSError):
@@ -103,8 +104,10 @@ def analyse_stored(
     top_runs: int = build.DEFAULT_TOP,
     step: Step | None = None,
     history: History | None = None,
+    warned: Step | None = None,
 ) -> WasteResult:
-    """Analyse what is stored for ``query``; ``top_runs`` most wasteful runs get a timeline.
+    """Analyse what is stored for ``query``; ``top_runs`` most wasteful runs get a timeline. ``history``, ``warned``: as
+    of ``build_report``.
 
     Raises ``NoAccountingError`` where no run overlaps the interval or has the names that are asked for,
     ``NoStoreError`` where there is no store.
@@ -125,7 +128,7 @@ def analyse_stored(
             raise _no_accounting(store, query)
         _check_filters(jobs, query)
         gpus = store.allocation_gpus(query.since, query.until)
-        suspension_intake.configured(config, store)
+        suspension_intake.configured(config, store, unread=warned or (lambda _: None))
         asleep = store.suspensions(query.since, query.until)
         ingests = store.ingests()
     with (history or _stored(config))() as samples:

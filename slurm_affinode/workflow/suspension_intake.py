@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,13 +32,17 @@ class LedgerIntake:
 def ledgers(path: Path) -> list[Path]:
     """The ledgers of a directory, or the one file. Raises ``InputError``."""
     try:
-        if path.is_dir():
-            return sorted(found for found in path.glob("*.jsonl") if found.is_file())
+        if not stat.S_ISDIR(path.stat().st_mode):
+            return [path]
+        # glob() finds nothing where it may not look.
+        found = (path / name for name in os.listdir(path) if name.endswith(".jsonl"))  # noqa: PTH208
+        return sorted(one for one in found if one.is_file())
+    except FileNotFoundError as error:
+        raise InputError(
+            "no such file or directory", where=str(path), hint="give the directory of the ledgers"
+        ) from error
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    if not path.exists():
-        raise InputError("no such file or directory", where=str(path), hint="give the directory of the ledgers")
-    return [path]
 
 
 def read(path: Path) -> tuple[list[LedgerEntry], list[IngestProblem], str]:
@@ -87,9 +95,31 @@ def _take_in(store: Repository | None, path: Path) -> LedgerIntake:
     return LedgerIntake(str(path), len(entries), counts, tuple(problems))
 
 
-def configured(config: Config, store: Repository) -> list[LedgerIntake]:
-    """Take in the ledgers that the configuration names; none where it names no directory, or one that is not there."""
-    directory = config.ledger_dir
-    if directory is None or not directory.is_dir():
-        return []
-    return take_in(store, directory)
+def configured(
+    config: Config, store: Repository, *, unread: Callable[[str], None] = lambda line: None
+) -> list[LedgerIntake]:
+    """Take in the ledgers that the configuration names; none where it names no directory, or one that is not there.
+
+    ``unread`` is told of what this user may not read, which is as if it were not there: agents write as root, by
+    default into a directory of root's, and the rest can be reported without it. Raises ``InputError`` for other errors.
+    """
+    found: list[LedgerIntake] = []
+    paths: list[Path] = []
+    if config.ledger_dir is not None:
+        with _allowed(unread):
+            paths = ledgers(config.ledger_dir)
+    for path in paths:
+        with _allowed(unread):
+            found.append(_take_in(store, path))
+    return found
+
+
+@contextlib.contextmanager
+def _allowed(unread: Callable[[str], None]) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        if isinstance(error.__cause__, PermissionError):
+            unread(f"{error}: what is in it is left out; suspend.ledger may name a directory that others can read")
+        elif not isinstance(error.__cause__, FileNotFoundError):
+            raise

@@ -147,7 +147,9 @@ class _Night:
             earliest = min(period.since for period in candidates(self.now, zone, ()))
             self.log.took(sources.accounting(self.store, earliest, self.now))
         with self.log.part("suspensions"):
-            for one in suspension_intake.configured(self.config, self.store):
+            for one in suspension_intake.configured(
+                self.config, self.store, unread=lambda line: self.log.took((line,))
+            ):
                 changed = 0 if one.counts is None else one.counts.new + one.counts.updated
                 self.log.took((f"{one.source}: {one.entries} lines, {changed} new or updated",))
         with self.log.part("GPU history"):

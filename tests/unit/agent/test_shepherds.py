@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from slurm_affinode.agent.shepherds import (
     encode,
     one_line,
 )
+from slurm_affinode.agent.sockets import prepare_directory
 from slurm_affinode.config import Config
 from slurm_affinode.model.suspension import Notice, SuspendOption
 
@@ -225,6 +227,16 @@ def test_second_agent_does_not_take_the_sockets_of_the_first(node: Node1, config
     with pytest.raises(Exception, match="another agent is running"), agent(config):
         pass
     assert Shepherd(node.run_dir).hello().hear() == "start"
+
+
+def test_users_reach_the_sockets_of_an_agent_of_any_umask(tmp_path: Path) -> None:
+    """Their jobs' shepherds are theirs; one that cannot pass would only be without an agent."""
+    before = os.umask(0o077)
+    try:
+        prepare_directory(tmp_path / "run")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o755
 
 
 def test_directory_that_others_may_write_to_is_refused(config: Config) -> None:

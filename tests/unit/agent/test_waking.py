@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -233,6 +235,17 @@ def test_the_ledger_goes_on_after_a_torn_line(tmp_path):
     assert [decode(lines[0]).job_id, lines[1], decode(lines[2]).job_id] == [7, '{"torn', 8]
     Ledger(tmp_path / "ledger" / "c1.jsonl", "c1").write(LedgerEntry("alpha", 8, 5, 1))
     Ledger(None, "c1").write(LedgerEntry("alpha", 8, 5, 1))
+
+
+def test_a_ledger_can_be_read_by_the_user_of_the_reports(tmp_path):
+    """The agent's unit closes all else that it makes to others."""
+    before = os.umask(0o077)
+    try:
+        Ledger(tmp_path / "ledger", "c1").write(LedgerEntry("alpha", 7, 5, 1))
+    finally:
+        os.umask(before)
+    paths = (tmp_path / "ledger", tmp_path / "ledger" / "c1.jsonl")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o755, 0o644]
 
 
 def test_words():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import threading
 
 import pytest
@@ -24,6 +25,19 @@ def test_jobs_come_and_go(tmp_path):
     jobmap.remove(directory, "7")
     assert sorted(path.name for path in directory.iterdir()) == ["1"]
     assert jobmap.read(directory) == {"1": ("8",)}
+
+
+def test_a_prolog_of_any_umask_makes_what_others_can_read(tmp_path):
+    """dcgm-exporter is another user's."""
+    before = os.umask(0o077)
+    try:
+        jobmap.add(tmp_path / "map", ["0"], "7")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "map", tmp_path / "map" / "0")] == [0o755, 0o644]
+    (tmp_path / "map").chmod(0o700)
+    jobmap.add(tmp_path / "map", ["1"], "7")
+    assert stat.S_IMODE((tmp_path / "map").stat().st_mode) == 0o700, "as the site has it"
 
 
 def test_other_files_are_left_alone(tmp_path):

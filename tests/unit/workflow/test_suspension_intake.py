@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from click.testing import CliRunner
 
+from slurm_affinode import config as configuration
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.analysis.suspensions import given_back, outcome, totals
+from slurm_affinode.checkpoint.asuser import User, as_user
 from slurm_affinode.cli.ingest_suspensions import ingest_suspensions
 from slurm_affinode.errors import AffinodeError, InputError
 from slurm_affinode.model.ledger import LedgerEntry, encode
@@ -108,6 +111,31 @@ def test_the_command_says_what_it_took_and_what_it_could_not_read(tmp_path):
 def test_a_directory_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         suspension_intake.take_in(None, tmp_path / "absent")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not read it")
+@pytest.mark.parametrize(("closed", "left"), [("shared", []), ("shared/ledger", []), ("shared/ledger/c1.jsonl", [2])])
+def test_ledgers_that_the_user_may_not_read_are_left_out_and_told(tmp_path, closed, left):
+    """Of root's own directory beside the images: the rest of a report is there all the same."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "state").mkdir()
+    os.chown(tmp_path / "state", 2001, 2001)
+    write(tmp_path / "shared" / "ledger" / "c1.jsonl", entry(1, 1))
+    write(tmp_path / "shared" / "ledger" / "c2.jsonl", entry(2, 1))
+    (tmp_path / closed).chmod(0o700)
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    config = configuration.parse(f'[suspend]\nshared_store = "{tmp_path}/shared/images"\n', where="test")
+    said = []
+
+    def take_in():
+        with Repository.open(f"sqlite:///{tmp_path}/state/db") as store:
+            suspension_intake.configured(config, store, unread=said.append)
+            return [one.job_id for one in store.suspensions(BEGIN, BEGIN + timedelta(days=1))]
+
+    assert as_user(User(2001, 2001), take_in) == left
+    assert len(said) == 1
+    assert "cannot be read: Permission denied" in said[0]
 
 
 def test_nothing_named_is_an_error(tmp_path):
