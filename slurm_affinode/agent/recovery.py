@@ -19,7 +19,7 @@ from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.tree import TreeGoneError
 from slurm_affinode.agent.undo import Undo
 from slurm_affinode.agent.waker import lacking
-from slurm_affinode.checkpoint import sweeping
+from slurm_affinode.checkpoint import remaps, sweeping
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image
 from slurm_affinode.core.suspension import IN_PLACE, Action, JobFact, World, recover
@@ -289,6 +289,7 @@ class JobKeeper:
             try:
                 for image in store.images():
                     if isinstance(image, Image) and wanted(image.manifest):
+                        remaps.gone(store, image)
                         store.remove(image)
             except (CheckpointError, OSError) as error:
                 self._parts.log.warning("job %s: its image in %s stays: %s", job_id, store.path, error)

@@ -26,6 +26,7 @@ from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.shepherds import Hold, Reply, Restored, Start
 from slurm_affinode.agent.streams import STREAMS, say
 from slurm_affinode.agent.watch import by_index
+from slurm_affinode.checkpoint import remaps
 from slurm_affinode.checkpoint.asuser import user_of
 from slurm_affinode.checkpoint.interface import CudaState, ImageDamaged, RestoreFailed, Sound
 from slurm_affinode.checkpoint.room import shortage
@@ -92,6 +93,8 @@ class JobRestorer:
             why = str(error) if isinstance(error, AffinodeError) else f"{type(error).__name__}: {error}"
             self._clean(arrival)
             return self._failed(arrival, job, placing, why)
+        for copy in placing.copies:
+            remaps.gone(copy.tier.store, copy.image, arrival.init_pid)
         note = parts.notes.read(run.key.cluster, run.key.job_id)
         self._told(placing)
         return Restored(pid, None if note is None else note.trouble)
@@ -171,6 +174,7 @@ class JobRestorer:
             fds = dict(zip(STREAMS, arrival.fds, strict=False))
             user = user_of(arrival.init_pid, arrival.uid, arrival.gid)
             inherit = parts.streams.put_back(manifest.outputs, fds, top, user, again=again)
+            stack.callback(remaps.settle, arrival.init_pid, criu)
             pid = parts.imager.restore(
                 arrival.init_pid,
                 criu,

@@ -25,7 +25,7 @@ from slurm_affinode.agent.slurmfacts import SlurmFacts
 from slurm_affinode.agent.streams import StreamsError
 from slurm_affinode.agent.tree import Member, TreeGoneError
 from slurm_affinode.agent.undo import Undo
-from slurm_affinode.checkpoint import preflight
+from slurm_affinode.checkpoint import preflight, remaps
 from slurm_affinode.checkpoint.asuser import user_of
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom, Tree, Writer
 from slurm_affinode.checkpoint.writer import ImageWriter
@@ -299,9 +299,9 @@ class JobSuspender:
     def _go_on(self, attempt: _Attempt) -> None:
         """What the dump has stopped must not be stopped in the next one: it would be so ever after."""
         before = {member.pid for member in attempt.tree if member.state == "T"}
-        stopped = [m.pid for m in self._members(attempt) if m.state == "T" and m.pid not in before]
-        if stopped:
-            self._parts.processes.resume(stopped)
+        members = self._members(attempt)
+        remaps.forget([m.pid for m in members], (attempt.job.uid, attempt.job.gid))
+        self._parts.processes.resume(m.pid for m in members if m.state == "T" and m.pid not in before)
 
     def _next_seq(self, attempt: _Attempt) -> int:
         """Above that of every image the job has had, in any store."""

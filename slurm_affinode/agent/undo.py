@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurm_affinode.agent.journal import Record
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.tree import TreeGoneError
+from slurm_affinode.checkpoint import remaps
 from slurm_affinode.checkpoint.interface import CheckpointError, CudaState, HelperLost
 
 _ATTEMPTS = 5
@@ -24,6 +25,8 @@ class Undo:
             members = parts.processes.everybody(int(facts["init_pid"]), int(facts["init_started"]))
         except TreeGoneError:
             return True
+        if "seq" in facts:
+            remaps.forget([member.pid for member in members], (int(facts["uid"]), int(facts["gid"])))
         # First: a stopped process cannot take its GPU memory back. Its calls wait until it is unlocked.
         stopped = set(facts.get("stopped", ()))
         parts.processes.resume(member.pid for member in members if member.pid not in stopped)

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from slurm_affinode.checkpoint import rootdir
+from slurm_affinode.checkpoint import remaps, rootdir
 from slurm_affinode.checkpoint.asuser import User, as_user, user_of
 from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
 from slurm_affinode.checkpoint.namespace import PROC
@@ -33,9 +33,6 @@ PLACES = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108 - these are what it is a
 _CHUNK = 1 << 20
 _LIMIT = 16 << 20
 _DELETED = " (deleted)"
-_REMAP = "link_remap."
-_SYS_OPENAT2 = 437
-_RESOLVE = 0x02 | 0x10  # RESOLVE_NO_MAGICLINKS | RESOLVE_IN_ROOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +85,8 @@ def save(pids: Collection[int], directory_fd: int, *, places: Sequence[str] = PL
             rootdir.write(directory_fd, INDEX, json.dumps(index).encode())
             links = [one.path for one in found.values() if one.kind == "link"]
             _remove_remaps(links, next(iter(pids)), User(*owner), proc)
+        if owner is not None:
+            remaps.set_aside(pids, directory_fd, owner, but=places, proc=proc)
     except OSError as error:
         kind = DumpNoRoom if error.errno in rootdir.FULL else DumpFailed
         raise kind(f"a temporary file of the job cannot be kept: {error.strerror}: {error.filename}") from None
@@ -142,8 +141,8 @@ def _names_left(link: Path, path: str, root: Path) -> list[str]:
         return []
     with os.scandir(f"{root}{directory}") as entries:
         names = [one.name for one in entries if os.path.samestat(one.stat(follow_symlinks=False), facts)]
-    names.sort(key=lambda name: (name.startswith(_REMAP), name))
-    return [f"{directory}/{name}" for name in names] if names and names[-1].startswith(_REMAP) else []
+    names.sort(key=lambda name: (name.startswith(remaps.REMAP), name))
+    return [f"{directory}/{name}" for name in names] if names and names[-1].startswith(remaps.REMAP) else []
 
 
 def _remove_remaps(links: Sequence[str], pid: int, user: User, proc: Path) -> None:
@@ -152,9 +151,9 @@ def _remove_remaps(links: Sequence[str], pid: int, user: User, proc: Path) -> No
 
     def remove() -> None:
         for path in map(Path, links):
-            if path.name.startswith(_REMAP):
+            if path.name.startswith(remaps.REMAP):
                 with suppress(OSError):
-                    parent = _open_below(root, str(path.parent))
+                    parent = rootdir.open_below(root, str(path.parent))
                     try:
                         os.unlink(path.name, dir_fd=parent)
                     finally:
@@ -231,6 +230,7 @@ def _next_data(fd: int, at: int, size: int) -> int:
 
 def put_back(init_pid: int, directory_fd: int, *, places: Sequence[str] = PLACES, proc: Path = PROC) -> list[str]:
     """Make those that are missing in the mount namespace of a process; their paths. Raises ``RestoreFailed``."""
+    remaps.put_in_place(init_pid, directory_fd, proc=proc)
     if INDEX not in rootdir.names(directory_fd):
         return []
     try:
@@ -267,7 +267,7 @@ def put_back(init_pid: int, directory_fd: int, *, places: Sequence[str] = PLACES
 def _make(root: int, one: LocalFile, directory_fd: int) -> bool:
     """Make a file where there is none; whether it was made. ``OSError`` where another one is in its place."""
     path = Path(one.path)
-    parent = _open_below(root, str(path.parent))
+    parent = rootdir.open_below(root, str(path.parent))
     try:
         try:
             there = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
@@ -341,14 +341,3 @@ def _saved(one: LocalFile, directory_fd: int) -> int:
         return os.open(one.copy or "", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
     finally:
         libc.setfsuid(uid)
-
-
-def _open_below(root: int, path: str) -> int:
-    """A directory, with ``root`` as the root of its path and of every link on the way."""
-    how = (ctypes.c_uint64 * 3)(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE)
-    libc = ctypes.CDLL(None, use_errno=True)
-    fd = int(libc.syscall(_SYS_OPENAT2, root, path.encode(errors="surrogateescape"), how, ctypes.sizeof(how)))
-    if fd < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
-    return fd

@@ -6,6 +6,7 @@ directory on the way is ever followed.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -21,6 +22,8 @@ DIR_MODE = 0o700
 FILE_MODE = 0o600
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of a write where there is no room, or not any more."""
+_SYS_OPENAT2 = 437
+_RESOLVE = 0x02 | 0x10  # RESOLVE_NO_MAGICLINKS | RESOLVE_IN_ROOT
 _LITTLE = 4 << 20
 
 
@@ -190,3 +193,14 @@ def _size_of_entry(at: int, entry: os.DirEntry[str]) -> int:
         return size_of(below)
     finally:
         os.close(below)
+
+
+def open_below(root: int, path: str) -> int:
+    """A directory, with ``root`` as the root of its path and of every link on the way. The caller closes it."""
+    how = (ctypes.c_uint64 * 3)(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE)
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = int(libc.syscall(_SYS_OPENAT2, root, path.encode(errors="surrogateescape"), how, ctypes.sizeof(how)))
+    if fd < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return fd

@@ -295,3 +295,37 @@ def test_files_memory_pipes_sockets_children_threads_and_timers_survive(cluster:
     runs = cluster.wait_for_runs(job, "REQUEUED", "FAILED", duplicates=True)
     assert runs[-1].exit_code == "7:0"
     assert cluster.exec("login", "cat", "/home/alice/appended").split() == [str(n) for n in range(1, 8)]
+
+
+REMOVED = r"""#!/usr/bin/env python3
+#SBATCH --partition=gpu --gres=gpu:1
+import os, time
+name = "removed-" + os.environ["SLURM_JOB_ID"]
+file = open(name, "w+")
+os.link(name, name + ".other")
+os.unlink(name)
+print(name, file=file, flush=True)
+print("ready", flush=True)
+while os.path.exists(name + ".other"):
+    time.sleep(0.2)
+file.seek(0)
+print(file.read() == name + "\n", os.fstat(file.fileno()).st_nlink, flush=True)
+"""
+
+
+def test_jobs_with_removed_files_sleep_in_one_directory(cluster: Cluster) -> None:
+    """CRIU calls the file of each alike: all of them sleep and wake, and one that is cancelled leaves no name of it."""
+    names = "ls -A /home/alice | grep link_remap"
+    jobs = [asleep(cluster, REMOVED, BY_HAND, after="ready") for _ in range(3)]
+    assert len(cluster.run("login", "sh", "-c", names).stdout.split()) == 3
+    cluster.exec("login", "scancel", jobs[0], user="alice")
+    for job in jobs[1:]:
+        wake(cluster, job)
+    for job in jobs[1:]:
+        cluster.wait_for_output(job, "restored on")
+        cluster.exec("login", "rm", f"/home/alice/removed-{job}.other", user="alice")
+        cluster.wait_for_state(job, "COMPLETED")
+        assert cluster.output(job).splitlines()[-1] == "True 0"
+    wait_for_no_images(cluster, jobs[0])
+    assert cluster.run("login", "sh", "-c", names).stdout == ""
+    cluster.exec("login", "rm", f"/home/alice/removed-{jobs[0]}.other", user="alice")

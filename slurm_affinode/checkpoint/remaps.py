@@ -1,0 +1,246 @@
+"""Names of files that are open while their own name is gone: CRIU's ``link_remap.N``, outside of the node's own places.
+
+Of a file that was removed while the tree has it open, and that has another name still or is on NFS, CRIU makes a name
+in the same directory: ``link_remap.N``, N being the file's number in the image. Jobs that began alike choose the same
+N, so only one of them in a directory could be suspended. Therefore the name is set aside with the dump, under one that
+no other job chooses, and is there for the restore alone: of two that are restored at once the second one waits.
+
+What is done here is done with the user's rights.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from slurm_affinode.checkpoint import rootdir
+from slurm_affinode.checkpoint.asuser import User, as_user, user_of
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, RestoreFailed
+from slurm_affinode.checkpoint.namespace import PROC
+
+INDEX = "remaps.json"
+REMAP = "link_remap."
+ASIDE = ".link_remap."
+WAIT_S = 120.0
+"""For another job's restore to take its name away."""
+_LIMIT = 16 << 20
+_PAUSE_S = 0.1
+_DELETED = " (deleted)"
+_NFS = ".nfs"
+
+
+@dataclass(frozen=True, slots=True)
+class Remap:
+    """One of them."""
+
+    directory: str
+    name: str
+    """CRIU's."""
+    aside: str
+    inode: int
+
+
+def set_aside(
+    pids: Collection[int], directory_fd: int, owner: tuple[int, int], *, but: Sequence[str] = (), proc: Path = PROC
+) -> None:
+    """After a dump: rename what CRIU has named, and write that down beside the image. The tree is stopped.
+
+    A file of which that cannot be done (it is another user's) keeps CRIU's name. ``owner``: uid and gid of the job.
+    ``but``: directories that are left alone, with all below them.
+    """
+    found: dict[tuple[str, str], Remap] = {}
+    for pid, directory, facts in _nameless(pids, proc):
+        if not f"{directory}/".startswith(tuple(f"{place}/" for place in but)):
+            for name in _names(pid, directory, facts, proc):
+                if name.startswith(REMAP):
+                    found[directory, name] = Remap(directory, name, _aside(pid, facts, proc), facts.st_ino)
+    if not found:
+        return
+    done: list[Remap] = []
+
+    def rename(root: int) -> None:
+        done.extend(one for one in found.values() if _moved(root, one))
+
+    pid = next(iter(pids))
+    _below(pid, user_of(pid, *owner, proc=proc), proc, rename)
+    index = {"uid": owner[0], "gid": owner[1], "files": [asdict(one) for one in done]}
+    rootdir.write(directory_fd, INDEX, json.dumps(index).encode())
+
+
+def put_in_place(init_pid: int, directory_fd: int, *, wait_s: float = WAIT_S, proc: Path = PROC) -> None:
+    """Before a restore: CRIU's names, beside ours. Raises ``RestoreFailed``."""
+    owner, remaps = _read(directory_fd)
+    deadline = time.monotonic() + wait_s
+
+    def make(root: int) -> None:
+        for one in remaps:
+            with _opened(root, one.directory) as parent:
+                while not _linked(parent, one):
+                    if time.monotonic() >= deadline:
+                        raise OSError(errno.EEXIST, "is there already, and is another one", one.name)
+                    time.sleep(_PAUSE_S)
+
+    if remaps:
+        try:
+            _below(init_pid, user_of(init_pid, *owner, proc=proc), proc, make)
+        except OSError as error:
+            raise RestoreFailed(f"a removed file cannot be put back: {error.filename}: {error.strerror}") from None
+
+
+def settle(init_pid: int, directory_fd: int, *, proc: Path = PROC) -> None:
+    """After CRIU: its names go, where it has not taken them away itself. Never raises."""
+    _take_away(init_pid, directory_fd, lambda one: one.name, proc)
+
+
+def gone(store: DirectoryStore, image: Image, pid: int | None = None) -> None:
+    """Its job is restored, or over: our names go, as far as a process (this one, where none is given) sees them.
+
+    Never raises.
+    """
+    with suppress(OSError, CheckpointError):
+        directory_fd = store.open_criu(image)
+        try:
+            _take_away(pid or os.getpid(), directory_fd, lambda one: one.aside, PROC)
+        finally:
+            os.close(directory_fd)
+
+
+def forget(pids: Collection[int], owner: tuple[int, int], *, proc: Path = PROC) -> None:
+    """Before the tree goes on where it is: what a dump has named, by CRIU or by us, goes. Never raises."""
+
+    def remove(root: int) -> None:
+        for directory, name, inode in found:
+            with suppress(OSError), _opened(root, directory) as parent:
+                _remove(parent, name, inode)
+
+    with suppress(OSError):
+        found = [
+            (directory, name, facts.st_ino)
+            for pid, directory, facts in _nameless(pids, proc)
+            for name in _names(pid, directory, facts, proc)
+            if name.startswith(REMAP) or name == _aside(pid, facts, proc)
+        ]
+        if found:
+            pid = next(iter(pids))
+            _below(pid, user_of(pid, *owner, proc=proc), proc, remove)
+
+
+def _read(directory_fd: int) -> tuple[tuple[int, int], list[Remap]]:
+    """Uid and gid of the job, and what was set aside. Raises ``RestoreFailed``."""
+    if INDEX not in rootdir.names(directory_fd):
+        return (0, 0), []
+    try:
+        index = json.loads(rootdir.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT))
+        return (int(index["uid"]), int(index["gid"])), [Remap(**one) for one in index["files"]]
+    except (ImageDamaged, ValueError, TypeError, KeyError) as error:
+        raise RestoreFailed(f"the image's list of removed files cannot be read: {error}") from None
+
+
+# ---
+
+
+def _take_away(pid: int, directory_fd: int, which: Callable[[Remap], str], proc: Path) -> None:
+    def remove(root: int) -> None:
+        for one in remaps:
+            with suppress(OSError), _opened(root, one.directory) as parent:
+                _remove(parent, which(one), one.inode)
+
+    with suppress(OSError, RestoreFailed):
+        owner, remaps = _read(directory_fd)
+        if remaps:
+            _below(pid, user_of(pid, *owner, proc=proc), proc, remove)
+
+
+def _nameless(pids: Collection[int], proc: Path) -> Iterator[tuple[int, str, os.stat_result]]:
+    """Files that these processes have open, and whose name there is gone: PID, directory, facts; each once."""
+    seen = set()
+    for pid in pids:
+        base = proc / str(pid)
+        for directory in ("fd", "map_files"):
+            with suppress(OSError):
+                for entry in os.scandir(base / directory):
+                    with suppress(OSError):
+                        path = os.readlink(entry.path)  # noqa: PTH115 - "pipe:[1]" is no path
+                        parent, _, name = path.rpartition("/")
+                        if not path.startswith("/") or not (path.endswith(_DELETED) or name.startswith(_NFS)):
+                            continue
+                        facts = os.stat(entry.path)  # noqa: PTH116 - as above
+                        key = (parent, facts.st_dev, facts.st_ino)
+                        if stat.S_ISREG(facts.st_mode) and facts.st_nlink and key not in seen:
+                            seen.add(key)
+                            yield pid, parent, facts
+
+
+def _names(pid: int, directory: str, facts: os.stat_result, proc: Path) -> list[str]:
+    """Of a file, in a directory, those that a dump may have made."""
+    with suppress(OSError), os.scandir(f"{proc / str(pid) / 'root'}{directory}/") as entries:
+        return [
+            one.name
+            for one in entries
+            if one.name.startswith((REMAP, ASIDE)) and os.path.samestat(one.stat(follow_symlinks=False), facts)
+        ]
+    return []
+
+
+def _aside(pid: int, facts: os.stat_result, proc: Path) -> str:
+    """No other file in the directory has its inode number, and no other job of the node this PID namespace."""
+    return f"{ASIDE}{facts.st_ino}.{(proc / str(pid) / 'ns' / 'pid').stat().st_ino}"
+
+
+def _below(pid: int, user: User, proc: Path, call: Callable[[int], None]) -> None:
+    """``call``, as the user, with the root that a process sees."""
+    root = os.open(proc / str(pid) / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        as_user(user, lambda: call(root))
+    finally:
+        os.close(root)
+
+
+@contextmanager
+def _opened(root: int, path: str) -> Iterator[int]:
+    fd = rootdir.open_below(root, path or "/")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _moved(root: int, one: Remap) -> bool:
+    with suppress(OSError), _opened(root, one.directory) as parent:
+        with suppress(FileExistsError):  # of a dump that was taken back, or it is another's: looked at below
+            os.link(one.name, one.aside, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+        if _inode(parent, one.aside) == one.inode:
+            os.unlink(one.name, dir_fd=parent)
+            return True
+    return False
+
+
+def _linked(parent: int, one: Remap) -> bool:
+    """Whether CRIU's name is there now; false where another job's is."""
+    try:
+        os.link(one.aside, one.name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+    except FileExistsError:
+        return _inode(parent, one.name) == one.inode
+    except FileNotFoundError:
+        pass  # its user has taken it away: CRIU says what is missing
+    return True
+
+
+def _remove(parent: int, name: str, inode: int) -> None:
+    if _inode(parent, name) == inode:
+        os.unlink(name, dir_fd=parent)
+
+
+def _inode(parent: int, name: str) -> int | None:
+    try:
+        return os.stat(name, dir_fd=parent, follow_symlinks=False).st_ino
+    except FileNotFoundError:
+        return None

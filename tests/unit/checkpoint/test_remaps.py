@@ -1,0 +1,119 @@
+"""CRIU's names of removed files: set aside while a job sleeps, in place for its restore."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from slurm_affinode.checkpoint import remaps
+from slurm_affinode.checkpoint.interface import RestoreFailed
+
+ME = os.getpid()
+OWNER = (os.geteuid(), os.getegid())
+CRIU = "link_remap.5"
+
+
+@dataclass
+class Place:
+    """A directory in which jobs work, and images."""
+
+    work: Path
+    images: list[int]
+
+    def open_removed(self, name: str) -> IO[str]:
+        """A file that is open, with another name, and without its own."""
+        file = (self.work / name).open("w+")
+        file.write(name)
+        file.flush()
+        (self.work / f"{name}-too").hardlink_to(self.work / name)
+        (self.work / name).unlink()
+        return file
+
+    def dumped(self, name: str, image: int, *, but: tuple[str, ...] = ()) -> None:
+        """CRIU has made its name for it."""
+        (self.work / CRIU).hardlink_to(self.work / f"{name}-too")
+        remaps.set_aside([ME], self.images[image], OWNER, but=but)
+
+    def names(self) -> set[str]:
+        """What is there, but for the files' own other names."""
+        return {one.name for one in self.work.iterdir() if not one.name.endswith("-too")}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Nothing in it, and two images."""
+    (tmp_path / "work").mkdir()
+    fds = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir(mode=0o700)
+        fds.append(os.open(tmp_path / name, os.O_RDONLY))
+    yield Place(tmp_path / "work", fds)
+    for fd in fds:
+        os.close(fd)
+
+
+def test_jobs_that_began_alike_sleep_in_one_directory(place: Place) -> None:
+    """CRIU chooses the same name for each; in a restore each finds its own file by it."""
+    with place.open_removed("a"), place.open_removed("b"):
+        place.dumped("a", 0)
+        place.dumped("b", 1)
+        assert len(place.names()) == 2
+        assert CRIU not in place.names()
+        for name, image in (("a", 0), ("b", 1)):
+            for _ in range(2):  # as where an agent dies in a restore
+                remaps.put_in_place(ME, place.images[image])
+                assert (place.work / CRIU).read_text() == name
+            remaps.settle(ME, place.images[image])
+            assert len(place.names()) == 2  # both can be restored again
+
+
+def test_a_restore_waits_for_another_that_is_under_way(place: Place) -> None:
+    """CRIU takes the name away soon; where it stays the restore is refused."""
+    with place.open_removed("a"), place.open_removed("b"):
+        place.dumped("a", 0)
+        place.dumped("b", 1)
+        remaps.put_in_place(ME, place.images[0])
+        with pytest.raises(RestoreFailed, match=r"link_remap\.5: is there already"):
+            remaps.put_in_place(ME, place.images[1], wait_s=0)
+        other = threading.Timer(0.2, (place.work / CRIU).unlink)
+        other.start()
+        remaps.put_in_place(ME, place.images[1])
+        assert (place.work / CRIU).read_text() == "b"
+        other.join()
+
+
+def test_a_dump_that_is_taken_back_leaves_no_name(place: Place) -> None:
+    """Neither ours nor CRIU's, which the next dump would find in its way; others' names stay."""
+    with place.open_removed("a"), place.open_removed("b"):
+        place.dumped("a", 0)
+        (place.work / CRIU).hardlink_to(place.work / "a-too")
+        (place.work / "link_remap.6").write_text("not its")
+        (place.work / ".link_remap.of-another").hardlink_to(place.work / "b-too")
+        remaps.forget([ME], OWNER)
+        assert place.names() == {"link_remap.6", ".link_remap.of-another"}
+
+
+def test_files_of_the_node_are_left_to_others(place: Place) -> None:
+    """They come along in the image."""
+    with place.open_removed("a"):
+        place.dumped("a", 0, but=(str(place.work.parent),))
+        assert place.names() == {CRIU}
+        assert not list((place.work.parent / "one").iterdir())
+
+
+def test_what_its_user_has_taken_away_is_for_criu_to_miss(place: Place) -> None:
+    """And another file of the name is not removed."""
+    with place.open_removed("a"):
+        place.dumped("a", 0)
+        (name,) = place.names()
+        (place.work / name).unlink()
+        remaps.put_in_place(ME, place.images[0])
+        (place.work / CRIU).write_text("another")
+        remaps.settle(ME, place.images[0])
+        assert place.names() == {CRIU}
