@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -38,7 +39,7 @@ from gpu.machine import MIB, Machine, Missing, find
 from gpu.programs import Programs, programs
 
 from benchmarks.gpu import measure, report
-from slurm_affinode.checkpoint.abilities import NEEDS, major_of
+from slurm_affinode.checkpoint.abilities import major_of, oldest
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.gpu.nvml import NvmlDriver
 
@@ -73,7 +74,7 @@ def main() -> int:
     with closing(NvmlDriver()) as nvml, closing(Cuda(driver_version=nvml.version)) as cuda:
         can = cuda.capabilities()
         if not can.checkpoint:
-            able = (major_of(can.driver) or 0) >= NEEDS[0].driver
+            able = (major_of(can.driver) or 0) >= oldest(os.uname().machine)
             return skipped(Missing(f"the driver cannot checkpoint: {can.why_not}", broken=able), options.out)
         with tempfile.TemporaryDirectory(prefix="bench-gpu-") as top, programs(cuda, Path(top)) as run:
             found = everything(Bench(machine, nvml, cuda, run), options, path)

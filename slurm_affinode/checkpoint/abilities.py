@@ -5,7 +5,9 @@ have no function of their own (a field of a structure, the inside of the driver)
 driver's library tells, and by the version of the kernel's driver where that is known, whichever is older.
 
 Sources: CUDA driver API 12.8 to 13.5, "CUDA Checkpointing"; README of NVIDIA's ``cuda-checkpoint`` (features of 570,
-580, 610); CUDA release notes (570 is CUDA 12.8, 575 12.9, 580 13.0, 590 13.1, 595 13.2, 610 13.3, 615 13.4).
+580, 610); CUDA release notes (570 is CUDA 12.8, 575 12.9, 580 13.0, 590 13.1, 595 13.2, 610 13.3, 615 13.4). On ARM
+processors (Grace) drivers before 595 lock a process and then refuse its checkpoint: NVIDIA/cuda-checkpoint, issue 51;
+NVIDIA/nvcf, issue 730.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ JOB_FILE = "CUDA_CHECKPOINT_JOB_FILE"
 
 _VERSION = re.compile(r"(\d+)(?:\.\d+)*")
 _P = "cuCheckpointProcess"
+_ARM = "aarch64"
+_ALL_OF = frozenset({Feature.LOCK, Feature.CHECKPOINT, Feature.RESTORE})
+"""What a suspension takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +56,22 @@ class Need:
     """Of the bindings."""
     by_version: bool = False
     """No function tells: the versions do."""
+    arm: int = 0
+    """First branch on ARM processors, where that is another one; no function tells."""
     with_what: str = ""
     """Said of it where it is there."""
+
+    def first(self, machine: str) -> int:
+        """First branch of the driver on such a machine (``os.uname().machine``)."""
+        return max(self.driver, self.arm) if machine == _ARM else self.driver
 
 
 NEEDS = (
     Need(Feature.LOCK, 570, 12080, (f"{_P}Lock", f"{_P}Unlock", f"{_P}GetState"), "CUcheckpointLockArgs"),
-    Need(Feature.CHECKPOINT, 570, 12080, (f"{_P}Checkpoint", f"{_P}GetRestoreThreadId")),
-    Need(Feature.RESTORE, 570, 12080, (f"{_P}Restore",)),
+    Need(Feature.CHECKPOINT, 570, 12080, (f"{_P}Checkpoint", f"{_P}GetRestoreThreadId"), arm=595),
+    Need(Feature.RESTORE, 570, 12080, (f"{_P}Restore",), arm=595),
     Need(
-        Feature.MIGRATION, 580, 13000, (f"{_P}Restore",), "CUcheckpointGpuPair", by_version=True,
+        Feature.MIGRATION, 580, 13000, (f"{_P}Restore",), "CUcheckpointGpuPair", by_version=True, arm=595,
         with_what="GPUs of the same chip, by pairs of UUIDs",
     ),
     Need(
@@ -72,6 +83,11 @@ NEEDS = (
         with_what="the driver maps GPU memory for the one who copies it",
     ),
 )  # fmt: skip
+
+
+def oldest(machine: str) -> int:
+    """The first branch of the driver that can suspend anything on such a machine (``os.uname().machine``)."""
+    return max(need.first(machine) for need in NEEDS if need.feature in _ALL_OF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +120,14 @@ def cuda_text(cuda: int | None) -> str | None:
     return None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}"
 
 
-def capabilities_of(version: str | None, facts: DriverFacts, *, mig: bool) -> Capabilities:
-    """What a driver of this version can do with these bindings."""
-    table = tuple(_ability(need, version, facts) for need in NEEDS)
+def capabilities_of(version: str | None, facts: DriverFacts, *, mig: bool, machine: str = "") -> Capabilities:
+    """What a driver of this version can do with these bindings. ``machine``: see ``oldest``."""
+    table = tuple(_ability(need, version, facts, need.first(machine)) for need in NEEDS)
     there = {one.feature for one in table if one.available}
     why = None
     if major_of(version) is None:
         why = "the driver does not tell its version"
-    elif not {Feature.LOCK, Feature.CHECKPOINT, Feature.RESTORE} <= there:
+    elif not there >= _ALL_OF:
         why = next(one.why for one in table if not one.available)
     elif mig:
         why = "MIG is on, and MIG instances cannot be checkpointed"
@@ -128,9 +144,9 @@ def capabilities_of(version: str | None, facts: DriverFacts, *, mig: bool) -> Ca
     )
 
 
-def nothing(version: str | None, why: str) -> Capabilities:
+def nothing(version: str | None, why: str, *, machine: str = "") -> Capabilities:
     """Where the driver could not be asked at all."""
-    table = tuple(Ability(need.feature, need.driver, available=False, why=why) for need in NEEDS)
+    table = tuple(Ability(need.feature, need.first(machine), available=False, why=why) for need in NEEDS)
     return Capabilities(version, why_not=why, table=table)
 
 
@@ -142,27 +158,27 @@ def refusal(feature: Feature, capabilities: Capabilities) -> str | None:
     return capabilities.why_not
 
 
-def _ability(need: Need, version: str | None, facts: DriverFacts) -> Ability:
+def _ability(need: Need, version: str | None, facts: DriverFacts, first: int) -> Ability:
     def no(why: str) -> Ability:
-        return Ability(need.feature, need.driver, available=False, why=why)
+        return Ability(need.feature, first, available=False, why=why)
 
     branch = major_of(version)
     named = f"driver {version}" if version else "the driver"
     absent = [name for name in need.functions if not facts.functions.get(name, False)]
-    too_old = branch is not None and branch < need.driver
-    if need.by_version and too_old:
-        return no(f"{named} cannot ({need.driver} can)")
+    too_old = branch is not None and branch < first
+    if (need.by_version or first > need.driver) and too_old:
+        return no(f"{named} cannot{' on an ARM processor' * (first > need.driver)} ({first} can)")
     # A library of another driver than the kernel's: a container brought its own, say.
     unlike = absent and branch is not None and not too_old
     if (need.by_version or unlike) and (facts.cuda or 0) < need.cuda:
         has = cuda_text(facts.cuda) or "unknown"
-        return no(f"the driver's library is of CUDA {has} ({cuda_text(need.cuda)} can, driver {need.driver})")
+        return no(f"the driver's library is of CUDA {has} ({cuda_text(need.cuda)} can, driver {first})")
     if absent:
-        return no(f"{named} has no {absent[0]} ({need.driver} has it)")
+        return no(f"{named} has no {absent[0]} ({first} has it)")
     # COMPLETE is called by its address: see cuda_storage.
     bound = (*(name for name in need.functions if name != COMPLETE), *filter(None, [need.structure]))
     unbound = [name for name in bound if name not in facts.bound]
     if unbound:
         return no(f"the installed cuda-bindings have no {unbound[0]} ({cuda_text(need.cuda)} has it)")
     shown = f"driver {version}, CUDA {cuda_text(facts.cuda)}" if need.by_version else ", ".join(need.functions)
-    return Ability(need.feature, need.driver, available=True, why=f"{shown}: {need.with_what}".rstrip(": "))
+    return Ability(need.feature, first, available=True, why=f"{shown}: {need.with_what}".rstrip(": "))

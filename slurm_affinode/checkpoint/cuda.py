@@ -123,12 +123,12 @@ class Cuda:
 
     def capabilities(self) -> Capabilities:
         """What the driver can do. Never raises."""
-        version = self._driver_version()
+        version, machine = self._driver_version(), os.uname().machine
         try:
             facts = self._hello()
         except CudaError as error:
-            return abilities.nothing(version, str(error))
-        return abilities.capabilities_of(version, abilities.DriverFacts.of(facts), mig=self._mig())
+            return abilities.nothing(version, str(error), machine=machine)
+        return abilities.capabilities_of(version, abilities.DriverFacts.of(facts), mig=self._mig(), machine=machine)
 
     def require(self, feature: Feature) -> None:
         """Raise ``CudaUnavailable``, with the name of the feature, where this driver does not have it."""

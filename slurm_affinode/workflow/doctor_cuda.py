@@ -121,4 +121,4 @@ def _hint(can: Capabilities) -> str:
         return "pip install 'slurm-affinode[cuda]'"
     if LIBRARY in (can.why_not or ""):
         return "install the driver's library for CUDA; in a container NVIDIA_DRIVER_CAPABILITIES has to name compute"
-    return "the table below says what is missing; suspension needs driver 570 or newer, without MIG"
+    return "the table below says what is missing; suspension needs driver 570 or newer (595 on ARM), without MIG"

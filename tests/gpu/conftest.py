@@ -21,7 +21,7 @@ from gpu.machine import COMMAND, Machine, Missing, find
 from gpu.programs import Programs, programs
 from gpu.skips import without
 
-from slurm_affinode.checkpoint.abilities import NEEDS, major_of
+from slurm_affinode.checkpoint.abilities import major_of, oldest
 from slurm_affinode.checkpoint.cuda import Cuda, Deadlines
 from slurm_affinode.gpu.nvml import NvmlDriver
 
@@ -71,7 +71,7 @@ def cuda(machine: Machine, nvml: NvmlDriver) -> Iterator[Cuda]:
     can = made.capabilities()
     if not can.checkpoint:
         made.close()
-        able = (major_of(can.driver) or 0) >= NEEDS[0].driver
+        able = (major_of(can.driver) or 0) >= oldest(os.uname().machine)
         without(Missing(f"the driver of this machine cannot checkpoint: {can.why_not}", broken=able))
     made.devices()  # initialises CUDA in the helper, which no test is to wait for
     yield made

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 from gpu.machine import Machine
 
-from slurm_affinode.checkpoint.abilities import major_of
+from slurm_affinode.checkpoint.abilities import major_of, oldest
 from slurm_affinode.workflow import doctor_cuda
 from slurm_affinode.workflow.check import OK
 
@@ -23,5 +24,5 @@ def test_what_this_driver_can_do(machine: Machine, note: Any) -> None:
     for one in report.capabilities.table:
         if branch < one.since:
             assert not one.available, one
-    if branch >= 570:
+    if branch >= oldest(os.uname().machine):
         assert doctor_cuda.check(report).status == OK

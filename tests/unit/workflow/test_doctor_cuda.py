@@ -89,6 +89,19 @@ def test_a_driver_that_is_too_old_lacks_each_feature_by_the_branch_that_has_it()
     assert abilities.refusal(Feature.IPC, can) == "CUDA IPC: driver 560.35.03 cannot (610 can)"
 
 
+def test_on_arm_a_driver_before_595_is_too_old() -> None:
+    """It has the functions, and refuses the checkpoint of what it has locked (NVIDIA/cuda-checkpoint, issue 51)."""
+    facts = replace(NEWEST, cuda=13000)
+    grace = abilities.capabilities_of("580.142", facts, mig=False, machine="aarch64")
+    assert grace.why_not == "driver 580.142 cannot on an ARM processor (595 can)"
+    assert {one.feature: one.since for one in grace.table if not one.available} == {
+        Feature.CHECKPOINT: 595, Feature.RESTORE: 595, Feature.MIGRATION: 595, Feature.IPC: 610,
+    }  # fmt: skip
+    assert abilities.capabilities_of("580.142", facts, mig=False, machine="x86_64").checkpoint
+    assert abilities.capabilities_of("595.71.05", facts, mig=False, machine="aarch64").checkpoint
+    assert (abilities.oldest("aarch64"), abilities.oldest("x86_64")) == (595, 570)
+
+
 def test_a_library_that_is_older_than_the_driver_is_what_is_said_to_lack_it() -> None:
     """And not the driver, which would do."""
     old = replace(NEWEST, cuda=12040, functions=dict.fromkeys(ENTRY_POINTS, False))
