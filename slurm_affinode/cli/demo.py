@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from slurm_affinode.cli.options import json_option, print_json, print_table, stages
+from slurm_affinode.cli.options import Number, json_option, print_json, print_table, stages
 from slurm_affinode.demo import histories
 from slurm_affinode.demo.build import build_demo
 
@@ -20,7 +20,7 @@ SEED = 7
     metavar="DIR", help="Where the input, the store and the report go.",
 )  # fmt: skip
 @click.option("--synthetic", is_flag=True, help="An invented week of a larger cluster in place of the recording.")
-@click.option("--days", type=click.FloatRange(0.5, 60), help=f"Length of the synthetic history. [default: {DAYS:g}]")
+@click.option("--days", type=Number(0.5, 60), help=f"Length of the synthetic history. [default: {DAYS:g}]")
 @click.option("--seed", type=click.IntRange(0), help=f"The same seed, the same synthetic history. [default: {SEED}]")
 @json_option
 def demo(*, out: Path, synthetic: bool, days: float | None, seed: int | None, as_json: bool) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import os
 import re
 import sys
@@ -113,6 +114,17 @@ class Span(click.ParamType[float]):
         if seconds < self._least_s:
             self.fail(f"{text} is less than {self._least_s:g} s", param, ctx)
         return seconds
+
+
+class Number(click.FloatRange):
+    """A number in a range; nan is in none, though it is beyond no limit of it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse ``value``; a mistake is a usage error."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
 
 
 def print_json(value: Any) -> None:

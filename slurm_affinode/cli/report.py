@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.cli.options import When, config_options, json_option, print_json, print_table, stages, warn
+from slurm_affinode.cli.options import Number, When, config_options, json_option, print_json, print_table, stages, warn
 from slurm_affinode.cli.prometheus_options import prometheus_options
 from slurm_affinode.config import Config
 from slurm_affinode.report.build import DEFAULT_TITLE, DEFAULT_TOP, WrittenReport
@@ -43,8 +43,8 @@ Examples:
     "--top", type=click.IntRange(1, 200), default=DEFAULT_TOP, show_default=True,
     help="Rows of the tables of users, accounts, ... and of the most wasteful jobs.",
 )  # fmt: skip
-@click.option("--idle-pct", type=click.FloatRange(0, 100), help="Activity, percent, up to which a GPU is idle.")
-@click.option("--low-pct", type=click.FloatRange(0, 100), help="Activity, percent, up to which a GPU has low use.")
+@click.option("--idle-pct", type=Number(0, 100), help="Activity, percent, up to which a GPU is idle.")
+@click.option("--low-pct", type=Number(0, 100), help="Activity, percent, up to which a GPU has low use.")
 @click.option("--csv", "as_csv", is_flag=True, help="Also write jobs.csv, users.csv, accounts.csv, ... with all rows.")
 @json_option
 @config_options

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from slurm_affinode.cli import zombie_show as show
 from slurm_affinode.cli.main import LazyGroup
 from slurm_affinode.cli.options import (
+    Number,
     Span,
     When,
     config_options,
@@ -99,7 +100,7 @@ def filters(function: Any) -> Any:
         click.option("--node", "-w", "nodes", multiple=True, metavar="NAME", help="Only what is on this node."),
         click.option("--kind", "-k", "kinds", multiple=True, type=click.Choice([*KINDS, *VARIANTS]), metavar="KIND",
                      help=f"Only this kind: {', '.join(KINDS)}; or a variant: {', '.join(VARIANTS)}."),
-        click.option("--min-score", type=click.FloatRange(0, 1), default=0.0, metavar="SCORE",
+        click.option("--min-score", type=Number(0, 1), default=0.0, metavar="SCORE",
                      help="Only what scores at least this much, 0-1."),
         click.option("--window", "window_s", type=Span(), metavar="SPAN",
                      help="Idle for at least this long, in place of the windows of the signatures."),

@@ -190,3 +190,9 @@ def test_a_full_disk_behind_standard_output_is_one_line() -> None:
     done = piped("$program --help >/dev/full")
     assert (done.returncode, done.stderr) == (2, "slurm-affinode: standard output: No space left on device\n")
     assert piped("$program report --config /none 2>/dev/full").returncode == 2
+
+
+@pytest.mark.parametrize("words", ["zombies list --min-score", "report --idle-pct", "demo --synthetic --days"])
+def test_what_is_no_number_is_in_no_range(words: str) -> None:
+    done = CliRunner().invoke(cli, [*words.split(), "nan"])
+    assert (done.exit_code, "'nan' is not a number" in done.output) == (2, True)
