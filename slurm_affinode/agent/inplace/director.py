@@ -36,7 +36,7 @@ from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import Phase, Refusal
 
-_WAKES_AT_ONCE, _ASIDE_AT_ONCE = 4, 2
+_WAKES_AT_ONCE, _ASIDE_AT_ONCE = 4, 8
 """Signals, and jobs that are to end, do not wait for those."""
 _SLOWLY_S, _LOOKS_S = 1.0, 0.1
 """Between two looks at what changes seldom (whether the processes are there, the line when nothing has happened), and

@@ -69,7 +69,7 @@ class Looks:
         """
         found = []
         for one in sleepers:
-            if one.asked_epoch is None or one.waking or one.retry_epoch > now:
+            if one.asked_epoch is None or one.waking or one.pauses(now):
                 continue
             if slurm := self._slurm_stops(one, now):
                 one.waits = one.held_back = f"Slurm {slurm} it; it goes on with: scontrol resume {one.shown}"

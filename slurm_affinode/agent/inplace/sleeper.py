@@ -139,6 +139,10 @@ class Sleeper:
         self.failure, self.retry_epoch = words.one(why), now + pause
         return pause
 
+    def pauses(self, now: float) -> bool:
+        """It could not be woken, and is not tried again yet; a clock that was set back does not make that longer."""
+        return 0 < self.retry_epoch - now <= _RETRY_MAX_S
+
     def view(self, now: float, *, held: bool) -> dict[str, Any]:
         """What ``status`` shows of it at that time (epoch); ``held``: Slurm has suspended it."""
         return {

@@ -66,6 +66,9 @@ def test_a_restore_that_fails_leaves_it_asleep_and_is_tried_again(world, node):
         node.world.clock -= 2
         node.director.round()
         assert node.director._sleepers[7].failures == 2
+        world.clock -= 3600
+        node.director.round()
+        assert node.director._sleepers[7].failures == 3
     assert node.phase() is Phase.FROZEN
     node.director.wake(7, "alice")
     node.round()
