@@ -26,6 +26,7 @@ from slurm_affinode.agent.journal import Record
 from slurm_affinode.agent.memory import HostMemory
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.registry import WatchedJob
+from slurm_affinode.agent.slurmfacts import SlurmFacts
 from slurm_affinode.agent.tree import Member, TreeGoneError
 from slurm_affinode.agent.undo import Undo
 from slurm_affinode.checkpoint import preflight
@@ -97,6 +98,7 @@ class InPlaceSuspender:
         self._freeze_s = freeze_s
         self._undo = Undo(parts)
         self._memory = HostMemory(parts)
+        self._slurm = SlurmFacts(parts)
         self._busy: set[int] = set()
         self._lock = threading.Lock()
 
@@ -121,7 +123,8 @@ class InPlaceSuspender:
                 _job_facts(job.slurm),
                 tree,
                 preflight.GpuUseFacts(
-                    parts.cuda.capabilities(), users, used, any(device.mig is not None for device in job.devices or ())
+                    parts.cuda.capabilities(), users, used, any(device.mig is not None for device in job.devices or ()),
+                    self._slurm.some_gpus(job),
                 ),
                 self._memory.of(job, tree),
                 allowed=(Mode.INPLACE,),

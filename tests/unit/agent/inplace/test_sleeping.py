@@ -16,7 +16,7 @@ from slurm_affinode.agent.inplace.sharing import Rules
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.memory import HostMemory
 from slurm_affinode.checkpoint.facts import MemoryFacts, ProcessFacts
-from slurm_affinode.checkpoint.interface import HelperLost
+from slurm_affinode.checkpoint.interface import Capabilities, HelperLost
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase
 
@@ -182,6 +182,17 @@ def test_slurm_that_ends_jobs_above_their_memory_limit(node, monkeypatch, params
     monkeypatch.setattr(node.agent.parts.slurm, "config", lambda: {"JobAcctGatherParams": params})
     slurm = replace(node.agent.parts.slurm.job(7), tres_allocated={"mem": limit})
     assert [one.code for one in node.suspender.refusals(node.job(slurm=slurm))] == found
+
+
+def test_an_old_driver_cannot_do_with_some_of_the_nodes_gpus(node, monkeypatch):
+    """Neither in place: it does not permit the checkpoint, or cannot put the memory back."""
+    parts = node.agent.parts
+    monkeypatch.setattr(parts.cuda, "capabilities", lambda: Capabilities("570.211.01", checkpoint=True))
+    monkeypatch.setattr(parts.slurm, "config", lambda: {"ConstrainDevices": "yes", "TaskPlugin": "task/cgroup"})
+    assert not node.suspender.refusals(node.job())
+    mine = parts.gpus.devices()
+    monkeypatch.setattr(parts.gpus, "devices", lambda: (*mine, replace(mine[0], uuid="GPU-another")))
+    assert [one.code for one in node.suspender.refusals(node.job(devices=mine))] == ["driver"]
 
 
 def test_a_daemon_of_the_script_counts(world, node, monkeypatch):
