@@ -123,7 +123,10 @@ class InPlaceSuspender:
                 _job_facts(job.slurm),
                 tree,
                 preflight.GpuUseFacts(
-                    parts.cuda.capabilities(), users, used, any(device.mig is not None for device in job.devices or ()),
+                    parts.cuda.capabilities(),
+                    users,
+                    used,
+                    any(device.mig is not None for device in job.devices or ()),
                     self._slurm.some_gpus(job),
                 ),
                 self._memory.of(job, tree),
