@@ -26,7 +26,7 @@ def is_transient(error: DBAPIError) -> bool:
 def translate(error: DBAPIError, dialect: str, where: str) -> AffinodeError:
     """Our error for ``error``; ``where`` names the store for people."""
     if dialect == "sqlite":
-        return _sqlite(clean(str(error.orig)), where)
+        return _sqlite(clean(str(error.orig)), where, getattr(error.orig, "sqlite_errorname", ""))
     said = _said(error)
     state, number = _sqlstate(error), _errno(error)
     if state == "42501" or number in _MARIADB_DENIED or (state or "").startswith("28"):
@@ -40,7 +40,7 @@ def translate(error: DBAPIError, dialect: str, where: str) -> AffinodeError:
     return AffinodeError(f"{where}: the database refused: {said}")
 
 
-def _sqlite(said: str, path: str) -> AffinodeError:
+def _sqlite(said: str, path: str, name: str) -> AffinodeError:
     low = said.lower()
     if "not a database" in low or "malformed" in low:
         return InputError(
@@ -48,8 +48,11 @@ def _sqlite(said: str, path: str) -> AffinodeError:
             hint="restore it from a copy, or move it away and take the history in again",
         )  # fmt: skip
     if "readonly" in low or "read-only" in low:
-        return UnreachableError(f"{path}: cannot be written: it, or its directory, is read-only")
-    if "full" in low:
+        return UnreachableError(
+            f"{path}: cannot be written: it, or its directory, is read-only",
+            hint="SQLite writes beside it to read, too: run as the user who owns it",
+        )
+    if "full" in low or name == "SQLITE_IOERR_SHMSIZE":  # no room for the index of the write-ahead log
         return UnreachableError(f"{path}: the disk is full", hint="nothing was changed; make room and run it again")
     if "locked" in low or "busy" in low:
         return UnreachableError(f"{path}: another process has kept it locked", hint="try again when that one is done")

@@ -156,6 +156,12 @@ def test_a_mariadb_held_by_another_for_too_long_is_said(mariadb_url, monkeypatch
         assert repository.get("x") == "z"
 
 
+def _sqlite_without_room() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorname = "SQLITE_IOERR_SHMSIZE"  # as Linux gives it for a file in WAL mode on a full file system
+    return error
+
+
 def _error(orig: Exception, *, invalidated: bool = False) -> DBAPIError:
     return OperationalError("select", {}, orig, connection_invalidated=invalidated)
 
@@ -183,6 +189,7 @@ class _Postgres(Exception):  # noqa: N818 - stands for the driver's class
         (sqlite3.OperationalError("attempt to write a readonly database"), "sqlite", UnreachableError, "read-only"),
         (sqlite3.OperationalError("unable to open database file"), "sqlite", UnreachableError, "cannot be opened"),
         (sqlite3.OperationalError("disk I/O error"), "sqlite", UnreachableError, "the disk gave an error"),
+        (_sqlite_without_room(), "sqlite", UnreachableError, "the disk is full"),
         (sqlite3.IntegrityError("NOT NULL failed"), "sqlite", AffinodeError, "the database refused"),
     ],
 )
