@@ -17,6 +17,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def _built(kind: Any, value: Any) -> Any:
     if kind is SuspendOption:
         return SuspendOption.parse(_typed(str, value))
     if isinstance(kind, type) and is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         given = _typed(dict, value)
         if unknown := given.keys() - hints.keys():
             raise ValueError(f"{kind.__name__}: unknown {', '.join(sorted(unknown))}")
@@ -124,6 +125,12 @@ def _built(kind: Any, value: Any) -> Any:
     if kind is float:
         return float(_typed((int, float), value))
     return _typed(kind, value)
+
+
+@cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    """Types of the fields: worked out once, as an image may list many files and a store has many images."""
+    return typing.get_type_hints(kind)
 
 
 def _typed(kind: Any, value: Any) -> Any:
