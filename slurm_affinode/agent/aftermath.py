@@ -118,10 +118,11 @@ class Aftermath:
     # --- the job runs on
 
     def ran_on(self, record: Record, why: str) -> None:
-        """A suspension was taken back."""
-        parts = self._parts
+        """A suspension was taken back. Where Slurm has ended the run meanwhile there is nothing that runs on."""
+        parts, facts = self._parts, record.facts
         parts.ledger.write(_failed(record, parts.node, why))
-        self._comment(record.key.job_id, words.runs_on(why))
+        if parts.processes.alive(int(facts["init_pid"]), int(facts["init_started"])):
+            self._comment(record.key.job_id, words.runs_on(why))
         self._close(record)
 
     def lost(self, record: Record) -> None:

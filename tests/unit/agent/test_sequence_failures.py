@@ -28,6 +28,19 @@ def test_a_lock_that_times_out_leaves_the_job_running(world):
     assert ledger(world).failure == "its GPU is busy"
 
 
+def test_a_run_that_somebody_else_requeues_meanwhile_is_not_said_to_run_on(world):
+    agent = Agent(world, "c1")
+
+    def requeued():
+        agent.parts.processes.machine.init = None
+        agent.parts.processes.machine.processes.clear()
+        return "its processes are gone"
+
+    assert agent.suspend(requeued).failure
+    assert not (world.comment or "").startswith("runs on")
+    assert ledger(world).failure
+
+
 def test_a_job_that_computes_again_is_let_go_under_the_lock(world):
     done = Agent(world, "c1").suspend(lambda: "GPU 0 at 40 %")
     assert done.failure == "it is not idle any more: GPU 0 at 40 %"
