@@ -27,15 +27,27 @@ _OURS = ("history", "reports", "nightly.lock")
 """What commands make in the state directory; SQLite's file is the store's matter, images of jobs are root's."""
 
 
+class Named(click.Path):
+    """A path that has a name: an empty one (``--state "$UNSET"``) would be the current directory."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """As ``click.Path``; an empty text is a usage error."""
+        if value == "":
+            self.fail("it is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def config_options(function: F) -> F:
     """Add ``--config``, ``--state`` and ``--db``; the command gets one argument ``config: Config``."""
 
     @click.option(
-        "--config", "config_path", type=click.Path(path_type=Path), metavar="FILE",
+        "--config", "config_path", type=Named(path_type=Path), metavar="FILE",
         help=f"Configuration file. [default: {configuration.DEFAULT_PATH}; env {configuration.ENV_CONFIG}]",
     )  # fmt: skip
     @click.option(
-        "--state", "state_dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+        "--state", "state_dir", type=Named(path_type=Path, file_okay=False), metavar="DIR",
         help=f"State directory: the SQLite store and the GPU history. [env {configuration.ENV_STATE}]",
     )  # fmt: skip
     @click.option(

@@ -196,3 +196,12 @@ def test_a_full_disk_behind_standard_output_is_one_line() -> None:
 def test_what_is_no_number_is_in_no_range(words: str) -> None:
     done = CliRunner().invoke(cli, [*words.split(), "nan"])
     assert (done.exit_code, "'nan' is not a number" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["--state", "--config"])
+def test_a_variable_that_is_not_set_names_no_directory(option: str, tmp_path: Path, monkeypatch) -> None:
+    """``--state "$STATE"`` made a store wherever one happened to be."""
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, ["db", "upgrade", option, ""])
+    assert (done.exit_code, f"Invalid value for '{option}': it is empty" in done.output) == (2, True)
+    assert not list(tmp_path.iterdir())
