@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -185,8 +186,21 @@ class Reader:
         if self._table is None:
             # Where a comma stands within numbers, the semicolon stands between them.
             comma = self._delimiter == ";"
+            if not self._dialect.log:
+                self._check_names()
             self._table = TableReader(self._header, self._notes, self._options, self._node, decimal_comma=comma)
         yield from self._table.rows(good)
+
+    def _check_names(self) -> None:
+        """Raise ``InputError`` where several columns have one name that would be read: which of them is not known."""
+        count = Counter(name.lower() for name in self._header)
+        for name in self._header:
+            if count[name.lower()] > 1 and self._options.aliases.column(name) is not None:
+                raise InputError(
+                    f"has {count[name.lower()]} columns called {name}",
+                    where=self._notes.name,
+                    hint="a row is of one GPU (or MIG instance) at one time: give each column a name of its own",
+                )
 
     def _with_header(self, rows: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
         """Take the header off; with ``--fields`` a line that is none is the first row."""

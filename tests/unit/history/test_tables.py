@@ -342,6 +342,16 @@ def test_a_table_of_aliases_of_a_site(tmp_path: Path) -> None:
         aliases.load(columns={"x": "power_w:stone"})
 
 
+def test_two_columns_of_one_name_are_refused(read: Reader, tmp_path: Path) -> None:
+    """A table with columns for each GPU: taking the first would leave the others out without a word."""
+    path = tmp_path / "s.csv"
+    path.write_text(f"time,node,uuid,note,note,Util,util\n1793520000,n1,{UUID},a,b,5,6\n")
+    with pytest.raises(InputError, match=r"s\.csv: has 2 columns called Util"):
+        read(path)
+    path.write_text(f"time,node,uuid,note,note,util\n1793520000,n1,{UUID},a,b,5\n")
+    assert [row["util_pct"] for row in read(path).rows] == [5]
+
+
 def test_a_comma_within_numbers(read: Reader, tmp_path: Path) -> None:
     """Where semicolons stand between cells; groups of thousands are no numbers."""
     path = tmp_path / "s.csv"
