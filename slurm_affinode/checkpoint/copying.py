@@ -236,7 +236,7 @@ class _Copy:
                 again = kept > 0 and self._copy(source, target, 0, each) == self.fact.digest
                 if not again:
                     raise ImageDamaged(f"{self.fact.path}: its contents have changed")
-            os.ftruncate(target, whole)
+            _resize(target, whole)
 
     def _open(self, name: str) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -249,7 +249,7 @@ class _Copy:
         size, packs = self.fact.size, _packs(self.fact, self.how)
         # What is left out because it is 0 has to be a hole.
         end = packing.packed_size(kept * digest.BLOCK) if packs and kept else kept * digest.BLOCK
-        os.ftruncate(target, min(packing.packed_size(size) if packs else size, end))
+        _resize(target, min(packing.packed_size(size) if packs else size, end))
         if size >= _DIRECT_FROM and not packs:
             # What is kept is read through the cache, by other threads, from the same descriptor.
             blockio.past_cache(target, on=self.how.write_direct and not kept)
@@ -305,6 +305,12 @@ class _Copy:
         if not packs and not blockio.is_direct(target):
             writeback.start_writing(target, begin, end - begin)
         return state.digest()
+
+
+def _resize(fd: int, size: int) -> None:
+    """Cut or extend a file, where it has another size: a change of the file system, also where nothing changes."""
+    if os.fstat(fd).st_size != size:
+        os.ftruncate(fd, size)
 
 
 def _add_zeros(state: digest.Hash, count: int) -> None:
