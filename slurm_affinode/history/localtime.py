@@ -39,12 +39,15 @@ def epoch_ms(value: pl.Expr) -> pl.Expr:
     return scaled.round().cast(pl.Int64, strict=False)
 
 
-def parse(texts: pl.Series, zone: tzinfo | None, device: pl.Series | None = None) -> tuple[pl.Series, dict[str, int]]:
+def parse(
+    texts: pl.Series, zone: tzinfo | None, device: pl.Series | None = None, *, known: int = 0
+) -> tuple[pl.Series, dict[str, int]]:
     """UTC times of ``texts`` (null where a text is no time) and what was decided, with how often.
 
     Times without a zone are in ``zone`` (None: the local zone of this process). A local time that exists twice is the
     earlier one until the clock of its ``device`` has been seen to go back, which it has before a log that begins with
     such times and goes on behind them; one that does not exist is read with the offset that was valid before.
+    The first ``known`` texts were read before, and are not counted again.
     """
     frame = pl.DataFrame({"text": texts})
     distinct = frame.unique()
@@ -55,7 +58,7 @@ def parse(texts: pl.Series, zone: tzinfo | None, device: pl.Series | None = None
     local = frame["local"]
     if not local.any():
         return frame["time"], {}
-    times, decisions = localise(frame["naive"], zone, device)
+    times, decisions = localise(frame["naive"], zone, device, known=known)
     return frame.select(pl.when(local).then(times).otherwise("time").alias("time"))["time"], decisions
 
 
@@ -107,7 +110,7 @@ def _offset(text: pl.Expr) -> pl.Expr:
 
 
 def localise(
-    naive: pl.Series, zone: tzinfo | None, device: pl.Series | None = None
+    naive: pl.Series, zone: tzinfo | None, device: pl.Series | None = None, *, known: int = 0
 ) -> tuple[pl.Series, dict[str, int]]:
     """``naive`` local times of ``zone`` as UTC times, and what was decided (see ``parse``)."""
     zone = zone or local_zone()
@@ -128,7 +131,8 @@ def localise(
         pl.when(pl.col("twice") & back).then(pl.col("late")).otherwise(pl.col("early"))
         .fill_null(pl.col("before")).dt.convert_time_zone("UTC").alias("time")
     )["time"]  # fmt: skip
-    counts = {TWICE: int(frame["twice"].sum()), NEVER: int((early.is_null() & naive.is_not_null()).sum())}
+    never = early.is_null() & naive.is_not_null()
+    counts = {TWICE: int(frame["twice"][known:].sum()), NEVER: int(never[known:].sum())}
     return times, {what: count for what, count in counts.items() if count}
 
 

@@ -308,7 +308,7 @@ class _Clock:
         held = len(self._texts)
         all_texts = pl.concat([self._texts, texts.rename("text")])
         all_devices = pl.concat([self._devices, devices.rename("device")])
-        times, decisions = localtime.parse(all_texts, self._zone, all_devices)
+        times, decisions = localtime.parse(all_texts, self._zone, all_devices, known=held)
         for what, count in decisions.items():
             notes.decide(what, count)
         last = times.max()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -35,7 +36,7 @@ LINES = st.one_of(
 )
 
 
-def outcome(path: Path, chunk: int, **how: Any) -> object:
+def outcome(path: Path, chunk: int, **how: Any) -> tuple[Any, ...]:
     """What a file gives: samples, problems, decisions; or the error."""
     notes = Notes(path.name)
     options = ReadOptions(aliases=aliases.load(), zone=ZoneInfo("Europe/Berlin"), **how)
@@ -59,3 +60,17 @@ def test_what_is_split_at_delimiters_is_what_csv_says(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plainlines, "plain_lines", lambda lines, delimiter: None)
         assert outcome(path, 1 << 20, strict=strict) == quick
+
+
+def test_the_blocks_of_a_file_change_nothing_when_the_clocks_go_back(tmp_path: Path) -> None:
+    """Neither the times nor how many of them are said to have existed twice."""
+    berlin = ZoneInfo("Europe/Berlin")
+    moments = [datetime(2026, 10, 24, 23, tzinfo=UTC) + timedelta(minutes=at) for at in range(240)]
+    rows = [f"{one.astimezone(berlin):%Y-%m-%d %H:%M:%S},n1,{gpu},{gpu}" for one in moments for gpu in (0, 1)]
+    path = tmp_path / "s.csv"
+    path.write_text("\n".join(["time,node,index,util", *rows]) + "\n")
+    whole, small = outcome(path, 1 << 20), outcome(path, 2000)
+    assert whole == small
+    assert isinstance(whole[0], list)
+    assert [row[list(SAMPLES).index("time")] for row in whole[0]] == [one for one in moments for _ in (0, 1)]
+    assert list(whole[3].values()) == [240]
