@@ -162,15 +162,15 @@ def clean(
             _person(over_limit)
         asked = replace(asked, policy=replace(asked.policy, limits=replace(asked.policy.limits, cancel=over_limit)))
     with _session(asked) as session:
-        decided = session.plan()
-        if not warnings:
-            decided = [one for one in decided if not zombie_tell.warnable(one)]
+        planned = session.plan()
+        decided = [one for one in planned if warnings or not zombie_tell.warnable(one)]
+        untold = len(planned) - len(decided)
         session.looked(decided, "clean")
         if not yes:
-            return session.show([_planned(one) for one in decided], dry_run=True)
+            return session.show([_planned(one) for one in decided], dry_run=True, untold=untold)
         done = actions_of.execute(decided, session.tools)
         done += zombie_tell.tell(decided, session.tools, session.ledger)
-        return session.show([*done, *_idle(decided)], dry_run=False)
+        return session.show([*done, *_idle(decided)], dry_run=False, untold=untold)
 
 
 def _person(limit: int) -> None:
@@ -225,8 +225,10 @@ class Session:
         """Write down that somebody looked."""
         self.log.record([actions_of.looked(decided, self.tools.who, self.tools.now(), command)])
 
-    def show(self, outcomes: Sequence[Outcome], *, dry_run: bool, mails: Iterable[Digest] | None = None) -> int:
-        """Print what was done or would be; the exit status."""
+    def show(
+        self, outcomes: Sequence[Outcome], *, dry_run: bool, mails: Iterable[Digest] | None = None, untold: int = 0
+    ) -> int:
+        """Print what was done or would be, and how many are only to be told of; the exit status."""
         shown = [one for one in outcomes if self.asked.everything or one.action.code not in QUIET]
         if self.asked.as_json:
             print_json({
@@ -250,6 +252,7 @@ class Session:
                 print_table(("ACTION", "TARGET", "KIND", "USER", "RESULT", "WHY"), rows)
             hidden = len(outcomes) - len(shown)
             more = f"; {hidden} more for which it is too early or done (--all)" if hidden else ""
+            more += f"; of {untold} people are to be told (--warn)" if untold else ""
             click.echo(f"{len(self.found.findings)} findings, {len(shown)} shown{more}")
             for note in self.found.notes:
                 warn(note)

@@ -88,6 +88,12 @@ def test_dry_run_prints_the_mails(state: Path, policy: Path) -> None:
     assert all("What you can do" in one["text"] and one["html"].startswith("<!doctype") for one in mails)
 
 
+def test_clean_says_how_many_it_leaves_to_warn(state: Path, policy: Path) -> None:
+    """Without --warn they are not in the table, and nobody is to think that they were forgotten."""
+    result = run("zombies", "clean", "--state", str(state), "--slurm-backend", "commands", "--policy", str(policy))
+    assert re.search(r"^\d+ findings, .* of [1-9]\d* people are to be told \(--warn\)$", result.stdout, re.MULTILINE)
+
+
 def test_stale_evidence_is_told_as_such(state: Path) -> None:
     """The built-in policy on a history that ended long ago."""
     result = run("zombies", "clean", "--warn", "--state", str(state), "--slurm-backend", "commands", "--json",
