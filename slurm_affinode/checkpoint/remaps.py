@@ -29,6 +29,8 @@ from slurm_affinode.checkpoint.namespace import PROC
 INDEX = "remaps.json"
 REMAP = "link_remap."
 ASIDE = ".link_remap."
+CRIUS_LIST = "remap-fpath.img"
+"""CRIU writes it where a file without its name was open, and only there."""
 WAIT_S = 120.0
 """For another job's restore to take its name away."""
 _LIMIT = 16 << 20
@@ -56,6 +58,8 @@ def set_aside(
     A file of which that cannot be done (it is another user's) keeps CRIU's name. ``owner``: uid and gid of the job.
     ``but``: directories that are left alone, with all below them.
     """
+    if CRIUS_LIST not in rootdir.names(directory_fd):
+        return
     found: dict[tuple[str, str], Remap] = {}
     for pid, directory, facts in _nameless(pids, proc):
         if not f"{directory}/".startswith(tuple(f"{place}/" for place in but)):

@@ -38,6 +38,7 @@ class Place:
     def dumped(self, name: str, image: int, *, but: tuple[str, ...] = ()) -> None:
         """CRIU has made its name for it."""
         (self.work / CRIU).hardlink_to(self.work / f"{name}-too")
+        os.close(os.open(remaps.CRIUS_LIST, os.O_CREAT | os.O_WRONLY, dir_fd=self.images[image]))
         remaps.set_aside([ME], self.images[image], OWNER, but=but)
 
     def names(self) -> set[str]:
@@ -104,7 +105,7 @@ def test_files_of_the_node_are_left_to_others(place: Place) -> None:
     with place.open_removed("a"):
         place.dumped("a", 0, but=(str(place.work.parent),))
         assert place.names() == {CRIU}
-        assert not list((place.work.parent / "one").iterdir())
+        assert [one.name for one in (place.work.parent / "one").iterdir()] == [remaps.CRIUS_LIST]
 
 
 def test_what_its_user_has_taken_away_is_for_criu_to_miss(place: Place) -> None:
