@@ -1,0 +1,87 @@
+"""A server on a UNIX socket that sleeps in place: the kernel does not count what comes on its open connections."""
+
+from __future__ import annotations
+
+import pytest
+from cluster.caught import beyond
+from cluster.driver import WORKLOADS, Cluster, wait_until
+from cluster.phases import stopping_at, wait_for_stop
+from cluster.servers import BY_HAND, NODE, in_place, put_to_sleep, wait_awake
+from cluster.sleepers import journals, wait_for_agents, wake
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+PATH = r"\0inplace-unix"
+GO, SAID = "/run/inplace-unix.go", "/run/inplace-unix.said"
+ATTEMPTS = 5
+
+# Answers each line on a connection, which stays open.
+SERVER = f"""#!/opt/slurm-affinode/bin/python
+import socket, sys
+sys.path.insert(0, "{WORKLOADS}")
+import gpu
+
+device = gpu.Gpu()
+device.hold(200 << 20)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("{PATH}")
+listener.listen()
+gpu.say("listening")
+while True:
+    connection, _ = listener.accept()
+    while said := connection.recv(100):
+        device.compute(0.05)
+        connection.sendall(said.upper())
+"""
+
+# Asks once, and on the same connection again when it is told to.
+CLIENT = f"""
+import os, socket, time
+client = socket.socket(socket.AF_UNIX)
+client.settimeout(60)
+client.connect("{PATH}")
+client.sendall(b"first")
+print(client.recv(100).decode(), flush=True)
+while not os.path.exists("{GO}"):
+    time.sleep(0.02)
+client.sendall(b"second")
+print(client.recv(100).decode(), flush=True)
+"""
+
+
+def start_client(cluster: Cluster) -> None:
+    """It has its first answer."""
+    cluster.shell(NODE, 'rm -f "$1"; setsid -f python3 -c "$3" >"$2" 2>&1 </dev/null', GO, SAID, CLIENT)
+    wait_until("it was answered", lambda: cluster.run(NODE, "cat", SAID).stdout, lambda said: said == "FIRST\n")
+
+
+@pytest.mark.parametrize("phase", ["locked", "parked", "frozen"])
+def test_what_it_reads_while_it_is_put_to_sleep_is_answered(cluster: Cluster, phase: str) -> None:
+    """Its client has a connection that was open before. One that says nothing lets it sleep."""
+    wait_for_agents(cluster)
+    job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", "--gres=shard:6", BY_HAND, script=SERVER)
+    cluster.wait_for_output(job, "listening")
+    for _ in range(ATTEMPTS):
+        start_client(cluster)
+        with stopping_at(cluster, phase, NODE):
+            ask_for = f"setsid -f slurm-affinode suspend --no-wait {job} </dev/null >/dev/null 2>&1"
+            cluster.shell("login", ask_for, user="alice")
+            caught = wait_for_stop(cluster, lambda: beyond(cluster, phase)) is not None
+            cluster.shell(NODE, f"touch {GO}; sleep 0.5")
+        said = wait_until(
+            "it is answered", lambda: cluster.run(NODE, "cat", SAID).stdout, lambda said: "\n" in said[6:]
+        )
+        assert said == "FIRST\nSECOND\n"
+        wait_awake(cluster, job)
+        if caught:
+            break
+    start_client(cluster)
+    put_to_sleep(cluster, job)
+    cluster.shell(NODE, "sleep 2")
+    seen = in_place(cluster, job)
+    assert seen is not None
+    assert seen["asked"] is None
+    assert journals(cluster, NODE) == ["frozen"]
+    wake(cluster, job)
+    wait_awake(cluster, job)
+    cluster.shell(NODE, f"touch {GO}")
