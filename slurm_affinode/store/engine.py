@@ -99,9 +99,10 @@ def connect(url: URL, *, create: bool = True) -> Engine:
         return _sqlite(url, create=create)
     try:
         if url.get_backend_name() == "postgresql":
-            return create_engine(url, pool_size=2, connect_args={"connect_timeout": 15})
-        arguments = {"connect_timeout": 15, "init_command": "SET sql_mode = 'STRICT_ALL_TABLES,ANSI_QUOTES'"}
-        return create_engine(url, pool_size=2, isolation_level="READ COMMITTED", connect_args=arguments)
+            engine = create_engine(url, pool_size=2, connect_args={"connect_timeout": 15})
+        else:
+            arguments = {"connect_timeout": 15, "init_command": "SET sql_mode = 'STRICT_ALL_TABLES,ANSI_QUOTES'"}
+            engine = create_engine(url, pool_size=2, isolation_level="READ COMMITTED", connect_args=arguments)
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(error.name or "")
         hint = f"pip install 'slurm-affinode[{extra}]'" if extra else None
@@ -110,6 +111,17 @@ def connect(url: URL, *, create: bool = True) -> Engine:
         raise ConfigError(f"{url.drivername}: no such database driver", hint=_known()) from error
     except (SQLAlchemyError, TypeError) as error:
         raise ConfigError(f"{shown(url)}: cannot be used: {clean(str(error))}") from error
+
+    @event.listens_for(engine, "do_connect")
+    def with_known_options(dialect: Any, _record: object, arguments: Any, options: Any) -> Any:
+        try:
+            return dialect.connect(*arguments, **options)
+        except TypeError as error:  # as of any function that does not know an argument
+            raise ConfigError(
+                f"{shown(url)}: cannot be used: {clean(str(error))}", hint="see what stands behind the ? of the URL"
+            ) from error
+
+    return engine
 
 
 def _sqlite(url: URL, *, create: bool) -> Engine:

@@ -216,3 +216,12 @@ def test_a_transaction_broken_off_by_the_server_is_run_again(tmp_path, monkeypat
         assert write(repository.engine, work) == "done"
         with pytest.raises(AffinodeError, match="Deadlock"):
             write(repository.engine, lambda _connection: (_ for _ in ()).throw(deadlock))
+
+
+def test_an_option_of_the_url_that_its_driver_does_not_know_is_one_line():
+    pytest.importorskip("pymysql")
+    with (
+        pytest.raises(ConfigError, match=r"mariadb://u@127\.0\.0\.1:1/x\S*: cannot be used: .*'foo'"),
+        Repository.open("mariadb://u:secret@127.0.0.1:1/x?foo=bar"),
+    ):
+        pass
