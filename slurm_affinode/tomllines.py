@@ -50,6 +50,8 @@ class Lines:
 
 def syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> TomlFault:
     """Line and message of what ``tomllib`` says."""
+    if text.startswith("\ufeff"):  # which nobody sees
+        return TomlFault(1, "not TOML: begins with a byte order mark", "save it as UTF-8 without a BOM")
     said = str(error)
     match = _AT.search(said)
     line = max(1, len(text.splitlines())) if match is None or match[1] is None else int(match[1])

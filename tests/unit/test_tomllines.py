@@ -22,6 +22,7 @@ from slurm_affinode.tomllines import syntax_fault
         ("kinds = [1,\n", 1, "kinds = [1,", "brackets"),
         ("just words\n", 1, "just words", "key = value"),
         ("é = 1\n", 1, "é = 1", "key = value"),
+        ("\ufeff[limits]\n", 1, "byte order mark", "without a BOM"),
     ],
 )
 def test_a_slip_is_told_with_its_line_and_what_to_do(text: str, line: int, says: str, hint: str) -> None:
