@@ -73,7 +73,8 @@ def unled(tree: Sequence[Process]) -> frozenset[int]:
 def adopted(tree: Sequence[Process]) -> list[Process]:
     """Children of the root in a session that another process leads become children of that leader; parents come first.
 
-    So do zombies: CRIU would wait for ever for one that a helper has forked. What the leader is itself below does not.
+    So do zombies: CRIU would wait for ever for one that a helper has forked. What the leader is itself below does not,
+    by now: two could else be put below each other, and be lost.
     """
     by_pid, root = {one.pid: one for one in tree}, tree[0].pid
     found = []
@@ -81,7 +82,7 @@ def adopted(tree: Sequence[Process]) -> list[Process]:
         leader = by_pid.get(one.session)
         strange = one.parent == root and leader is not None and leader.pid not in (root, one.pid)
         if strange and leader is not None and leader.session == leader.pid and one.pid not in _above(leader, by_pid):
-            one = replace(one, parent=leader.pid)  # noqa: PLW2901 - the same process
+            one = by_pid[one.pid] = replace(one, parent=leader.pid)  # noqa: PLW2901 - the same process
         found.append(one)
     return found if found == list(tree) else _parents_first(found)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurm_affinode.checkpoint.criu_images import BadImage, records
@@ -151,7 +151,12 @@ def test_nobody_is_in_a_session_without_a_leader_afterwards(tree: list[Process])
     misplaced(adopted(after))
 
 
+CROSSED = [Process(2, 0, 2), Process(3, 2, 6), Process(5, 2, 7), Process(6, 5, 6), Process(7, 3, 7)]
+"""Two children of the root, each in a session that is led below the other one."""
+
+
 @given(trees())
+@example(CROSSED)
 def test_nobody_is_lost_where_children_change_their_parents(tree: list[Process]) -> None:
     """Each process is there once, behind its parent, in its session."""
     after = adopted(tree)
