@@ -22,6 +22,8 @@ def plain_lines(lines: pl.DataFrame, delimiter: str) -> pl.DataFrame | None:
         if not text.str.contains(f"^{cell}(?:{mark}{cell})*$").all():
             return None
         text = text.str.replace_all('"', "", literal=True)
+    # Of one space after each delimiter, as nvidia-smi has them, the expression is the slow way.
+    text = text.str.replace_all(f"{delimiter} ", delimiter, literal=True)
     if text.str.contains(f"(?:^|{mark}) ").any():
         text = text.str.replace_all(f"(^|{mark}) +", "${1}")
     return lines.with_columns(text.alias("line")).filter(pl.col("line").str.contains(rf"[^\s{mark}]"))
