@@ -14,7 +14,7 @@ import click
 
 from slurm_affinode.agent.notes import Notes
 from slurm_affinode.agent.waker import lacking
-from slurm_affinode.checkpoint import sweeping
+from slurm_affinode.checkpoint import remaps, sweeping
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, Usage
 from slurm_affinode.checkpoint.manifest import load_key, summary
@@ -281,6 +281,7 @@ def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, a
                     continue
                 with _trouble(store, failed):
                     if not dry_run:
+                        remaps.gone(store, found)
                         store.discard(found.manifest.key, found.manifest.seq)
                     removed.append({"store": str(store.path), "image": f"{found.job}/{found.entry}"})
         missing = tiers.missing

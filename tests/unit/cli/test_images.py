@@ -148,6 +148,18 @@ def test_the_image_of_a_job_that_a_list_of_slurms_lacks_stays(config: Path, monk
     assert run("prune", *arguments)[1].startswith("removed alpha.123/0001")
 
 
+def test_what_was_set_aside_for_an_image_goes_with_it(config: Path, tmp_path: Path) -> None:
+    """The name of a file that the job has open while its own is gone; nothing else knows of it."""
+    (tmp_path / ".link_remap.1.2").write_text("kept")
+    aside = {"directory": str(tmp_path), "name": "link_remap.5", "aside": ".link_remap.1.2"}
+    files = [aside | {"inode": (tmp_path / ".link_remap.1.2").stat().st_ino}]
+    index = tmp_path / "local" / "alpha.123" / "0001" / "criu" / "remaps.json"
+    index.write_text(json.dumps({"uid": os.getuid(), "gid": os.getgid(), "files": files}))
+    index.chmod(0o600)
+    run("prune", "123", "--yes", "--config", config)
+    assert not (tmp_path / ".link_remap.1.2").exists()
+
+
 def test_images_of_jobs_that_are_over_are_pruned(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After Slurm has said which jobs there are; first one looks what would go."""
 
