@@ -25,7 +25,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the kernel tells only
 SERVER = """
 import queue, socket, sys, threading, time
 work = queue.SimpleQueue()
-threading.Thread(target=lambda: work.get() and threading.Event().wait(), daemon=True).start()
+threading.Thread(target=lambda: work.get() and time.sleep(1000), daemon=True).start()
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
 listener.listen()
@@ -75,12 +75,13 @@ def test_who_has_read_something_is_elsewhere(server: tuple[subprocess.Popen[byte
         for number in (signal.SIGSTOP, signal.SIGCONT):
             os.kill(running.pid, number)
             time.sleep(0.05)
-            assert not went_on(before, waits([running.pid]))
+            wait_for(lambda: not went_on(before, waits([running.pid])))
         client.sendall(b"nothing")
         time.sleep(0.2)
         assert not went_on(before, resting(running.pid))
         client.sendall(b"something")
         wait_for(lambda: went_on(before, waits([running.pid])))
+        assert went_on(before, resting(running.pid))
         assert [sock.unread for sock in nodes.look(nodes.own([running.pid])).values() if sock.there] == [0]
         os.kill(running.pid, signal.SIGSTOP)
         time.sleep(0.05)
