@@ -165,9 +165,9 @@ def our_restore(place: Place) -> float:
         began = time.monotonic()
         image = place.store.find(LiveRun(replace(FACTS.key, submit_epoch=2), 0, 1))
         assert image is not None
-        with place.store.verifying(image) as sound:
+        with place.store.verifying(image) as pages:
             fd = place.store.open_criu(image)
-            place.criu.restore(init, fd, [], root_pid_ns=image.manifest.root_pid, timeout_s=600, sound=sound)
+            place.criu.restore(init, fd, [], root_pid_ns=image.manifest.root_pid, timeout_s=600, pages=pages)
             os.close(fd)
         return time.monotonic() - began
 

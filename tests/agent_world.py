@@ -162,16 +162,16 @@ class FakeImager:
             process.stopped = True
         return DumpResult(2, (2, 3), 0.1, "4.1.1")
 
-    def restore(self, init_pid, directory_fd, inherit, *, root_pid_ns, timeout_s, sound, ready) -> int:  # type: ignore[no-untyped-def]
+    def restore(self, init_pid, directory_fd, inherit, *, root_pid_ns, timeout_s, pages, ready) -> int:  # type: ignore[no-untyped-def]
         self.world.effect("criu restore")
         if self.fails:
             raise RestoreFailed(self.fails)
         fd = os.open("pages-1.img", os.O_RDONLY, dir_fd=directory_fd)
-        pages = os.read(fd, 20)
+        held = os.read(fd, 20)
         os.close(fd)
-        sound(timeout_s)
+        pages.sound(timeout_s)
         ready()
-        steps = int(pages)
+        steps = int(held)
         base = self.world.nodes[self.node].next_pid
         self.world.nodes[self.node].processes = [
             Process(base + 52, 2, cuda=None), Process(base + 53, 3, CudaState.CHECKPOINTED, steps=steps),

@@ -273,9 +273,9 @@ def _imaged(run: Programs, ours: Ours, criu: Criu, store: DirectoryStore, mib: i
         assert again is not None
         seconds["verify"] = timed(lambda: store.verify(again))
         fd = store.open_criu(again)
-        with store.verifying(again) as sound:
+        with store.verifying(again) as pages:
             seconds["restore image"] = timed(
-                lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=480, sound=sound)
+                lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=480, pages=pages)
             )
         os.close(fd)
         program.pid = namespace.members(second.init)[root_ns]

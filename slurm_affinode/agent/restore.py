@@ -28,7 +28,7 @@ from slurm_affinode.agent.streams import STREAMS, say
 from slurm_affinode.agent.watch import by_index
 from slurm_affinode.checkpoint import remaps
 from slurm_affinode.checkpoint.asuser import user_of
-from slurm_affinode.checkpoint.interface import CudaState, ImageDamaged, RestoreFailed, Sound
+from slurm_affinode.checkpoint.interface import CudaState, ImageDamaged, Pages, RestoreFailed
 from slurm_affinode.checkpoint.room import shortage
 from slurm_affinode.checkpoint.tier import Copy
 from slurm_affinode.core.suspension import pair_gpus
@@ -154,13 +154,13 @@ class JobRestorer:
         # Verified, brought here, waiting for GPU memory, restored: it must not leave its tier meanwhile.
         with parts.tiers.pinned(placing.copies[0]):
             pid, pairs = parts.tiers.sound(
-                placing.copies, lambda copy, sound: self._place_copy(placing, copy, sound, again=again)
+                placing.copies, lambda copy, pages: self._place_copy(placing, copy, pages, again=again)
             )
         self._cuda(arrival, manifest, pairs)
         return pid
 
     def _place_copy(
-        self, placing: _Placing, copy: Copy, sound: Sound, *, again: bool
+        self, placing: _Placing, copy: Copy, pages: Pages, *, again: bool
     ) -> tuple[int, dict[str, str] | None]:
         """The tree as it was without its GPU memory: PID of its root, and which GPU takes the place of which."""
         parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
@@ -181,7 +181,7 @@ class JobRestorer:
                 inherit,
                 root_pid_ns=manifest.root_pid,
                 timeout_s=parts.settings.restore_s,
-                sound=sound,
+                pages=pages,
                 ready=lambda: self._announce(placing, fds),
             )
         return pid, pairs

@@ -18,6 +18,7 @@ ALIGN = 4096
 _PIECE = 256 << 10
 _BURST_S = 0.25
 _LOOK_S = 0.25
+_SAMPLES = 16
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -54,7 +55,8 @@ class Buffer:
         self._map = mmap.mmap(-1, size)
         self.view = memoryview(self._map)
         self._anchor = ctypes.c_char.from_buffer(self._map)
-        self._address = ctypes.addressof(self._anchor)
+        self.address = ctypes.addressof(self._anchor)
+        """In memory."""
 
     def zero(self, at: int, length: int) -> bool:
         """Whether these bytes are all 0."""
@@ -62,7 +64,7 @@ class Buffer:
             return True
         if self.view[at] or self.view[at + length - 1]:
             return False
-        start = self._address + at
+        start = self.address + at
         return bool(_memcmp(start, start + 1, length - 1) == 0)
 
 
@@ -95,6 +97,15 @@ def past_cache(fd: int, *, on: bool = True) -> bool:
 def is_direct(fd: int) -> bool:
     """Whether a descriptor reads and writes past the page cache."""
     return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+def is_cached(fd: int, size: int) -> bool:
+    """Whether a file of so many bytes seems to be in the page cache: some of its pages, evenly spread, are."""
+    page, pages = bytearray(ALIGN), size // ALIGN
+    try:
+        return all(os.preadv(fd, [page], pages * n // _SAMPLES * ALIGN, os.RWF_NOWAIT) for n in range(_SAMPLES))
+    except OSError:  # it would have to wait, or the file system does not tell
+        return False
 
 
 def read_into(fd: int, block: Buffer, length: int, at: int) -> int:

@@ -9,18 +9,21 @@ What CRIU says at its end is not trusted: the files of a dump are looked at, and
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from slurm_affinode import process
-from slurm_affinode.checkpoint import localfiles, namespace, rootdir, sessions
+from slurm_affinode.checkpoint import localfiles, memorymap, namespace, rootdir, sessions
 from slurm_affinode.checkpoint.asuser import User, user_of
 from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
+from slurm_affinode.checkpoint.filling import CannotFill, Filler, beside
 from slurm_affinode.checkpoint.gate import Gate, work_directory
 from slurm_affinode.checkpoint.interface import (
     CheckpointError,
@@ -29,10 +32,11 @@ from slurm_affinode.checkpoint.interface import (
     DumpResult,
     ImageDamaged,
     InheritFd,
+    Pages,
     RestoreFailed,
-    Sound,
     Tree,
 )
+from slurm_affinode.checkpoint.memorymap import Memory
 from slurm_affinode.checkpoint.openfiles import OpenFiles
 from slurm_affinode.errors import UnreachableError
 
@@ -60,7 +64,27 @@ _COMMON = (
     "--link-remap",
 )
 
+_ABOUT_MEMORY = re.compile("lazy|uffd|userfault")
+"""In what CRIU says where it cannot leave memory to somebody else."""
+
+LOG = logging.getLogger("slurm_affinode.agent")
 Runner = Callable[..., process.Completed]
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Of one restore."""
+
+    init_pid: int
+    directory_fd: int
+    inherit: Sequence[InheritFd]
+    root_pid_ns: int
+    inventory: Inventory
+    deadline: float
+
+    def left_s(self) -> float:
+        """Seconds until it is given up."""
+        return self.deadline - time.monotonic()
 
 
 class Criu:
@@ -80,6 +104,7 @@ class Criu:
         self._cgroup_root = cgroup_root
         self._verbosity = verbosity
         self._version: str | None = None
+        self._lazy: bool | None = None
 
     def check(self) -> str:
         """Version of CRIU. Raises ``CheckpointError`` where it is missing or too old."""
@@ -147,68 +172,103 @@ class Criu:
         *,
         root_pid_ns: int,
         timeout_s: float,
-        sound: Sound,
+        pages: Pages,
         ready: Callable[[], None] = lambda: None,
     ) -> int:
-        """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``, and what ``sound``
-        raises: nothing is left.
+        """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``, and what ``pages``
+        raise: nothing is left.
 
-        ``directory_fd`` is only read; ``timeout_s`` is for ``sound``, too; ``ready`` is called after that.
+        ``directory_fd`` is only read; ``timeout_s`` is for all of it; ``ready`` is called when ``pages`` are sound.
         The tree runs when this returns; its CUDA processes wait in their calls until they are restored and unlocked.
         """
         self.check()
         try:
             inventory = inspect(directory_fd)
+            memories = memorymap.fillable(directory_fd, inventory) if self._leaves_memory() else ()
         except BadImage as error:
             raise RestoreFailed(f"the image is not complete: {error}") from None
         if namespace.members(init_pid):
             raise RestoreFailed("the job's PID namespace is not empty")
-        deadline = time.monotonic() + timeout_s
-
-        def look() -> None:
+        target = _Target(init_pid, directory_fd, inherit, root_pid_ns, inventory, time.monotonic() + timeout_s)
+        try:
+            localfiles.put_back(init_pid, directory_fd)
+            self._raise_pids(init_pid, inventory.numbers)
             try:
-                _look(init_pid, inventory.pids, [one.fd for one in inherit])
-                sound(deadline - time.monotonic())
-                ready()
-            except BaseException:
-                namespace.kill_all(init_pid)
-                raise
-
-        with work_directory() as (work, work_fd):
-            try:
-                localfiles.put_back(init_pid, directory_fd)
-                self._raise_pids(init_pid, inventory.numbers)
-                argv = [
-                    *self._in_cgroups_of(init_pid), *self._inside(init_pid),
-                    self._program, "restore",
-                    f"--images-dir=/proc/self/fd/{directory_fd}", f"--work-dir=/proc/self/fd/{work_fd}",
-                    f"--libdir=/proc/self/fd/{work_fd}", "--log-file=restore.log", f"-v{self._verbosity}",
-                    "--restore-detached", "--pidfile=pid", Gate.OPTION, *_COMMON,
-                    *(word for one in inherit for word in ("--inherit-fd", f"fd[{one.fd}]:{one.key}")),
-                ]  # fmt: skip
-                with Gate(work, look) as gate:
-                    failed = True
-                    try:
-                        done = self._run(
-                            argv, timeout_s=timeout_s + _GRACE_S, env=_ENVIRONMENT, check=False, group=True,
-                            pass_fds=(directory_fd, work_fd, *(one.fd for one in inherit)),
-                        )  # fmt: skip
-                        failed = done.returncode != 0
-                    finally:
-                        if failed:  # nobody holds what is there of the tree, and the look may take its time
-                            namespace.kill_all(init_pid)
-                if failed:
-                    raise _failed_for(self._why(work_fd, "restore.log", done), sound, deadline - time.monotonic())
-                gate.check_asked()
-                self._arrived(init_pid, root_pid_ns, log_of(work / "pid"), deadline)
-            except UnreachableError as error:
-                namespace.kill_all(init_pid)
-                raise RestoreFailed(f"the restore was given up: {error}") from None
-            except CheckpointError:
-                namespace.kill_all(init_pid)
-                raise
+                self._place(target, memories, pages, ready)
+            except CannotFill as error:
+                if target.left_s() <= 0:
+                    raise
+                LOG.warning("CRIU fills the memory of this restore: %s", error)
+                self._place(target, (), pages, ready)
+        except UnreachableError as error:
+            namespace.kill_all(init_pid)
+            raise RestoreFailed(f"the restore was given up: {error}") from None
+        except CheckpointError:
+            namespace.kill_all(init_pid)
+            raise
         _adopt_affinity(init_pid)
         return root_pid_ns
+
+    def _leaves_memory(self) -> bool:
+        """Whether CRIU and the kernel can leave memory to be filled by somebody else."""
+        if self._lazy is None:
+            said = self._run(
+                [self._program, "check", "--feature", "uffd-noncoop"],
+                timeout_s=_CHECK_S, env=_ENVIRONMENT, check=False,
+            )  # fmt: skip
+            self._lazy = said.returncode == 0
+        return self._lazy
+
+    def _place(self, target: _Target, memories: Sequence[Memory], pages: Pages, ready: Callable[[], None]) -> None:
+        """Restore the tree, ``memories`` filled here and everything else by CRIU."""
+        init_pid, directory_fd, inherit = target.init_pid, target.directory_fd, target.inherit
+        with work_directory() as (work, work_fd), ExitStack() as stack:
+            filler = (
+                stack.enter_context(Filler(work_fd, directory_fd, memories, beside(init_pid))) if memories else None
+            )
+
+            def look() -> None:
+                try:
+                    if filler is not None:
+                        filler.begin(target.left_s())
+                    _look(init_pid, target.inventory.pids, [one.fd for one in inherit])
+                    pages.sound(target.left_s())
+                    if filler is not None:
+                        filler.end()
+                    ready()
+                except BaseException:
+                    namespace.kill_all(init_pid)
+                    raise
+
+            pages.begin(None if filler is None else filler.take)
+            argv = [
+                *self._in_cgroups_of(init_pid), *self._inside(init_pid),
+                self._program, "restore",
+                f"--images-dir=/proc/self/fd/{directory_fd}", f"--work-dir=/proc/self/fd/{work_fd}",
+                f"--libdir=/proc/self/fd/{work_fd}", "--log-file=restore.log", f"-v{self._verbosity}",
+                "--restore-detached", "--pidfile=pid", Gate.OPTION, *_COMMON,
+                *([Filler.OPTION] if filler is not None else []),
+                *(word for one in inherit for word in ("--inherit-fd", f"fd[{one.fd}]:{one.key}")),
+            ]  # fmt: skip
+            with Gate(work, look) as gate:
+                failed = True
+                try:
+                    done = self._run(
+                        argv, timeout_s=target.left_s() + _GRACE_S, env=_ENVIRONMENT, check=False, group=True,
+                        pass_fds=(directory_fd, work_fd, *(one.fd for one in inherit)),
+                    )  # fmt: skip
+                    failed = done.returncode != 0
+                finally:
+                    if failed:  # nobody holds what is there of the tree, and the look may take its time
+                        namespace.kill_all(init_pid)
+            if failed:
+                why = self._why(work_fd, "restore.log", done)
+                stack.close()  # else nobody gets to the end of the pages
+                if filler is not None and (filler.error is not None or _ABOUT_MEMORY.search(why)):
+                    raise filler.error or CannotFill(why)
+                raise _failed_for(why, pages, target.left_s())
+            gate.check_asked()
+            self._arrived(init_pid, target.root_pid_ns, log_of(work / "pid"), target.deadline)
 
     @staticmethod
     def _arrived(init_pid: int, root_pid_ns: int, said: str, deadline: float) -> None:
@@ -288,10 +348,10 @@ def _failed(directory_fd: int, why: str) -> DumpFailed:
     return DumpFailed(why)
 
 
-def _failed_for(why: str, sound: Sound, left_s: float) -> CheckpointError:
+def _failed_for(why: str, pages: Pages, left_s: float) -> CheckpointError:
     """The error of a restore that CRIU has given up. A damaged image is a reason before all others."""
     try:
-        sound(left_s)
+        pages.sound(left_s)
     except ImageDamaged as error:
         return error
     except CheckpointError:  # not known in time

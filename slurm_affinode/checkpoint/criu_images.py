@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_affinode.checkpoint import rootdir
 
 PAGE = 4096
-_PRESENT = 1 << 2  # PE_PRESENT of a pagemap entry: its pages are in the pages file
+# Of a pagemap entry (``criu/include/pagemap.h``): its pages may come later than the process; its file has them.
+LAZY, PRESENT = 1 << 1, 1 << 2
 _LIMIT = 1 << 30
 _PAGEMAP = re.compile(r"pagemap-.+\.img")
 
@@ -34,6 +35,10 @@ class Inventory:
     """Processes, root first, by their numbers in the namespace."""
     numbers: frozenset[int]
     """All numbers that a restore needs to be free: processes, threads, groups, sessions."""
+    parents: Mapping[int, int]
+    """Of each process; 0 of the root."""
+    with_memory: tuple[int, ...]
+    """Those of the processes that are no zombies."""
     page_bytes: int
     size: int
     """Of all files."""
@@ -97,7 +102,8 @@ def records(data: bytes, *, magics: int = 2) -> Iterator[Message]:
         at += length
 
 
-def _number(fields: Message, key: int, default: int | None = None) -> int:
+def integer(fields: Message, key: int, default: int | None = None) -> int:
+    """An integer field of a message. Raises ``BadImage`` where it is missing and there is no default."""
     value = fields.get(key, [default])[0]
     if not isinstance(value, int):
         raise BadImage(f"field {key} is missing")
@@ -123,15 +129,15 @@ def inspect(directory_fd: int) -> Inventory:
             if entry.is_file(follow_symlinks=False)
         }
     read_image(directory_fd, "inventory.img")
-    pids: list[int] = []
+    parents: dict[int, int] = {}
     numbers: set[int] = set()
-    for entry in _records(directory_fd, "pstree.img"):
-        pid = _number(entry, 1)
-        if _number(entry, 2) not in (0, *pids):
+    for entry in image_records(directory_fd, "pstree.img"):
+        pid = integer(entry, 1)
+        if integer(entry, 2) not in (0, *parents):
             raise BadImage(f"pstree.img: process {pid} has no parent")
-        pids.append(pid)
-        numbers |= {pid, _number(entry, 3), _number(entry, 4)}
-        numbers |= {_number({5: [thread]}, 5) for thread in entry.get(5, []) if isinstance(thread, int)}
+        parents[pid] = integer(entry, 2)
+        numbers |= {pid, integer(entry, 3), integer(entry, 4)}
+        numbers |= {integer({5: [thread]}, 5) for thread in entry.get(5, []) if isinstance(thread, int)}
         for packed in entry.get(5, []):
             if isinstance(packed, bytes):
                 numbers |= set(_packed(packed))
@@ -139,18 +145,22 @@ def inspect(directory_fd: int) -> Inventory:
             # A zombie has a core and nothing else.
             if name.startswith("core") and not sizes.get(name):
                 raise BadImage(f"{name}: missing or empty")
-    if not pids:
+    if not parents:
         raise BadImage("pstree.img: no process")
     page_bytes = 0
     for name in filter(_PAGEMAP.fullmatch, sizes):
         page_bytes += _pages(directory_fd, name, sizes)
+    pids = tuple(parents)
     if sizes.get(f"mm-{pids[0]}.img") is None or page_bytes == 0:
         raise BadImage(f"mm-{pids[0]}.img: the root has no memory")
     numbers.discard(0)
-    return Inventory(tuple(pids), frozenset(numbers), page_bytes, sum(sizes.values()), _frozen_s(directory_fd))
+    with_memory = tuple(pid for pid in pids if f"mm-{pid}.img" in sizes)
+    size = sum(sizes.values())
+    return Inventory(pids, frozenset(numbers), parents, with_memory, page_bytes, size, _frozen_s(directory_fd))
 
 
-def _records(directory_fd: int, name: str) -> Iterator[Message]:
+def image_records(directory_fd: int, name: str) -> Iterator[Message]:
+    """The messages of a file of a dump. Raises ``BadImage``, which names it."""
     try:
         yield from records(read_image(directory_fd, name))
     except BadImage as error:
@@ -167,24 +177,28 @@ def _packed(data: bytes) -> Iterator[int]:
 
 def _pages(directory_fd: int, name: str, sizes: dict[str, int]) -> int:
     """Bytes that a memory map promises; they must be in its pages file."""
-    rows = _records(directory_fd, name)
+    rows = image_records(directory_fd, name)
     try:
-        pages_id = _number(next(rows), 1)
+        pages_id = integer(next(rows), 1)
     except StopIteration:
         raise BadImage(f"{name}: empty") from None
-    # Field 5 is the count in 64 bits that newer versions write.
-    count = sum(_number(row, 5, _number(row, 2, 0)) for row in rows if _number(row, 4, _PRESENT) & _PRESENT)
+    count = sum(page_count(row) for row in rows if integer(row, 4, PRESENT) & PRESENT)
     held = sizes.get(f"pages-{pages_id}.img", 0)
     if held != count * PAGE:
         raise BadImage(f"pages-{pages_id}.img: {held} bytes in place of {count * PAGE}")
     return held
 
 
+def page_count(entry: Message) -> int:
+    """Pages of an entry of a pagemap: field 5, in 64 bits, of newer versions, else field 2."""
+    return integer(entry, 5, integer(entry, 2, 0))
+
+
 def _frozen_s(directory_fd: int) -> float | None:
     try:
-        row = next(_records(directory_fd, "stats-dump"))
+        row = next(image_records(directory_fd, "stats-dump"))
         dump = row[1][0]
-        return _number(message(dump), 2) / 1e6 if isinstance(dump, bytes) else None
+        return integer(message(dump), 2) / 1e6 if isinstance(dump, bytes) else None
     except (BadImage, StopIteration, KeyError, IndexError):
         return None
 

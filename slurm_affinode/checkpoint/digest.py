@@ -23,14 +23,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
+from slurm_affinode.checkpoint.blockio import CHUNK, buffer, is_direct, read_into
 from slurm_affinode.checkpoint.interface import CheckpointError
 
 BLOCK = 64 << 20
 _READ = 1 << 20
+"""Read at once where the page cache is between, so that what was read is still near the processor; else ``CHUNK``."""
 _POLL_S = 0.02
 _FILES_AHEAD = 32
 
 Progress = Callable[[int], None]
+Piece = Callable[[int, memoryview], None]
+"""Gets where a piece of a file begins, and the piece, for the call: whole pages, but at the end of the file."""
 
 
 class Hash(Protocol):
@@ -61,6 +65,19 @@ class Kind:
         return state.digest().hex()
 
 
+class _Nothing:
+    """In place of a hash, where nobody asks."""
+
+    def update(self, data: memoryview, /) -> None:
+        """Leave it."""
+
+    def digest(self) -> bytes:
+        """The same of everything."""
+        return b""
+
+
+NOTHING = Kind("", _Nothing)
+"""For files that are only read."""
 SHA256 = Kind("sha256-64m", hashlib.sha256)
 _BLAKE3 = "blake3-64m"
 
@@ -104,18 +121,21 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def block(kind: Kind, fd: int, number: int, size: int) -> bytes:
-    """Hash of a block of an open file of ``size`` bytes. Raises ``EOFError`` where the file is shorter."""
-    state = kind.new()
-    at, end = number * BLOCK, min(size, (number + 1) * BLOCK)
-    buffer = bytearray(min(_READ, max(1, end - at)))
-    view = memoryview(buffer)
-    while at < end:
-        got = os.preadv(fd, [view[: min(len(buffer), end - at)]], at)
-        if got == 0:
+def block(kind: Kind, fd: int, number: int, size: int, take: Piece | None = None) -> bytes:
+    """Hash of a block of an open file of ``size`` bytes; ``take`` gets every piece of it.
+
+    Raises ``EOFError`` where the file is shorter.
+    """
+    state, piece = kind.new(), buffer()
+    begin, end = number * BLOCK, min(size, (number + 1) * BLOCK)
+    length = CHUNK if is_direct(fd) else _READ
+    for at in range(begin, end, length):
+        view = piece.view[: min(length, end - at)]
+        if read_into(fd, piece, len(view), at) < len(view):
             raise EOFError
-        state.update(view[:got])
-        at += got
+        state.update(view)
+        if take is not None:
+            take(at, view)
     return state.digest()
 
 

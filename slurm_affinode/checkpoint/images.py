@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.budget import Budget
 from slurm_affinode.checkpoint.copying import How, Stopped, copy_files, shorten
 from slurm_affinode.checkpoint.entries import JOB, Entries
-from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Sound, Usage
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Pages, Take, Usage
 from slurm_affinode.checkpoint.verifying import same_contents, same_files
 from slurm_affinode.checkpoint.writer import CRIU, TMP, ImageWriter, Place, begin_directory, locked
 from slurm_affinode.core.suspension import owns
@@ -208,11 +209,13 @@ class DirectoryStore:
 
     def verify(self, image: Image, *, progress: Callable[[int], None] | None = None) -> None:
         """Read all of it: inventory, owners, modes, links, sizes, digests. Raises ``ImageDamaged``."""
-        with self.verifying(image, progress=progress) as sound:
-            sound()
+        with self.verifying(image, progress=progress) as pages:
+            pages.sound()
 
     @contextmanager
-    def verifying(self, image: Image, *, progress: Callable[[int], None] | None = None) -> Iterator[Sound]:
+    def verifying(
+        self, image: Image, *, progress: Callable[[int], None] | None = None, known: bool = False
+    ) -> Iterator[Pages]:
         """The same, with the pages of its processes still to be read within the context: as ``same_contents``."""
         label = f"{image.job}/{image.entry}"
         with ExitStack() as stack:
@@ -221,14 +224,9 @@ class DirectoryStore:
             with _named(label):
                 criu_fd = stack.enter_context(rootdir.directory(fd, CRIU, owner=self._owner))
                 same_files(fd, criu_fd, image.manifest)
-                contents = same_contents(fd, criu_fd, image.manifest, self._owner, progress)
-                same = stack.enter_context(contents)
-
-            def sound(timeout_s: float | None = None) -> None:
-                with _named(label):
-                    same(timeout_s)
-
-            yield sound
+                contents = same_contents(fd, criu_fd, image.manifest, self._owner, progress, known=known)
+                pages = stack.enter_context(contents)
+            yield _NamedPages(pages, label)
 
     # --- copying
 
@@ -337,6 +335,23 @@ class DirectoryStore:
             if not dry_run:
                 self._entries.tidy(name)
         return removed
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedPages:
+    """``Pages`` that say of which image they are."""
+
+    pages: Pages
+    label: str
+
+    def begin(self, take: Take | None = None) -> None:
+        """As ``Pages.begin``."""
+        self.pages.begin(take)
+
+    def sound(self, timeout_s: float | None = None) -> None:
+        """As ``Pages.sound``."""
+        with _named(self.label):
+            self.pages.sound(timeout_s)
 
 
 @contextmanager

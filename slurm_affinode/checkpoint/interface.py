@@ -16,6 +16,9 @@ from typing import Protocol
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.suspension import Manifest
 
+Take = Callable[[str, int, memoryview], None]
+"""Gets a piece of a file of pages: its name, where the piece begins, whole pages. The piece is its for the call."""
+
 
 class CheckpointError(AffinodeError):
     """Base of the errors below; each is one line."""
@@ -201,11 +204,19 @@ class DumpResult:
     version: str
 
 
-class Sound(Protocol):
-    """Waits until all of an image is verified that is still being read."""
+class Pages(Protocol):
+    """The pages of an image's processes, by far the most of it, which are read while its tree is restored."""
 
-    def __call__(self, timeout_s: float | None = None) -> None:
-        """For so many seconds; ``None``: as long as it takes. May be called again.
+    def begin(self, take: Take | None = None) -> None:
+        """Have them read from now on, by several threads, each byte once; done already, this does nothing.
+
+        ``take`` gets them before they are known to be sound, and raises nothing.
+        """
+        ...
+
+    def sound(self, timeout_s: float | None = None) -> None:
+        """Wait until all of them are verified, and were taken: for so many seconds; ``None``: as long as it takes. May
+        be called again, and without ``begin``.
 
         Raises ``ImageDamaged``, and ``CheckpointError`` where the time is over.
         """
@@ -234,13 +245,13 @@ class Imager(Protocol):
         *,
         root_pid_ns: int,
         timeout_s: float,
-        sound: Sound,
+        pages: Pages,
         ready: Callable[[], None],
     ) -> int:
         """Put the tree below PID 1 of the namespace; its root's PID there.
 
-        The tree runs when ``sound`` has returned, and then ``ready``, which is called only where nothing is left that
-        can be against it. Raises ``RestoreFailed``, and what ``sound`` raises: nothing of the tree is left.
+        The tree runs when ``pages`` are sound and ``ready`` has returned, which is called only where nothing is left
+        that can be against it. Raises ``RestoreFailed``, and what ``pages`` raise: nothing of the tree is left.
         """
         ...
 

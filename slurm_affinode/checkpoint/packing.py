@@ -99,7 +99,7 @@ def read(fd: int, block: int, at: int, view: memoryview) -> None:
     view[:] = found
 
 
-def block(kind: digest.Kind, fd: int, number: int, size: int) -> bytes:
+def block(kind: digest.Kind, fd: int, number: int, size: int, take: digest.Piece | None = None) -> bytes:
     """Hash of a block of a packed file whose contents have ``size`` bytes, as ``digest.block``."""
     state, chunk = kind.new(), buffer()
     begin, end = number * digest.BLOCK, min(size, (number + 1) * digest.BLOCK)
@@ -107,4 +107,6 @@ def block(kind: digest.Kind, fd: int, number: int, size: int) -> bytes:
         view = chunk.view[: min(CHUNK, end - at)]
         read(fd, number, at - begin, view)
         state.update(view)
+        if take is not None:
+            take(at, view)
     return state.digest()

@@ -17,7 +17,7 @@ from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.copying import How
 from slurm_affinode.checkpoint.demand import SharedDemand
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Sound
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Pages
 from slurm_affinode.checkpoint.pulls import Pulls
 from slurm_affinode.checkpoint.retention import Retention
 from slurm_affinode.checkpoint.tier import Copy, Tier
@@ -203,12 +203,12 @@ class Tiers:
             with suppress(CheckpointError, OSError):
                 yield Copy(tier.store.get(name, seq), tier)
 
-    def sound(self, copies: Sequence[Copy], use: Callable[[Copy, Sound], T]) -> T:
+    def sound(self, copies: Sequence[Copy], use: Callable[[Copy, Pages], T]) -> T:
         """Have ``use`` do something with the first of some copies of one image that is sound: on this node, or brought
         here. What it gives is given back, what it raises is raised.
 
         Of its copy the pages may still be verified meanwhile (``DirectoryStore.verifying``): ``use`` does nothing that
-        cannot be undone before its second argument has returned. A damaged copy, also one that is found to be while it
+        cannot be undone before they are sound. A damaged copy, also one that is found to be while it
         is used, is put aside and told, and the next is taken. Raises ``ImageDamaged`` where none is sound.
         """
         damage: list[str] = []
@@ -217,12 +217,12 @@ class Tiers:
             why: Exception
             with ExitStack() as stack:
                 try:
-                    here, sound = self._here(copy, bad, stack)
+                    here, pages = self._here(copy, bad, stack)
                 except (CheckpointError, OSError) as error:
                     why = error
                 else:
                     try:
-                        return use(here, sound)
+                        return use(here, pages)
                     except ImageDamaged as error:
                         if here is not copy:  # it was sound when it was brought
                             raise
@@ -237,7 +237,7 @@ class Tiers:
                 bad.add(copy.tier.name)
         raise ImageDamaged("; ".join(damage) if len(damage) > 1 else damage[0].partition(": ")[2])
 
-    def _here(self, copy: Copy, bad: Collection[str], stack: ExitStack) -> tuple[Copy, Sound]:
+    def _here(self, copy: Copy, bad: Collection[str], stack: ExitStack) -> tuple[Copy, Pages]:
         """A copy that a tree can be restored from while ``stack`` is open: this one, or one brought here."""
         # Through host memory it is read once; through a disk that would be slower than from where it is.
         packed = copy.tier.shared and copy.tier.store.packed(copy.image)
@@ -245,7 +245,10 @@ class Tiers:
             # A copy that is bad, or not known to be sound, and is still there would be taken for the one brought here.
             brought = self.pull(copy, expected_s=0.0, durable=packed, without=bad)
             if brought is not None:
-                return brought, _verified
+                try:
+                    return brought, stack.enter_context(brought.tier.store.verifying(brought.image, known=True))
+                except ImageDamaged as error:  # it was sound when it was brought, and the one it was made from is
+                    raise CheckpointError(str(error)) from None
         if packed:
             raise NoRoom("it is compressed, and no tier of this node has room for it")
         return copy, stack.enter_context(copy.tier.store.verifying(copy.image))
@@ -372,10 +375,6 @@ class Tiers:
 def _age(facts: Manifest) -> tuple[float, str, int]:
     """Lower is older; the same on every node."""
     return facts.dumped_epoch, facts.key.name, facts.seq
-
-
-def _verified(timeout_s: float | None = None) -> None:
-    """Of an image that was verified on its way."""
 
 
 def _text(error: Exception) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from slurm_affinode.checkpoint import digest, packing, rootdir
-from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, Sound
+from slurm_affinode.checkpoint.blockio import is_cached, past_cache
+from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, Pages, Take
 from slurm_affinode.checkpoint.writer import CRIU, MANIFEST, SIGNATURE
 from slurm_affinode.model.suspension import FileFact, Manifest
 
@@ -38,15 +40,15 @@ def _form(fact: FileFact, here: set[str]) -> str:
 
 @contextmanager
 def same_contents(
-    fd: int, criu_fd: int, facts: Manifest, owner: int, progress: digest.Progress | None
-) -> Iterator[Sound]:
+    fd: int, criu_fd: int, facts: Manifest, owner: int, progress: digest.Progress | None, *, known: bool = False
+) -> Iterator[Pages]:
     """Each file is a regular one, its owner's alone, of the size and digest listed.
 
-    Within the context this is so, but for the digests of the pages: threads make them, from the beginning of each file
-    on, until the context is left. What is given waits for them. Both raise ``ImageDamaged``, and ``CheckpointError``
-    where this node cannot make such digests or the time is over.
+    Within the context this is so, but for the digests of the pages: threads make them until the context is left. Both
+    it and they raise ``ImageDamaged``, and ``CheckpointError`` where this node cannot make such digests or the time is
+    over. ``known``: the digests are right, and are not made.
     """
-    kind = digest.named(facts.digest)
+    kind = digest.NOTHING if known else digest.named(facts.digest)
     pages = [fact for fact in facts.files if _PAGES.fullmatch(fact.path)]
     others = [fact for fact in facts.files if not _PAGES.fullmatch(fact.path)]
     with digest.pool() as executor, ThreadPoolExecutor(1, thread_name_prefix="verify") as ahead:
@@ -55,18 +57,34 @@ def same_contents(
         for fact in pages:
             with files.opened(fact):
                 pass
-        files.verify(others, progress)
-        under_way = ahead.submit(files.verify, pages, progress)
-
-        def sound(timeout_s: float | None = None) -> None:
-            if not wait([under_way], timeout_s).done:
-                raise CheckpointError("could not be verified in time")
-            under_way.result()
-
+        if not known:
+            files.verify(others, progress)
         try:
-            yield sound
+            yield _Pages(partial(ahead.submit, files.verify, pages, progress), known)
         finally:
             files.stop.set()
+
+
+class _Pages:
+    """Of an image."""
+
+    def __init__(self, verify: Callable[[Take | None], Future[None]], known: bool) -> None:
+        self._verify, self._known = verify, known
+        self._under_way: Future[None] | None = None
+
+    def begin(self, take: Take | None = None) -> None:
+        """As ``Pages.begin``."""
+        if self._under_way is None and (take is not None or not self._known):
+            self._under_way = self._verify(take)
+
+    def sound(self, timeout_s: float | None = None) -> None:
+        """As ``Pages.sound``."""
+        self.begin()
+        if self._under_way is None:
+            return
+        if not wait([self._under_way], timeout_s).done:
+            raise CheckpointError("could not be verified in time")
+        self._under_way.result()
 
 
 class _Stopped(Exception):  # noqa: N818 - not a failure
@@ -87,11 +105,12 @@ class _Files:
     stop: threading.Event = field(default_factory=threading.Event)
     """Set: blocks that no thread has begun are left."""
 
-    def verify(self, facts: Sequence[FileFact], progress: digest.Progress | None) -> None:
+    def verify(self, facts: Sequence[FileFact], progress: digest.Progress | None, take: Take | None = None) -> None:
         """Raises ``ImageDamaged``, and ``EOFError`` and ``OSError`` of a file that cannot be read to its end."""
-        with closing(digest.of_files(self.kind, map(self._reading, facts), progress)) as made:
+        readings = (self._reading(fact, take) for fact in facts)
+        with closing(digest.of_files(self.kind, readings, progress)) as made:
             for fact, found in zip(facts, made, strict=True):
-                if found != fact.digest:
+                if found != fact.digest and self.kind is not digest.NOTHING:
                     raise ImageDamaged(f"{fact.path}: its contents have changed")
 
     @contextmanager
@@ -104,14 +123,18 @@ class _Files:
             yield opened, packed
 
     @contextmanager
-    def _reading(self, fact: FileFact) -> Iterator[digest.Reading]:
+    def _reading(self, fact: FileFact, take: Take | None) -> Iterator[digest.Reading]:
         with self.opened(fact) as (opened, packed):
+            # Each byte is read once, so the page cache would only cost time and memory; CRIU by itself reads it again.
+            if take is not None and not packed and not is_cached(opened, fact.size):
+                past_cache(opened)
+            piece = None if take is None else partial(take, fact.path.rpartition("/")[2])
             numbers = range(digest.count(fact.size))
             yield digest.Reading(
-                fact.size, [self.executor.submit(self._block, opened, packed, n, fact.size) for n in numbers]
+                fact.size, [self.executor.submit(self._block, opened, packed, n, fact.size, piece) for n in numbers]
             )
 
-    def _block(self, opened: int, packed: bool, number: int, size: int) -> bytes:
+    def _block(self, opened: int, packed: bool, number: int, size: int, piece: digest.Piece | None) -> bytes:
         if self.stop.is_set():
             raise _Stopped
-        return (packing.block if packed else digest.block)(self.kind, opened, number, size)
+        return (packing.block if packed else digest.block)(self.kind, opened, number, size, piece)

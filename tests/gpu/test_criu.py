@@ -120,9 +120,9 @@ def test_it_is_gone_and_comes_back_from_its_image(  # noqa: PLR0917 - fixtures
             again = store.find(LiveRun(replace(key, submit_epoch=2), 0, 1))
             assert again is not None
             fd = store.open_criu(again)
-            with store.verifying(again) as sound:
+            with store.verifying(again) as pages:
                 _, restore_s = measured(
-                    lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=300, sound=sound)
+                    lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=300, pages=pages)
                 )
             os.close(fd)
             program.pid = namespace.members(second.init)[root_ns]

@@ -186,11 +186,11 @@ class Session:
         image = self.store.find(LiveRun(replace(JOB, submit_epoch=200), UID, 1))
         assert image is not None
         self.root = image.manifest.root_pid
-        with self.store.verifying(image) as sound, self.out.open("ab") as out:
+        with self.store.verifying(image) as pages, self.out.open("ab") as out:
             fd = self.store.open_criu(image)
             inherit = [InheritFd(out.fileno(), str(self.out).lstrip("/"))] if self.out.exists() else []
             try:
-                self.criu.restore(init, fd, inherit, root_pid_ns=self.root, timeout_s=60, sound=sound)
+                self.criu.restore(init, fd, inherit, root_pid_ns=self.root, timeout_s=60, pages=pages)
             finally:
                 os.close(fd)
         new = self.gpus()

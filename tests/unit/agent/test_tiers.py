@@ -47,15 +47,15 @@ def test_pages_that_are_found_damaged_under_way(world: World) -> None:
     tried: list[int] = []
     restore = agent.imager.restore
 
-    def restores(*arguments: Any, sound: Any, **options: Any) -> int:
+    def restores(*arguments: Any, pages: Any, **options: Any) -> int:
         tried.append(len(world.nodes["c1"].processes))
         world.nodes["c1"].processes = [Process(99, 2, cuda=None)]  # held
         try:
-            sound()
+            pages.sound()
         except ImageDamaged:
             world.nodes["c1"].processes.append(Process(98, 3, cuda=None))  # not seen by who ended them
             raise
-        return restore(*arguments, sound=sound, **options)
+        return restore(*arguments, pages=pages, **options)
 
     agent.imager.restore = restores  # type: ignore[method-assign]
     assert isinstance(agent.restore(), Restored)
@@ -236,7 +236,7 @@ def test_trouble_is_in_the_status(world: World) -> None:
     agent.damage("memory")
     agent.parts.tiers.report = lambda key, text: _report(agent.parts, key, text)
     copies = list(agent.parts.tiers._all("alpha.7", 1))
-    assert agent.parts.tiers.sound(copies, lambda copy, sound: sound() or copy.tier.name) == "disk"  # type: ignore[func-returns-value]
+    assert agent.parts.tiers.sound(copies, lambda copy, pages: pages.sound() or copy.tier.name) == "disk"  # type: ignore[func-returns-value]
     assert "copy in the tier memory is damaged" in (agent.asleep() or "")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_affinode.checkpoint import digest
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import Image, Sound
+from slurm_affinode.checkpoint.interface import Image, Pages
 from slurm_affinode.checkpoint.tier import Copy, Tier
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.checkpoint.writer import ImageWriter
@@ -139,9 +139,9 @@ class Node:
             store.close()
 
 
-def whole(copy: Copy, sound: Sound) -> Copy:
+def whole(copy: Copy, pages: Pages) -> Copy:
     """A use of a copy: it is verified to its end."""
-    sound()
+    pages.sound()
     return copy
 
 

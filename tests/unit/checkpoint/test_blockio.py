@@ -132,3 +132,19 @@ def test_a_file_system_without_direct_io_is_read_as_usual(tmp_path: Path, monkey
     assert blockio.past_cache(pipe) in (True, False)
     os.close(pipe)
     os.close(other)
+
+
+def test_what_is_in_the_page_cache_is_told_from_what_is_not(tmp_path: Path) -> None:
+    """A file that was just written is; one that was written back and forgotten is not, nor is a part of it enough."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4 * MIB))
+    with path.open("rb") as file:
+        fd = file.fileno()
+        if not blockio.is_cached(fd, 4 * MIB):
+            pytest.skip("the file system does not tell")
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # else what is looked at is read ahead
+        os.posix_fadvise(fd, 2 * MIB, 0, os.POSIX_FADV_DONTNEED)
+        if blockio.is_cached(fd, 4 * MIB):
+            pytest.skip("the file system forgets nothing")
+        assert blockio.is_cached(fd, 1 * MIB)

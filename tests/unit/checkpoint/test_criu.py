@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -201,17 +202,10 @@ def test_an_exit_status_of_0_is_not_believed(image: tuple[Path, int]) -> None:
         Criu(runner=Program()).dump(Tree(os.getpid(), os.getpid(), 7), image[1], timeout_s=5)
 
 
-def unasked(timeout_s: float | None = None) -> None:
-    """Whether an image is sound."""
-    raise AssertionError("nobody waits for it")
-
-
 def test_a_namespace_must_be_empty(image: tuple[Path, int]) -> None:
     """Nothing is restored beside something that runs."""
     with pytest.raises(RestoreFailed, match="not empty"):
-        Criu(runner=Program()).restore(
-            os.getppid(), image[1], [], root_pid_ns=7, timeout_s=5, sound=lambda timeout_s: None
-        )
+        Criu(runner=Program()).restore(os.getppid(), image[1], [], root_pid_ns=7, timeout_s=5, pages=Mock())
 
 
 def test_cgroups_are_those_of_the_process(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ import pytest
 
 from slurm_affinode.checkpoint import criu, namespace
 from slurm_affinode.checkpoint.criu import Criu
-from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, RestoreFailed, Sound
+from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, Pages, RestoreFailed, Take
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.process import Completed
 
 from .test_criu import make_image
+from .test_memorymap import CHILD, LAZY, PRESENT, fill
 
 ROOT = 7
 Log = list[str]
@@ -27,16 +28,21 @@ Log = list[str]
 class Program:
     """CRIU: restores, asks by its script, and lets the tree go unless that was killed meanwhile."""
 
-    def __init__(self, log: Log, *, fails: bool = False, hangs: bool = False) -> None:
-        self.log, self.fails, self.hangs = log, fails, hangs
+    def __init__(self, log: Log, *, fails: bool = False, hangs: bool = False, can_leave: bool = True) -> None:
+        self.log, self.fails, self.hangs, self.can_leave = log, fails, hangs, can_leave
 
     def __call__(self, argv: Sequence[str], **options: Any) -> Completed:
         """In place of ``process.run``."""
         argv = tuple(argv)
         if "--version" in argv:
             return Completed(argv, 0, b"Version: 4.1.1\n", "")
+        if "check" in argv:
+            return Completed(argv, int(not self.can_leave), b"", "")
         if "restore" not in argv:
             return Completed(argv, 0, b"", "")
+        if "--lazy-pages" in argv:
+            self.log.append("criu, lazy")
+            return Completed(argv, 1, b"", "(0.1) Error (criu/uffd.c:1): connect to lazy-pages.socket failed")
         self.log.append("criu")
         if self.fails:
             return Completed(argv, 1, b"", "File a has bad size")
@@ -45,7 +51,7 @@ class Program:
         work = Path(next(word for word in argv if word.startswith("--work-dir=")).partition("=")[2]).readlink()
         gate = next(word for word in argv if word.startswith("--action-script=")).partition("=")[2]
         subprocess.run([gate], cwd=work, env={"CRTOOLS_SCRIPT_ACTION": "pre-resume"}, timeout=60, check=True)
-        if "killed" in self.log:
+        if "killed" in self.log[self.log.index("criu") :]:
             return Completed(argv, 1, b"", "the tree is gone")
         self.log.append("let go")
         (work / "pid").write_text(str(ROOT))
@@ -68,26 +74,32 @@ def restore(tmp_path: Path) -> Iterator[Callable[..., int]]:
     make_image(tmp_path)
     fd = os.open(tmp_path, os.O_RDONLY)
 
-    def run(program: Program, sound: Sound) -> int:
+    def run(program: Program, pages: Pages) -> int:
         return Criu(runner=program, cgroup_root=tmp_path).restore(
-            os.getpid(), fd, [], root_pid_ns=ROOT, timeout_s=5, sound=sound, ready=lambda: program.log.append("ready")
+            os.getpid(), fd, [], root_pid_ns=ROOT, timeout_s=5, pages=pages, ready=lambda: program.log.append("ready")
         )
 
     yield run
     os.close(fd)
 
 
-def answers(log: Log, error: Exception | None = None) -> Sound:
-    """An image that is sound, or is not."""
+class Answers:
+    """Pages of an image that is sound, or is not."""
 
-    def sound(timeout_s: float | None = None) -> None:
+    def __init__(self, log: Log, error: Exception | None = None) -> None:
+        self.log, self.error = log, error
+
+    def begin(self, take: Take | None = None) -> None:
+        """Have them put in place as they are read, or not."""
+        self.log.append("read" if take is None else "read and put")
+
+    def sound(self, timeout_s: float | None = None) -> None:
+        """In time."""
         assert timeout_s is not None
         assert timeout_s <= 5
-        log.append("sound?")
-        if error is not None:
-            raise error
-
-    return sound
+        self.log.append("sound?")
+        if self.error is not None:
+            raise self.error
 
 
 DAMAGED = ImageDamaged("alpha.7/0001: criu/pages-1.img: its contents have changed")
@@ -96,8 +108,8 @@ LATE = CheckpointError("alpha.7/0001: could not be verified in time")
 
 def test_a_tree_is_let_go_when_its_image_is_verified(restore: Callable[..., int], log: Log) -> None:
     """And what it has open was looked at before, as that must not wait."""
-    assert restore(Program(log), answers(log)) == ROOT
-    assert log == ["criu", "looked", "sound?", "ready", "let go"]
+    assert restore(Program(log), Answers(log)) == ROOT
+    assert log == ["read", "criu", "looked", "sound?", "ready", "let go"]
 
 
 @pytest.mark.parametrize("error", [DAMAGED, LATE, MemoryError("none left")])
@@ -106,8 +118,8 @@ def test_a_tree_whose_image_is_not_sound_is_never_let_go(
 ) -> None:
     """What was found is told, not what CRIU says of a tree that was killed under its hands."""
     with pytest.raises(type(error), match=str(error)):
-        restore(Program(log), answers(log, error))
-    assert log[:4] == ["criu", "looked", "sound?", "killed"]
+        restore(Program(log), Answers(log, error))
+    assert log[:5] == ["read", "criu", "looked", "sound?", "killed"]
     assert not {"ready", "let go"} & set(log)
 
 
@@ -124,8 +136,8 @@ def test_where_criu_fails_a_damaged_image_is_the_reason(
 ) -> None:
     """Another copy may be sound: so that has to be known."""
     with pytest.raises(expected, match=why):
-        restore(Program(log, fails=True), answers(log, found))
-    assert log[:3] == ["criu", "killed", "sound?"]
+        restore(Program(log, fails=True), Answers(log, found))
+    assert log[:4] == ["read", "criu", "killed", "sound?"]
     assert "ready" not in log
 
 
@@ -145,23 +157,27 @@ def test_without_criu_nothing_waits_for_the_digests(restore: Callable[..., int],
             assert asked.wait(60)
             return Completed(tuple(argv), -9, b"", "")
 
-    def sound(timeout_s: float | None = None) -> None:
-        asked.set()
-        deadline = time.monotonic() + 60
-        while "killed" not in log:
-            assert time.monotonic() < deadline
-        raise DAMAGED
+    class Late(Answers):
+        """Known to be damaged when the tree is gone."""
+
+        def sound(self, timeout_s: float | None = None) -> None:
+            """Wait for that."""
+            asked.set()
+            deadline = time.monotonic() + 60
+            while "killed" not in log:
+                assert time.monotonic() < deadline
+            raise DAMAGED
 
     with pytest.raises(ImageDamaged):
-        restore(Killed(log), sound)
-    assert log[:2] == ["looked", "killed"]
+        restore(Killed(log), Late(log))
+    assert log[:3] == ["read", "looked", "killed"]
 
 
 def test_where_criu_takes_too_long_nobody_waits_any_more(restore: Callable[..., int], log: Log) -> None:
     """The time is for both."""
     with pytest.raises(RestoreFailed, match="given up: nsenter: no answer within 5 s"):
-        restore(Program(log, hangs=True), answers(log))
-    assert set(log) == {"criu", "killed"}
+        restore(Program(log, hangs=True), Answers(log))
+    assert set(log) == {"read", "criu", "killed"}
 
 
 def test_a_tree_ends_before_the_criu_that_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,3 +188,15 @@ def test_a_tree_ends_before_the_criu_that_holds_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(pid))
     assert namespace.kill_all(10)
     assert sent == [12, 13, 11, 11]
+
+
+@pytest.mark.parametrize("can_leave", [True, False])
+def test_where_memory_cannot_be_left_to_us_criu_fills_it(
+    restore: Callable[..., int], log: Log, tmp_path: Path, can_leave: bool
+) -> None:
+    """It says so before, or fails for that: then it is tried without."""
+    fill(tmp_path, ROOT, [(5, 2, LAZY | PRESENT)], [(0, 9)])
+    fill(tmp_path, CHILD, [], [(0, 9)])
+    assert restore(Program(log, can_leave=can_leave), Answers(log)) == ROOT
+    tried = ["read and put", "criu, lazy", "killed", "read"] if can_leave else ["read"]
+    assert log == [*tried, "criu", "looked", "sound?", "ready", "let go"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, RestoreFailed, Sound
+from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, Pages, RestoreFailed
 from slurm_affinode.checkpoint.tier import Copy
 
 from .conftest import JOB, LATER, SMALL, Node, whole
@@ -200,9 +200,9 @@ def test_damage_that_is_found_during_the_use_of_a_copy_is_as_any_other(make_node
     image = node.dump()
     used: list[str] = []
 
-    def use(copy: Copy, sound: Sound) -> str:
+    def use(copy: Copy, pages: Pages) -> str:
         used.append(f"{copy.tier.name} begun")
-        sound()
+        pages.sound()
         used.append(f"{copy.tier.name} sound")
         return copy.tier.name
 
@@ -227,7 +227,7 @@ def test_what_fails_with_a_sound_copy_is_not_laid_to_it(make_node: Callable[...,
     image = node.dump()
     used: list[str] = []
 
-    def use(copy: Copy, sound: Sound) -> None:
+    def use(copy: Copy, pages: Pages) -> None:
         used.append(copy.tier.name)
         raise error
 
@@ -245,8 +245,8 @@ def test_a_copy_that_was_brought_is_sound(make_node: Callable[..., Node]) -> Non
     for store in (node.memory, node.disk):
         store.remove(image)
 
-    def use(copy: Copy, sound: Sound) -> None:
-        sound(0)
+    def use(copy: Copy, pages: Pages) -> None:
+        pages.sound(0)
         raise ImageDamaged(f"{copy.tier.name}: is not there any more")
 
     with pytest.raises(ImageDamaged, match=r"^memory: is not there"):
@@ -262,7 +262,7 @@ def test_a_copy_that_cannot_be_verified_is_not_taken_for_one_that_was_brought(
     image = node.dump()
     node.disk.remove(image)
 
-    def cannot(*_: object) -> None:
+    def cannot(*_: object, known: bool = False) -> None:
         raise CheckpointError("its digests are BLAKE3")
 
     monkeypatch.setattr(node.memory, "verifying", cannot)

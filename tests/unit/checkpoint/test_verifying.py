@@ -34,13 +34,13 @@ def test_other_pages_are_told_to_who_waits(make_node: Callable[..., Node]) -> No
     image = node.dump()
     before = open_files()
     node.flip(node.disk, image)
-    with node.disk.verifying(image) as sound:
+    with node.disk.verifying(image) as pages:
         for _ in range(2):
             with pytest.raises(ImageDamaged, match=r"123/0001: criu/pages-1.img: its contents have changed"):
-                sound()
-    with node.memory.verifying(image) as sound:
-        sound(60)
-        sound(0)
+                pages.sound()
+    with node.memory.verifying(image) as pages:
+        pages.sound(60)
+        pages.sound(0)
     assert threads() == []
     assert open_files() == before
 
@@ -93,21 +93,22 @@ def test_who_does_not_wait_any_more_has_it_stopped(
     begun: list[int] = []
     block, started = digest.block, threading.Event()
 
-    def waits(kind: digest.Kind, fd: int, number: int, size: int) -> bytes:
+    def waits(kind: digest.Kind, fd: int, number: int, size: int, piece: digest.Piece | None) -> bytes:
         if size > len(b"tree"):
             begun.append(number)
             started.set()
             assert Slow.ends.wait(60)
-        return block(kind, fd, number, size)
+        return block(kind, fd, number, size, piece)
 
     Slow.ends.clear()
     monkeypatch.setattr(digest, "block", waits)
     monkeypatch.setattr(verifying, "ThreadPoolExecutor", Slow)
     with ExitStack() as stack:
-        sound = stack.enter_context(node.disk.verifying(image))
+        pages = stack.enter_context(node.disk.verifying(image))
+        pages.begin()
         assert started.wait(60)
         with pytest.raises(CheckpointError, match="could not be verified in time") as caught:
-            sound(-1)
+            pages.sound(-1)
         assert not isinstance(caught.value, ImageDamaged)
     assert len(begun) <= digest.workers() < digest.count(image.manifest.size)
     assert threads() == []
@@ -134,14 +135,14 @@ def test_no_error_of_a_thread_is_lost(
     image = node.dump()
     block = digest.block
 
-    def fails(kind: digest.Kind, fd: int, number: int, size: int) -> bytes:
+    def fails(kind: digest.Kind, fd: int, number: int, size: int, piece: digest.Piece | None) -> bytes:
         if number == 1:
             raise error
-        return block(kind, fd, number, size)
+        return block(kind, fd, number, size, piece)
 
     monkeypatch.setattr(digest, "block", fails)
-    with node.disk.verifying(image) as sound, pytest.raises(expected, match=why):
-        sound()
+    with node.disk.verifying(image) as pages, pytest.raises(expected, match=why):
+        pages.sound()
     assert threads() == []
 
 

@@ -1,0 +1,302 @@
+"""Fills the memory of a tree while CRIU restores it, with several threads.
+
+CRIU reads and places the pages of a process with one thread, which is slower than a good disk. It can leave private
+anonymous memory to somebody else, though (``--lazy-pages``), who listens at a socket in its work directory: there it
+sends the number and the userfaultfd of each process, and says when all are complete (``criu/uffd.c``). From then on
+those who read the pages to verify them also put them in their places, so that each is read once. The tree is held until
+that is done (``gate.py``): it never waits for a page, as trees that CRIU restores lazily do.
+
+Who touches a page before, CRIU's restorer or the kernel, gets it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import socket
+import struct
+import threading
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from slurm_affinode.checkpoint.blockio import Buffer, read_into
+from slurm_affinode.checkpoint.criu_images import PAGE
+from slurm_affinode.checkpoint.interface import RestoreFailed
+from slurm_affinode.checkpoint.memorymap import Memory
+
+_SOCKET = "lazy-pages.socket"  # criu/uffd.c
+_FINISHED = 0x52535446
+_NUMBER = struct.Struct("=i")
+# Of linux/userfaultfd.h, on processors that number ioctls as x86 and ARM do.
+_COPY = struct.Struct("=QQQQq")  # struct uffdio_copy
+_ZEROPAGE = struct.Struct("=QQQq")
+_MESSAGE = struct.Struct("=B7xQQ8x")  # struct uffd_msg, of a page fault or a fork
+_UFFDIO_COPY, _UFFDIO_ZEROPAGE = 0xC028AA03, 0xC020AA04
+_PAGEFAULT, _FORK = 0x12, 0x13
+
+
+_NODES = Path("/sys/devices/system/node")
+
+
+def beside(pid: int, *, nodes: Path = _NODES) -> set[int]:
+    """CPUs of the NUMA nodes on which a process may run: what is put in place from there is in their memory.
+
+    Empty where that is not known.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        theirs = os.sched_getaffinity(pid)
+        each = [_numbers(file.read_text(encoding="ascii")) for file in nodes.glob("node[0-9]*/cpulist")]
+        return set().union(*(cpus for cpus in each if cpus & theirs))
+    return set()
+
+
+def _numbers(text: str) -> set[int]:
+    """Of a list as ``0-3,8``. Raises ``ValueError``."""
+    parts = [part.partition("-") for part in text.strip().split(",") if part]
+    return {number for first, _, last in parts for number in range(int(first), int(last or first) + 1)}
+
+
+class CannotFill(RestoreFailed):
+    """Memory could not be filled from outside. CRIU may be able to do it."""
+
+
+class _Place:
+    """Memory of a process that waits to be filled."""
+
+    def __init__(self, memory: Memory, uffd: int, pages: int) -> None:
+        """``uffd``: its userfaultfd. ``pages``: its pages file. Both are closed with it."""
+        self.memory, self.uffd, self.pages = memory, uffd, pages
+        self._offsets = [run.offset for run in memory.runs]
+        self._addresses = [run.address for run in memory.runs]
+        self.left = sum(run.length for run in memory.runs)
+        """Bytes that were not taken yet."""
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Let go of the memory. Done twice this is no error."""
+        for fd in (self.uffd, self.pages):
+            if fd >= 0:
+                os.close(fd)
+        self.uffd = self.pages = -1
+
+    def take(self, at: int, view: memoryview) -> None:
+        """Put bytes of the pages file, from ``at`` on, where they belong. Raises ``OSError``."""
+        source, end = ctypes.addressof(ctypes.c_char.from_buffer(view)), at + len(view)
+        runs = self.memory.runs
+        for number in range(max(0, bisect_right(self._offsets, at) - 1), len(runs)):
+            run = runs[number]
+            if run.offset >= end:
+                break
+            begin, stop = max(at, run.offset), min(end, run.offset + run.length)
+            if begin < stop:
+                self._copy(run.address + begin - run.offset, source + begin - at, stop - begin)
+                with self._lock:
+                    self.left -= stop - begin
+
+    def serve(self) -> None:
+        """Answer one message, if there is one. Raises ``OSError``."""
+        with contextlib.suppress(BlockingIOError):
+            event, first, address = _MESSAGE.unpack(os.read(self.uffd, _MESSAGE.size))
+            if event == _FORK:
+                os.close(first & 0xFFFFFFFF)
+            elif event == _PAGEFAULT:
+                self._fault(address & -PAGE)
+
+    def _fault(self, page: int) -> None:
+        number = bisect_right(self._addresses, page) - 1
+        run = self.memory.runs[number] if number >= 0 else None
+        if run is not None and page < run.address + run.length:
+            block = Buffer(PAGE)
+            if read_into(self.pages, block, PAGE, run.offset + page - run.address) == PAGE:
+                self._copy(page, block.address, PAGE)
+            return
+        words = bytearray(_ZEROPAGE.pack(page, PAGE, 0, 0))  # nothing was ever written to it
+        with contextlib.suppress(FileExistsError):
+            fcntl.ioctl(self.uffd, _UFFDIO_ZEROPAGE, words)
+
+    def _copy(self, address: int, source: int, length: int) -> None:
+        """Whole pages, to where there are none; a page that is there stays."""
+        done = 0
+        while done < length:
+            words = bytearray(_COPY.pack(address + done, source + done, length - done, 0, 0))
+            try:
+                fcntl.ioctl(self.uffd, _UFFDIO_COPY, words)
+                done = length
+            except OSError as error:
+                if error.errno == errno.EAGAIN:  # a part of it, or the mappings are being changed
+                    done += max(0, _COPY.unpack(words)[4])
+                elif error.errno == errno.EEXIST:
+                    done += PAGE
+                else:
+                    raise
+
+
+class Filler:
+    """For one restore. Used as a context, which ends when CRIU has ended.
+
+    Its thread talks with CRIU and with the kernel; others hand it the pages (``take``).
+    """
+
+    OPTION = "--lazy-pages"
+    """What CRIU is told."""
+
+    def __init__(self, work_fd: int, images_fd: int, memories: Sequence[Memory], cpus: Collection[int] = ()) -> None:
+        """``work_fd``: CRIU's work directory, which nobody else may enter. ``images_fd``: that of the image's files.
+
+        ``cpus``: those that may fill, as of ``beside``; empty: any.
+        """
+        self._work_fd, self._images_fd, self._cpus = work_fd, images_fd, cpus
+        self._thread_is = threading.local()
+        self._memories = {memory.pid: memory for memory in memories}
+        self._places: dict[str, _Place] = {}
+        self._complete, self._go = threading.Event(), threading.Event()
+        self._lock = threading.Condition()
+        self._taking, self._over = 0, False
+        self.error: CannotFill | None = None
+        """Why it cannot be done so, where that is known."""
+
+    def __enter__(self) -> Self:
+        """Listen."""
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(f"/proc/self/fd/{self._work_fd}/{_SOCKET}")
+        self._listener.listen(1)
+        self._told, self._tell = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="pages")
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Nobody waits any more."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._told < 0:
+            return
+        with self._lock:
+            self._over = True
+            self._go.set()
+        os.close(self._tell)
+        self._thread.join()
+        self._listener.close()
+        self._let_go()
+        os.close(self._told)
+        self._told = -1
+
+    def _let_go(self) -> None:
+        """When no thread puts pages there any more. What is not in its place is zeros from now on."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._taking == 0)
+            for place in self._places.values():
+                place.close()
+
+    def take(self, file: str, at: int, view: memoryview) -> None:
+        """Put whole pages of a pages file, from ``at`` on, where they belong: waits until that is possible.
+
+        Does nothing where the restore was given up, and with a file whose pages CRIU puts in place itself.
+        """
+        self._go.wait()
+        self._move()
+        with self._lock:
+            place = self._places.get(file)
+            if place is None or self._over:
+                return
+            self._taking += 1
+        try:
+            place.take(at, view)
+        except OSError as error:
+            self._fail(f"the memory of process {place.memory.pid} cannot be filled: {error.strerror}")
+        finally:
+            with self._lock:
+                self._taking -= 1
+                self._lock.notify_all()
+
+    def begin(self, timeout_s: float) -> None:
+        """CRIU asks whether the tree may run: let the pages come. Raises ``CannotFill``."""
+        self._complete.wait(max(0.0, timeout_s))
+        self._check()
+        self._go.set()
+
+    def end(self) -> None:
+        """All pages were taken: let go of the memory. Raises ``CannotFill`` where one is not in its place."""
+        self._close()
+        for place in self._places.values():
+            if place.left > 0:
+                self._fail(f"{place.left} bytes of process {place.memory.pid} were not read")
+        self._check()
+
+    def _move(self) -> None:
+        """Have this thread run where it may fill."""
+        if self._cpus and not getattr(self._thread_is, "there", False):
+            with contextlib.suppress(OSError):  # none of them is the agent's
+                os.sched_setaffinity(0, self._cpus)
+            self._thread_is.there = True
+
+    def _check(self) -> None:
+        missing = self._memories.keys() - {place.memory.pid for place in self._places.values()}
+        if missing:
+            self._fail(f"CRIU has not handed over the memory of process {min(missing)}")
+        if self.error is not None:
+            raise self.error
+
+    def _fail(self, why: str) -> None:
+        with self._lock:
+            self._over = True
+            self.error = self.error or CannotFill(why)
+
+    def _run(self) -> None:
+        try:
+            self._talk()
+        except (OSError, ValueError) as error:
+            self._fail(f"CRIU cannot be talked with about memory: {error}")
+            self._let_go()  # who waits for a page there would do so for ever
+        self._complete.set()
+
+    def _talk(self) -> None:
+        """Until the context ends."""
+        with contextlib.ExitStack() as stack:
+            poll = select.poll()
+            poll.register(self._told, select.POLLIN)
+            poll.register(self._listener, select.POLLIN)
+            talk: socket.socket | None = None
+            places: dict[int, _Place] = {}
+            while True:
+                for fd, _ in poll.poll():
+                    if fd == self._told:
+                        return
+                    if fd in places:
+                        places[fd].serve()
+                    elif talk is None:
+                        poll.unregister(fd)
+                        talk = stack.enter_context(self._listener.accept()[0])
+                        poll.register(talk, select.POLLIN)
+                    elif (place := self._arrived(talk)) is not None:
+                        places[place.uffd] = place
+                        poll.register(place.uffd, select.POLLIN)
+                    elif self._complete.is_set():
+                        poll.unregister(talk)
+
+    def _arrived(self, talk: socket.socket) -> _Place | None:
+        """What CRIU says: of a process, of one that has no memory (``None``), or that this was all."""
+        said = talk.recv(_NUMBER.size, socket.MSG_WAITALL)
+        (pid,) = _NUMBER.unpack(said) if len(said) == _NUMBER.size else (_FINISHED,)
+        if pid == _FINISHED:
+            self._complete.set()
+        if pid == _FINISHED or pid < 0:
+            return None
+        _, (uffd, *_), _, _ = socket.recv_fds(talk, 1, 1)
+        memory = self._memories.get(pid)
+        if memory is None:
+            os.close(uffd)
+            raise ValueError(f"it speaks of process {pid}")
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        place = _Place(memory, uffd, os.open(memory.file, flags, dir_fd=self._images_fd))
+        with self._lock:
+            self._places[memory.file] = place
+        return place

@@ -1,0 +1,254 @@
+"""Memory that is filled from outside, of real processes with the kernel's userfaultfd."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.checkpoint.blockio import Buffer
+from slurm_affinode.checkpoint.criu_images import PAGE
+from slurm_affinode.checkpoint.filling import CannotFill, Filler, beside
+from slurm_affinode.checkpoint.memorymap import Memory, Run
+
+PAGES = 600
+FILE = "pages-1.img"
+PROGRAM = Path(__file__).with_name("faulting.py")
+
+
+class Faulting:
+    """A process that waits for its memory, and what that is to be."""
+
+    def __init__(self, directory: Path, number: int = 7) -> None:
+        self.directory, self.number = directory, number
+        command = [sys.executable, str(PROGRAM), str(directory / "lazy-pages.socket"), str(number), str(PAGES)]
+        self.program = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        said = self._line()
+        if not said:
+            assert self.program.stderr is not None
+            pytest.skip(f"no userfaultfd here: {self.program.stderr.read().strip()}")
+        self.address = int(said)
+        # Pages of other kinds stand before, between and behind those that are left to be filled, and some addresses
+        # have no page in the file.
+        source = random.Random(number)  # noqa: S311
+        self.file = source.randbytes((PAGES + 40) * PAGE)
+        self.memory = bytearray(PAGES * PAGE)
+        self.runs = []
+        offset, page = 3 * PAGE, 2
+        while page < PAGES - 60:
+            count = source.randrange(1, 50)
+            self.runs.append(Run(offset, self.address + page * PAGE, count * PAGE))
+            self.memory[page * PAGE : (page + count) * PAGE] = self.file[offset : offset + count * PAGE]
+            offset += (count + source.randrange(0, 2)) * PAGE
+            page += count + source.randrange(0, 3)
+        (directory / FILE).write_bytes(self.file)
+
+    @property
+    def what(self) -> Memory:
+        """To be filled."""
+        return Memory(self.number, FILE, tuple(self.runs))
+
+    def hand_over(self) -> None:
+        """As CRIU does."""
+        self.send("go")
+
+    def send(self, word: str) -> None:
+        """One line."""
+        assert self.program.stdin is not None
+        self.program.stdin.write(word + "\n")
+        self.program.stdin.flush()
+
+    def ask(self, word: str) -> str:
+        """And its answer."""
+        self.send(word)
+        return self._line()
+
+    def is_filled(self) -> bool:
+        """With what it should be."""
+        return self.ask("all") == hashlib.sha256(self.memory).hexdigest()
+
+    def _line(self) -> str:
+        assert self.program.stdout is not None
+        return self.program.stdout.readline().strip()
+
+    def end(self) -> None:
+        """Also where it waits for memory."""
+        self.program.kill()
+        self.program.communicate()
+
+
+def read(filler: Filler, data: bytes, size: int, begin: int = 0) -> None:
+    """Hand over a file from a page on, in pieces of so many pages, by several threads."""
+
+    def take(at: int) -> None:
+        piece = Buffer(size * PAGE)
+        view = piece.view[: min(size * PAGE, len(data) - at)]
+        view[:] = data[at : at + len(view)]
+        filler.take(FILE, at, view)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(take, range(begin * PAGE, len(data), size * PAGE)))
+
+
+@pytest.fixture
+def faulting(tmp_path: Path) -> Iterator[Callable[..., Faulting]]:
+    """Starts one."""
+    with ExitStack() as stack:
+
+        def start(number: int = 7) -> Faulting:
+            made = Faulting(tmp_path, number)
+            stack.callback(made.end)
+            return made
+
+        yield start
+
+
+@pytest.fixture
+def filler(tmp_path: Path) -> Iterator[Callable[[Memory], Filler]]:
+    """Makes one whose work directory and images are the same."""
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield lambda memory: Filler(fd, fd, [memory])
+    os.close(fd)
+
+
+@pytest.mark.parametrize("size", [1, 7, 256])
+def test_every_page_comes_to_its_place(
+    faulting: Callable[..., Faulting], filler: Callable[[Memory], Filler], size: int
+) -> None:
+    """Whatever pieces the file is read in; what the file has no page for is zero."""
+    process = faulting()
+    with filler(process.what) as fills:
+        process.hand_over()
+        fills.begin(60)
+        read(fills, process.file, size)
+        fills.end()
+        assert process.is_filled()
+
+
+def test_what_is_touched_before_gets_its_page_at_once(
+    faulting: Callable[..., Faulting], filler: Callable[[Memory], Filler]
+) -> None:
+    """From the file, or zeros, and keeps it: before anything is let go."""
+    process = faulting()
+    with filler(process.what) as fills:
+        process.hand_over()
+        for page in (0, 2, 3, 90, 300, PAGES - 1):
+            assert process.ask(str(page)) == str(process.memory[page * PAGE])
+        fills.begin(60)
+        read(fills, process.file, 16)
+        fills.end()
+        assert process.is_filled()
+
+
+def test_pages_wait_until_the_tree_is_complete(
+    faulting: Callable[..., Faulting], filler: Callable[[Memory], Filler]
+) -> None:
+    """Who reads them may be earlier."""
+    process = faulting()
+    with filler(process.what) as fills:
+        reading = threading.Thread(target=read, args=(fills, process.file, 64))
+        reading.start()
+        process.hand_over()
+        fills.begin(60)
+        reading.join()
+        fills.end()
+        assert process.is_filled()
+
+
+def test_a_page_that_never_came_is_told(faulting: Callable[..., Faulting], filler: Callable[[Memory], Filler]) -> None:
+    """It would be zero, and nobody would know."""
+    process = faulting()
+    with filler(process.what) as fills:
+        process.hand_over()
+        fills.begin(60)
+        read(fills, process.file, 8, begin=4)
+        with pytest.raises(CannotFill, match=f"{PAGE} bytes of process 7 were not read"):
+            fills.end()
+
+
+def test_a_process_that_is_gone_is_told(faulting: Callable[..., Faulting], filler: Callable[[Memory], Filler]) -> None:
+    """Not by those who read, who have nothing to do with it."""
+    process = faulting()
+    with filler(process.what) as fills:
+        process.hand_over()
+        fills.begin(60)
+        process.end()
+        read(fills, process.file, 8)
+        with pytest.raises(CannotFill, match="memory of process 7 cannot be filled"):
+            fills.end()
+
+
+def test_memory_that_is_not_handed_over_is_told(
+    faulting: Callable[..., Faulting], filler: Callable[[Memory], Filler]
+) -> None:
+    """CRIU says nothing in time, or ends, or speaks of other processes."""
+    silent, other = faulting(), faulting(8)
+    with filler(silent.what) as fills, pytest.raises(CannotFill, match="not handed over the memory of process 7"):
+        fills.begin(0.01)
+    (silent.directory / "lazy-pages.socket").unlink()
+    with filler(silent.what) as fills:
+        other.hand_over()
+        with pytest.raises(CannotFill, match="process 8"):
+            fills.begin(60)
+
+
+def test_nobody_waits_for_a_restore_that_was_given_up(filler: Callable[[Memory], Filler]) -> None:
+    """CRIU failed before it had made anything: who reads goes on and reads to the end."""
+    with filler(Memory(7, FILE, (Run(0, PAGE, PAGE),))) as fills, ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(fills.take, FILE, 0, Buffer(PAGE).view)
+        with pytest.raises(CannotFill):
+            fills.end()
+        waits.result(60)
+
+
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        (["0-3,8-11", "4-7,12"], {0, 1, 2, 3, 8, 9, 10, 11}),
+        (["0", "1-7"], {0, 1, 2, 3, 4, 5, 6, 7}),
+        (["4-7", ""], set()),
+        (["none"], set()),
+        ([], set()),
+    ],
+)
+def test_pages_are_put_in_place_from_the_side_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lists: list[str], expected: set[int]
+) -> None:
+    """The kernel gives memory of the NUMA node of who touches it first."""
+    for number, text in enumerate(lists):
+        (tmp_path / f"node{number}").mkdir()
+        (tmp_path / f"node{number}" / "cpulist").write_text(text + "\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3} if lists[:1] != ["0"] else {0, 1})
+    assert beside(7, nodes=tmp_path) == expected
+
+
+def test_who_fills_runs_there(tmp_path: Path) -> None:
+    """And who is not allowed to fills all the same."""
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    (one, *_) = os.sched_getaffinity(0)
+    seen = []
+
+    def take(cpus: set[int]) -> None:
+        with Filler(fd, fd, [], cpus) as fills:
+            fills.begin(0)
+            fills.take(FILE, 0, Buffer(PAGE).view)
+            seen.append(os.sched_getaffinity(0))
+
+    for cpus in ({one}, {100_000}):
+        (tmp_path / "lazy-pages.socket").unlink(missing_ok=True)
+        thread = threading.Thread(target=take, args=(cpus,))
+        thread.start()
+        thread.join()
+    os.close(fd)
+    assert seen == [{one}, os.sched_getaffinity(0)]
