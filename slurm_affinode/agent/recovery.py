@@ -21,7 +21,7 @@ from slurm_affinode.agent.undo import Undo
 from slurm_affinode.agent.waker import lacking
 from slurm_affinode.checkpoint import remaps, sweeping
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import CheckpointError, Image
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageUnreadable
 from slurm_affinode.core.suspension import IN_PLACE, Action, JobFact, World, recover
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.ledger import LedgerEntry
@@ -149,16 +149,22 @@ class JobKeeper:
             return False
 
     def _has_image(self, record: Record) -> bool:
-        if self._aftermath.local_image(record) is not None:
-            return True
-        seq = record.facts.get("seq")
-        if seq is None or self._parts.shared is None:
-            return False
-        try:
-            self._parts.shared.get(record.key.name, int(seq))
-        except CheckpointError:
-            return False
-        return True
+        """Raises ``ImageUnreadable``: what cannot be looked at now may be all that is left of the job."""
+        seq, unknown = record.facts.get("seq"), None
+        for store in self._parts.tiers.stores if seq is not None else ():
+            try:
+                store.get(record.key.name, int(seq))
+            except ImageUnreadable as error:
+                unknown = error
+            except OSError as error:
+                unknown = ImageUnreadable(f"{store.path}: cannot be read: {error.strerror}")
+            except CheckpointError:
+                continue
+            else:
+                return True
+        if unknown is not None:
+            raise unknown
+        return False
 
     def _act(self, action: Action, record: Record, why: str) -> bool:
         """One action; ``False``: it has to wait."""

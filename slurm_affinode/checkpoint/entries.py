@@ -122,7 +122,7 @@ class Entries:
         except FileNotFoundError:
             raise ImageDamaged(f"{label}: is not there") from None
         except ImageDamaged as error:
-            raise ImageDamaged(f"{label}: {error}") from None
+            raise type(error)(f"{label}: {error}") from None
         if (found.key.name, found.seq) != (name, seq):
             raise ImageDamaged(f"{label}: is the image {found.key.name}/{found.seq:04d}, put elsewhere")
         return found

@@ -59,6 +59,10 @@ class ImageDamaged(CheckpointError):
     """An image is not what was written, or is not where and whose it should be. It must not be restored."""
 
 
+class ImageUnreadable(ImageDamaged):
+    """Whether there is an image, and what it is like, is not known: the file system failed, or this process."""
+
+
 class NoRoom(CheckpointError):
     """The store is full, or a quota is."""
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
+from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, ImageUnreadable
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -22,6 +22,7 @@ DIR_MODE = 0o700
 FILE_MODE = 0o600
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of a write where there is no room, or not any more."""
+_SOMETHING_ELSE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV)
 _SYS_OPENAT2 = 437
 _RESOLVE = 0x02 | 0x10  # RESOLVE_NO_MAGICLINKS | RESOLVE_IN_ROOT
 _LITTLE = 4 << 20
@@ -97,12 +98,17 @@ def open_directory(at: int, name: str, *, owner: int) -> int:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ImageDamaged(f"{name}: is not a directory of the store: {error.strerror}") from None
+        raise _wrong(error)(f"{name}: is not a directory of the store: {error.strerror}") from None
     facts = os.fstat(fd)
     if facts.st_uid != owner or facts.st_mode & 0o077:
         os.close(fd)
         raise ImageDamaged(f"{name}: belongs to user {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}")
     return fd
+
+
+def _wrong(error: OSError) -> type[ImageDamaged]:
+    """What an error of opening says: a name that is missing or something else, or nothing."""
+    return ImageDamaged if error.errno in _SOMETHING_ELSE else ImageUnreadable
 
 
 @contextmanager
@@ -111,7 +117,7 @@ def file(at: int, name: str, *, owner: int, size: int | None = None) -> Iterator
     try:
         fd = os.open(name, _FILE, dir_fd=at)
     except OSError as error:
-        raise ImageDamaged(f"{name}: cannot be opened: {error.strerror}") from None
+        raise _wrong(error)(f"{name}: cannot be opened: {error.strerror}") from None
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 from agent_sequences import check, go_on_at_c2, ledger, recovered
 from agent_site import STEPS, Crash
@@ -116,6 +119,29 @@ def test_a_node_that_is_back_before_slurm_has_missed_it(world):
     with pytest.raises(Crash):
         Agent(world, "c1").suspend()
     world.nodes["c1"].init, world.nodes["c1"].processes = None, []
+    recovered(world)
+    check(world)
+    go_on_at_c2(world)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
+def test_an_image_that_cannot_be_looked_at_is_not_taken_for_none(world, monkeypatch, number):
+    """Its node and with it its processes were lost; the disk, or the agent, has a trouble that passes."""
+    world.crash_at = SUSPEND_EFFECTS.index("requeue") + 1
+    with pytest.raises(Crash):
+        Agent(world, "c1").suspend()
+    world.nodes["c1"].init, world.nodes["c1"].processes = None, []
+    opened = os.open
+
+    def fails(path, *arguments, **options):
+        if path == "alpha.7":
+            raise OSError(number, os.strerror(number))
+        return opened(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fails)
+        recovered(world)
+    assert Agent(world, "c1").parts.journal.open_records() != []
     recovered(world)
     check(world)
     go_on_at_c2(world)
