@@ -150,10 +150,12 @@ class JobKeeper:
 
     def _has_image(self, record: Record) -> bool:
         """Raises ``ImageUnreadable``: what cannot be looked at now may be all that is left of the job."""
-        seq, unknown = record.facts.get("seq"), None
-        for store in self._parts.tiers.stores if seq is not None else ():
+        if record.facts.get("seq") is None:
+            return False
+        seq, unknown = int(record.facts["seq"]), None
+        for store in self._parts.tiers.stores:
             try:
-                store.get(record.key.name, int(seq))
+                store.get(record.key.name, seq)
             except ImageUnreadable as error:
                 unknown = error
             except OSError as error:

@@ -134,7 +134,7 @@ def test_an_image_that_cannot_be_looked_at_is_not_taken_for_none(world, monkeypa
     opened = os.open
 
     def fails(path, *arguments, **options):
-        if path == "alpha.7":
+        if path == "0001":
             raise OSError(number, os.strerror(number))
         return opened(path, *arguments, **options)
 
