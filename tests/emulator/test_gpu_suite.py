@@ -130,8 +130,12 @@ def test_a_program_that_was_just_started_is_known(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(subprocess, "Popen", slow)
     run = Programs(Mock(), tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        run.start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs behind a shell's & ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
     (program,) = run.started
     assert program.process is not None
     program.process.kill()
