@@ -198,6 +198,7 @@ def test_requeue_of_what_runs_leaves_alone_what_was_cancelled(cluster: Cluster, 
     """Also a moment before, while Slurm is ending it: without that condition it would come back."""
     deaf = "#!/bin/bash\ntrap '' TERM\nwhile :; do sleep 0.1; done\n"
     number = started(cluster, *GPU, "--nodelist=c1", script=deaf)
+    wait_until("its prolog is over", lambda: root.job(number), lambda job: job.reason != "Prolog")
     root.cancel(number)
     wait_until("it is being ended", lambda: root.job(number), lambda job: job.state == "COMPLETING")
     root.requeue(number, hold=True, running=True)
