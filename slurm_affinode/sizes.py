@@ -7,13 +7,15 @@ import re
 from slurm_affinode.errors import AffinodeError
 
 _UNITS = "KMGTPE"
+_DIGITS = 40
+"""Of a number: more than any size needs, and far from where floating-point numbers end."""
 _SIZE = re.compile(rf"(\d+(?:\.\d+)?)\s*(?:([{_UNITS}])(?:i?B)?|B)?", re.IGNORECASE | re.ASCII)
 
 
 def parse_size(text: str) -> int:
     """Bytes of ``500G``, ``500GB``, ``500 GiB`` or ``1048576``. Raises ``AffinodeError``."""
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
+    if match is None or len(match[1]) > _DIGITS:
         raise AffinodeError(f"{text!r} is not a size", hint="write for example 500G or 2T (powers of 1024)")
     power = 0 if match[2] is None else _UNITS.index(match[2].upper()) + 1
     return int(float(match[1]) * 1024**power)

@@ -243,6 +243,8 @@ class ShepherdServer:
             self._drop(connection)
 
     def _drop(self, connection: Connection, why: str | None = None) -> None:
+        if connection not in self._connections:  # what was to be done about it has failed
+            return
         peer = connection.peer
         if why is not None and self._seldom.now(peer.uid):
             log.warning("uid %d, process %d: connection closed: %s", peer.uid, peer.pid, one_line(why))

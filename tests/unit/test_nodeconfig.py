@@ -118,7 +118,8 @@ def test_sizes_are_shown_so_that_they_can_be_read(count: int) -> None:
     assert abs(parse_size(size(count)) - count) <= max(1.0, count * 0.006)
 
 
-def test_what_is_no_size() -> None:
+@pytest.mark.parametrize("text", ["-1G", "", "1X", "9" * 41, "9" * 5000 + "P"])
+def test_what_is_no_size(text: str) -> None:
     """Said so."""
     with pytest.raises(AffinodeError, match="not a size"):
-        parse_size("-1G")
+        parse_size(text)

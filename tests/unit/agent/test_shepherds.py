@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_affinode.agent import shepherd_server
+from slurm_affinode.agent.arrivals import Arrivals
 from slurm_affinode.agent.shepherds import (
     MAX_TEXT_BYTES,
     BadMessage,
@@ -220,6 +221,21 @@ def test_silent_connections_are_closed_and_limited(config: Config, monkeypatch: 
         silent = [Shepherd(node.run_dir) for _ in range(5)]
         assert [one.hear() for one in silent] == [""] * 5
         assert Shepherd(node.run_dir).hello().hear() == "start"
+
+
+def test_a_connection_is_closed_once(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where what has to be done about it fails: others are served on."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Arrivals, "gone", fails)
+        shepherd = Shepherd(node.run_dir).hello()
+        assert shepherd.hear() == "start"
+        shepherd.close()
+        wait_until("it is gone", lambda: node.daemon.shepherds._connections, lambda left: not left)
+    assert Shepherd(node.run_dir).hello().hear() == "start"
 
 
 def test_second_agent_does_not_take_the_sockets_of_the_first(node: Node1, config: Config) -> None:
