@@ -156,10 +156,8 @@ class JobKeeper:
         for store in self._parts.tiers.stores:
             try:
                 store.get(record.key.name, seq)
-            except ImageUnreadable as error:
-                unknown = error
-            except OSError as error:
-                unknown = ImageUnreadable(f"{store.path}: cannot be read: {error.strerror}")
+            except (ImageUnreadable, OSError) as error:
+                unknown = ImageUnreadable(f"{store.path} cannot be read: {error}")
             except CheckpointError:
                 continue
             else:

@@ -6,8 +6,8 @@ driver's library tells, and by the version of the kernel's driver where that is 
 
 Sources: CUDA driver API 12.8 to 13.5, "CUDA Checkpointing"; README of NVIDIA's ``cuda-checkpoint`` (features of 570,
 580, 610); CUDA release notes (570 is CUDA 12.8, 575 12.9, 580 13.0, 590 13.1, 595 13.2, 610 13.3, 615 13.4). On ARM
-processors (Grace) drivers before 595 lock a process and then refuse its checkpoint: NVIDIA/cuda-checkpoint, issue 51;
-NVIDIA/nvcf, issue 730.
+processors (Grace) drivers before 595 lock a process and then refuse its checkpoint: NVIDIA/cuda-checkpoint#51;
+NVIDIA/nvcf#730.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def test_a_driver_that_is_too_old_lacks_each_feature_by_the_branch_that_has_it()
 
 
 def test_on_arm_a_driver_before_595_is_too_old() -> None:
-    """It has the functions, and refuses the checkpoint of what it has locked (NVIDIA/cuda-checkpoint, issue 51)."""
+    """It has the functions, and refuses the checkpoint of what it has locked (NVIDIA/cuda-checkpoint#51)."""
     facts = replace(NEWEST, cuda=13000)
     grace = abilities.capabilities_of("580.142", facts, mig=False, machine="aarch64")
     assert grace.why_not == "driver 580.142 cannot on an ARM processor (595 can)"
