@@ -2,8 +2,8 @@
 
     whose is it -> claim -> verify -> GPUs -> output files -> CRIU -> CUDA restore -> unlock -> the script goes on
 
-The pages of the processes, most of a large image, are verified in the step of CRIU, as they are put in their places; the
-tree is let go when their digests are right. Where a copy of the image is found damaged before that, what is there of
+The pages of the processes, most of a large image, are verified in the step of CRIU, as they are put in place; the tree
+is let go when their digests are right. Where a copy of the image is found damaged before that, what is there of
 the tree is ended, and the next copy is tried from "GPUs" on.
 
 A restore that fails leaves nothing of the tree and keeps the image; the site has chosen whether the job is then held or
