@@ -2,11 +2,13 @@
 
 In order: the cgroup that slurmd made (v1 ``/slurm/uid_1000/job_123/step_0``, v2
 ``/system.slice/slurmstepd.scope/job_123/step_batch``), an ancestor ``slurmstepd: [123.batch]`` of root, the variable
-``SLURM_JOB_ID`` of its environment. Slurm 26.05 may name the cgroup by the job's SLUID; then the other two say the id.
+``SLURM_JOB_ID`` of its environment. Slurm 26.05 may name the cgroup by the job's SLUID; then a ``slurmstepd`` says the
+id, an ancestor or one of the cgroup: the environment is the user's to write.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import stat
 from collections.abc import Iterator
@@ -22,6 +24,8 @@ _CGROUP = re.compile(
 _OF_A_USER = re.compile(r"/user@\d+\.service/")
 """Below it systemd lets a user make cgroups of any name."""
 _STEPD = re.compile(r"slurmstepd: \[(\d+)(?:[_+]\d+)?(?:\.([^\]]+))?\]")
+_JOB_ID, _STEP_ID = re.compile(r"[1-9][0-9]{0,9}"), re.compile(r"[0-9]{1,10}")
+"""What a process says in its environment is its user's choice: nothing else is taken for a number."""
 _DEPTH = 200
 _REMEMBERED = 4096
 
@@ -37,9 +41,12 @@ class _Process:
 class JobFinder:
     """Finds jobs of processes. Answers are remembered for as long as the process lives."""
 
-    def __init__(self, proc: Path = Path("/proc"), *, trusted_uid: int = 0) -> None:
+    def __init__(
+        self, proc: Path = Path("/proc"), *, cgroups: Path = Path("/sys/fs/cgroup"), trusted_uid: int = 0
+    ) -> None:
         """``trusted_uid``: the user that slurmstepd runs as; what others call themselves counts for nothing."""
         self._proc = proc
+        self._cgroups = cgroups
         self._trusted_uid = trusted_uid
         self._known: dict[tuple[int, int], JobRef] = {}
 
@@ -62,7 +69,8 @@ class JobFinder:
             return None
         if found is not None:
             if len(self._known) >= _REMEMBERED:
-                self._known = {k: v for k, v in self._known.items() if self.started(k[0]) == k[1]}
+                # A copy: another thread may find one meanwhile.
+                self._known = {k: v for k, v in tuple(self._known.items()) if self.started(k[0]) == k[1]}
             self._known[key] = found
         return found
 
@@ -72,11 +80,25 @@ class JobFinder:
             return JobRef(int(match["job"]), match["step"], "cgroup")
         line = list(self._line(process))
         above = (self.stepd(ancestor.pid) for ancestor in line[1:])
-        found = next((ref for ref in above if ref is not None), None) or self._environment(process.pid)
-        if match is not None and found is not None:
-            # slurmd made its cgroup: it is a job's, and only which one had to be found out.
-            return replace(found, step=match["step"] or found.step, source="cgroup")
-        return found
+        found = next((ref for ref in above if ref is not None), None)
+        if match is None:
+            return found or self._environment(process.pid)
+        found = found or self._beside(match)
+        if found is None:
+            return self._environment(process.pid)
+        # slurmd made its cgroup: it is a job's, and only which one had to be found out.
+        return replace(found, step=match["step"] or found.step, source="cgroup")
+
+    def _beside(self, match: re.Match[str]) -> JobRef | None:
+        """The job of a cgroup, by a slurmstepd in it: those have one of their own in each step's."""
+        job = self._cgroups / match.string[: match.end("sluid")].lstrip("/")
+        for procs in job.glob("step_*/slurm/cgroup.procs"):
+            with contextlib.suppress(OSError, ValueError):
+                for pid in procs.read_text().split():
+                    found = self.stepd(int(pid))
+                    if found is not None:
+                        return found
+        return None
 
     def _cgroup(self, pid: int) -> re.Match[str] | None:
         for row in self._text(pid, "cgroup").split("\n"):
@@ -110,10 +132,10 @@ class JobFinder:
             variable.split("=", 1) for variable in self._text(pid, "environ").split("\0") if "=" in variable
         )
         job = variables.get("SLURM_JOB_ID", "")
-        if not job.isdigit():
+        if not _JOB_ID.fullmatch(job):
             return None
         step = variables.get("SLURM_STEP_ID", "")
-        return JobRef(int(job), step if step.isdigit() else None, "environment")
+        return JobRef(int(job), step if _STEP_ID.fullmatch(step) else None, "environment")
 
     # -- /proc ----------------------------------------------------------------------------------------------------
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from slurm_affinode.gpu import jobs
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.model.gpu import JobRef
 
@@ -28,7 +30,7 @@ class Proc:
         (directory / "cmdline").write_text(cmdline.replace(" ", "\0") + "\0")
         (directory / "environ").write_text(env)
 
-    def finder(self, **options: int) -> JobFinder:
+    def finder(self, **options: Any) -> JobFinder:
         return JobFinder(self.root, **{"trusted_uid": os.getuid(), **options})
 
 
@@ -97,15 +99,21 @@ def test_a_setuid_program_with_the_title_of_a_slurmstepd_is_not_believed(proc):
     assert proc.finder().find(12) is None
 
 
-def test_a_cgroup_named_by_sluid_takes_the_number_from_the_tree_or_the_environment(proc):
-    """Which job it is has to be found out; that it is one the cgroup says."""
-    named = "0::/system.slice/slurmstepd.scope/s0J8K3M1N5P7QR/step_batch/user/task_0"
-    proc.add(10, 1, cmdline="slurmstepd: [123.batch]")
+def test_a_cgroup_named_by_sluid_takes_the_number_from_a_slurmstepd(proc, tmp_path):
+    """Which job it is has to be found out; that it is one the cgroup says. Its user cannot make it that of another."""
+    job = "system.slice/slurmstepd.scope/s0J8K3M1N5P7QR"
+    named = f"0::/{job}/step_batch/user/task_0"
+    proc.add(10, 1, cmdline="slurmstepd: [123.batch]", cgroup=f"0::/{job}/step_batch/slurm")
     proc.add(12, 10, cgroup=named)
-    proc.add(13, 1, cgroup=named, env="A=1\0SLURM_JOB_ID=123\0B=2\0")
-    finder = proc.finder()
+    proc.add(13, 1, cgroup=named, env="A=1\0SLURM_JOB_ID=456\0B=2\0")
+    finder = proc.finder(cgroups=tmp_path / "cgroup")
     assert finder.find(12) == JobRef(123, "batch", "cgroup")
-    assert finder.find(13) == JobRef(123, "batch", "cgroup")
+    assert finder.find(13) == JobRef(456, None, "environment")
+    of_stepd = tmp_path / "cgroup" / job / "step_batch" / "slurm"
+    of_stepd.mkdir(parents=True)
+    (of_stepd / "cgroup.procs").write_text("99\n10\n")
+    proc.add(14, 1, cgroup=named, env="A=1\0SLURM_JOB_ID=456\0B=2\0")
+    assert finder.find(14) == JobRef(123, "batch", "cgroup")
 
 
 def test_what_left_the_tree_is_known_by_its_environment_alone(proc):
@@ -119,6 +127,32 @@ def test_a_process_of_no_job(proc, env):
     proc.add(13, 1, env=env)
     assert proc.finder().find(13) is None
     assert proc.finder().find(99) is None
+
+
+@pytest.mark.parametrize("said", ["\u00b2", "\u0663", "9" * 5000, "12345678901", "0", "-1", " 7", "7\n"], ids=ascii)
+def test_what_is_no_number_in_an_environment_is_no_job(proc, said):
+    """Its user chooses that: it must not end the look at all the others."""
+    proc.add(13, 1, env=f"SLURM_JOB_ID={said}\0")
+    proc.add(14, 1, env=f"SLURM_JOB_ID=7\0SLURM_STEP_ID={said}\0")
+    assert proc.finder().find(13) is None
+    found = proc.finder().find(14)
+    assert found is not None
+    assert found.job_id == 7
+
+
+def test_what_another_thread_finds_meanwhile_is_no_fault(proc, monkeypatch):
+    """The shepherds' thread and the one that samples share what is known."""
+    monkeypatch.setattr(jobs, "_REMEMBERED", 1)
+
+    class Shared(JobFinder):
+        def started(self, pid: int) -> int | None:
+            self._known[(1000 + len(self._known), 1)] = JobRef(1, None, "cgroup")
+            return super().started(pid)
+
+    for pid in (50, 51):
+        proc.add(pid, 1, cgroup="0::/system.slice/slurmstepd.scope/job_9/step_0")
+    finder = Shared(proc.root)
+    assert [finder.find(pid) for pid in (50, 51)] == [JobRef(9, "0", "cgroup")] * 2
 
 
 def test_a_pid_of_another_process_is_not_mistaken(proc):
