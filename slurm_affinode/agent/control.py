@@ -41,6 +41,8 @@ MAX_CONNECTIONS = 256
 MAX_PER_HOLDER = 32
 """For one user of the node, or one address."""
 WORKERS = 6
+ROOTS_WORKERS = 32
+"""The epilogs of a node's jobs wait at once for what each has left on its GPUs."""
 
 Answer = Callable[[Mapping[str, Any], Caller], dict[str, Any]]
 
@@ -56,7 +58,7 @@ class _Connection:
 
 
 class ControlServer:
-    """Accepts requests in one thread and answers them in a few others."""
+    """Accepts requests in one thread and answers them in a few others, root's in some of their own."""
 
     def __init__(
         self,
@@ -85,7 +87,10 @@ class ControlServer:
             except AffinodeError:
                 self._unix.close()
                 raise
-        self._workers = ThreadPoolExecutor(WORKERS, "control")
+        # Prolog and epilog wait for no request of a user, however many those are and whatever they wait for.
+        self._workers = {
+            False: ThreadPoolExecutor(WORKERS, "control"), True: ThreadPoolExecutor(ROOTS_WORKERS, "control of root")
+        }  # fmt: skip
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     @property
@@ -106,7 +111,8 @@ class ControlServer:
         os.write(self._wake_w, b"x")
         if self._thread.is_alive():
             self._thread.join(5)
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for workers in self._workers.values():
+            workers.shutdown(wait=False, cancel_futures=True)
         for connection in tuple(self._open):
             connection.sock.close()
         for sock in (self._unix, self._tcp):
@@ -178,7 +184,7 @@ class ControlServer:
         elif newline or not part:
             self._release(connection)
             try:
-                self._workers.submit(self._handle, connection, line)
+                self._workers[connection.uid == 0].submit(self._handle, connection, line)
             except RuntimeError:  # the agent is being stopped
                 self._end(connection)
 
