@@ -92,8 +92,10 @@ def _write(path: Path, jobs: tuple[str, ...]) -> None:
         path.unlink(missing_ok=True)
         return
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(f"{job}\n" for job in jobs))
-    temporary.chmod(0o644)
+    temporary.unlink(missing_ok=True)
+    with temporary.open("x") as file:
+        file.write("".join(f"{job}\n" for job in jobs))
+        os.fchmod(file.fileno(), 0o644)
     temporary.replace(path)
 
 
@@ -104,6 +106,13 @@ def _locked(directory: Path, lock_s: float) -> Iterator[None]:
         make_open(directory)
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            facts = os.fstat(fd)
+            if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
+                # Root would follow their links, out of it and into it.
+                raise UnreachableError(
+                    f"{directory}: others than its user may write to it",
+                    hint=f"try: chown root:root {directory} && chmod 0755 {directory}",
+                )
             if not _lock(fd, lock_s):
                 raise UnreachableError(f"{directory}: has been locked for {lock_s:g} s")
             yield

@@ -90,6 +90,42 @@ def test_a_lock_that_is_never_given_back_ends_in_an_error(tmp_path):
         os.close(fd)
 
 
+def test_a_directory_of_others_is_not_written_by_root(tmp_path):
+    """They could lead it anywhere by links: what it reads would be theirs to read, what it writes would be lost."""
+    directory, secret = tmp_path / "map", tmp_path / "secret"
+    directory.mkdir()
+    secret.write_text("root:hash\n")
+    (directory / "0").symlink_to(secret)
+    for mode in (0o777, 0o1777, 0o775):
+        directory.chmod(mode)
+        with pytest.raises(UnreachableError, match="others than its user may write"):
+            jobmap.add(directory, ["0"], "1")
+        with pytest.raises(UnreachableError, match="others than its user may write"):
+            jobmap.remove(directory, "1")
+    assert (directory / "0").is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_directory_of_another_user_is_not_written(tmp_path):
+    (tmp_path / "map").mkdir(mode=0o755)
+    os.chown(tmp_path / "map", 12345, 12345)
+    with pytest.raises(UnreachableError, match="others than its user may write"):
+        jobmap.add(tmp_path / "map", ["0"], "1")
+
+
+def test_a_link_in_place_of_what_is_written_is_not_followed(tmp_path):
+    """Left there while the directory was open to all."""
+    target = tmp_path / "target"
+    target.write_text("precious")
+    directory = tmp_path / "map"
+    directory.mkdir()
+    (directory / ".0.tmp").symlink_to(target)
+    jobmap.add(directory, ["0"], "1")
+    assert target.read_text() == "precious"
+    assert (directory / "0").read_text() == "1\n"
+    assert not (directory / "0").is_symlink()
+
+
 def test_a_place_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UnreachableError, match="cannot be"):
