@@ -23,6 +23,10 @@ def config_file(function: F) -> F:
     )  # fmt: skip
     @functools.wraps(function)
     def wrapper(*args: Any, config_path: Path | None, **kwargs: Any) -> Any:
-        return function(*args, config=configuration.load(config_path), **kwargs)
+        config = configuration.load(config_path)
+        line = None if config.source is None else configuration.exposed(config.source)
+        if line is not None:
+            click.echo(f"slurm-affinode: {line}", err=True)
+        return function(*args, config=config, **kwargs)
 
     return wrapper  # type: ignore[return-value]

@@ -200,6 +200,17 @@ def test_suspend_that_fails_says_why(run: Any) -> None:
     assert done.exception.exit_code == 1
 
 
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_suspend_goes_by_the_clock_of_the_agent(run: Any, monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
+    """That of the login node may be ahead or behind: an older failure is not this one's."""
+    monkeypatch.setattr("slurm_affinode.cli.suspend.POLL_S", 0.001)
+    there = time.time() + ahead_s
+    before = {"jobs": [RUNNING | {"last": {"at": there - 2, "done": False, "text": "an older failure"}}]}
+    now = {"jobs": [RUNNING | {"last": {"at": there + 2, "done": False, "text": "the lock timed out"}}]}
+    done = run(Reach({"begun": True, "at": there}, before, now), "suspend", "7", "--timeout", "5s")
+    assert "job 7: the lock timed out" in str(done.exception)
+
+
 def test_suspend_does_not_wait_for_ever(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on by itself, which is said."""
     monkeypatch.setattr("slurm_affinode.cli.suspend.POLL_S", 0.001)
@@ -214,6 +225,15 @@ def test_suspend_without_waiting_and_wake(run: Any) -> None:
     assert "is being suspended" in run(Reach({"begun": True}), "suspend", "7", "--no-wait").output
     assert "is released" in run(Reach({"released": True}), "wake", "8").output
     assert json.loads(run(Reach({"released": True}), "wake", "8", "--json").output) == {"released": True}
+
+
+def test_a_configuration_that_everybody_may_write_is_told(tmp_path: Path) -> None:
+    """Root's agent runs programs that it names."""
+    config = tmp_path / "config.toml"
+    config.write_text('[agent]\nrun_dir = "/nowhere"\n')
+    config.chmod(0o666)
+    done = CliRunner().invoke(cli, ["status", "--node", "c1", "--config", str(config)], standalone_mode=False)
+    assert f"slurm-affinode: {config}: everybody may write to it: chmod o-w {config}" in done.stderr
 
 
 def test_help_of_the_node_side() -> None:
