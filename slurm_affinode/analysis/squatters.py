@@ -364,7 +364,7 @@ def _kind(names: Sequence[str], worst: Verdict, *, computes: bool) -> tuple[str,
 
 
 def _order(name: str) -> tuple[int, str]:
-    return (int(name), "") if name.isdigit() else (1 << 30, name)
+    return (int(name), "") if name.isascii() and name.isdigit() else (1 << 30, name)
 
 
 def _about_gpus(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 from pathlib import Path
@@ -91,7 +92,8 @@ def exporter(
 
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535 or (":" in host and not host.startswith("[")):
+    is_port = re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= 65535
+    if not colon or not is_port or (":" in host and not host.startswith("[")):
         raise AffinodeError(
             f"--listen {text}: is no HOST:PORT", hint="for example 0.0.0.0:9402, 127.0.0.1:9402, [::]:9402"
         )

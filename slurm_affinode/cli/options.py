@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import click
 
 from slurm_affinode import config as configuration
+from slurm_affinode.configvalues import LONGEST_S
 from slurm_affinode.files import give_to_owner
 from slurm_affinode.timespec import parse_span_s, parse_when
 
@@ -120,7 +121,9 @@ class Span(click.ParamType[float]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Parse ``value``; a plain number is seconds."""
         text = str(value)
-        seconds = float(text) if text.replace(".", "", 1).isdigit() else parse_span_s(text)
+        seconds = float(text) if re.fullmatch(r"[0-9]+\.?[0-9]*|\.[0-9]+", text) else parse_span_s(text)
+        if seconds > LONGEST_S:
+            self.fail(f"{text} is more than 100 years", param, ctx)
         if seconds <= 0:
             self.fail(f"{text} is not above 0", param, ctx)
         if seconds < self._least_s:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from gpu_fakes import FakeDriver
@@ -15,7 +16,9 @@ from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
 from slurm_affinode.workflow.exporter import Converter, ExporterOptions, Signals, run
 
 
-@pytest.mark.parametrize("listen", ["9402", "host", "host:99999", "::1:9402", ":x"])
+@pytest.mark.parametrize(
+    "listen", ["9402", "host", "host:99999", "::1:9402", ":x", "host:\u00b2", "host:" + "9" * 5000]
+)
 def test_an_address_that_is_none(listen: str) -> None:
     with pytest.raises(AffinodeError, match=r"is no HOST:PORT"):
         CliRunner().invoke(exporter, ["--listen", listen], catch_exceptions=False)
@@ -37,6 +40,13 @@ def test_a_token_file_without_a_token(tmp_path: Path, content: bytes) -> None:
 
 def test_a_period_of_nothing_is_a_usage_error() -> None:
     assert CliRunner().invoke(exporter, ["--period", "0"]).exit_code == 2
+
+
+@pytest.mark.parametrize("period", ["\u00b2", "9" * 400, "99999999999d", "1.5.5", "."])
+def test_a_period_that_is_none_is_told_in_one_line(period: str) -> None:
+    """Digits of other scripts, and times of which no clock knows."""
+    done = CliRunner().invoke(exporter, ["--period", period], standalone_mode=False)
+    assert isinstance(done.exception, click.UsageError | AffinodeError)
 
 
 def options(**more: object) -> ExporterOptions:
