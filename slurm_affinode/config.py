@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurm_affinode.configvalues import build, span, within, zone
-from slurm_affinode.errors import AffinodeError, ConfigError
+from slurm_affinode.errors import AffinodeError, ConfigError, InputError
 from slurm_affinode.nodeconfig import AgentConfig as AgentConfig  # noqa: PLC0414 - exported
 from slurm_affinode.nodeconfig import InplaceConfig as InplaceConfig  # noqa: PLC0414 - exported
 from slurm_affinode.nodeconfig import SuspendConfig as SuspendConfig  # noqa: PLC0414 - exported
@@ -225,7 +225,7 @@ def load(
     chosen = asked or DEFAULT_PATH
     config = Config()
     try:
-        text = _read(chosen).decode("utf-8")
+        text = read_small(chosen).decode("utf-8")
     except FileNotFoundError:
         if asked is not None:
             raise ConfigError(f"{chosen}: no such file", hint="give --config a file that exists") from None
@@ -233,6 +233,8 @@ def load(
         raise ConfigError(f"{chosen}: cannot be read: {error.strerror}", hint="give --config a TOML file") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{chosen}: is not UTF-8 text", hint="save it as UTF-8") from error
+    except InputError as error:
+        raise ConfigError(str(error), hint="give --config a TOML file") from error
     else:
         config = replace(parse(text, where=str(chosen)), source=chosen)
     store = config.store
@@ -249,15 +251,18 @@ def load(
     return replace(config, store=store)
 
 
-def _read(path: Path) -> bytes:
-    """What is in the file, or comes through the pipe (``--config <(...)``). Raises ``OSError``, ``ConfigError``."""
+def read_small(path: Path) -> bytes:
+    """What is in a file that people write, or comes through a pipe (``--config <(...)``): at most 1 MiB.
+
+    Raises ``OSError``, and ``InputError`` for what is larger or does not end, and a pipe into which nobody writes.
+    """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 - a descriptor
         if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode) and not select.select([file], [], [], _PIPE_S)[0]:
-            raise ConfigError(f"{path}: a pipe into which nobody writes", hint="give --config a TOML file")
+            raise InputError("a pipe into which nobody writes", where=str(path))
         os.set_blocking(file.fileno(), True)
         data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
-        raise ConfigError(f"{path}: is larger than {_LARGEST >> 20} MiB, no configuration")
+        raise InputError(f"is larger than {_LARGEST >> 20} MiB, and no text that people write", where=str(path))
     return data
 
 

@@ -114,6 +114,7 @@ def check(
 def _replay(  # noqa: PLR0917
     config: Config, found: Policy, since: datetime, until: datetime, every_s: float, look_s: float
 ) -> tuple[list[zombie_policy.Replayed], str | None]:  # fmt: skip
+    config = zombie_policy.reaching(config, found)
     looks, problem = [], None
     # The last one is at the end, however long the interval is.
     count = max(0, math.ceil((until - since).total_seconds() / look_s))

@@ -63,8 +63,10 @@ def install(
         options = f"--live --prometheus {config.prometheus.url}" if config.prometheus.url else "--live"
     if root is None and os.geteuid() != 0:
         raise AffinodeError("only root can install it", hint="or write the files somewhere: --root DIR")
-    if any(not word.isprintable() for word in (user, options)) or any(c in user for c in " %:/"):
+    if not user.isprintable() or any(c in user for c in " %:/"):
         raise AffinodeError(f"{user!r} is no user")
+    if not options.isprintable():
+        raise AffinodeError(f"{options!r} cannot stand in a unit or a crontab")
     if root is None:
         try:
             pwd.getpwnam(user)

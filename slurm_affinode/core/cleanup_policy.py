@@ -105,7 +105,8 @@ _SETTINGS: dict[str, values.Kind] = {
     "repeat": values.span,
 }  # fmt: skip
 _MATCH: dict[str, values.Kind] = {
-    **dict.fromkeys(SCOPES, values.texts), "kinds": values.texts_of(*KINDS), "jobs": values.texts,
+    **dict.fromkeys(SCOPES, values.patterns), "nodes": values.host_lists, "kinds": values.texts_of(*KINDS),
+    "jobs": values.job_patterns,
 }  # fmt: skip
 _SPANS = frozenset({"min_run", "grace", "repeat", "max_run", "extra", "first_warning", "second_warning", "cancel"})
 _TOP = ("limits", "evidence", "calendar", "default", "rule", "exempt", "keep", "mail", "epilog")
@@ -242,9 +243,13 @@ def _match(reader: _Reader, row: Mapping[str, Any], path: tuple[str | int, ...])
         nodes: list[str] = []
         for text in fields["nodes"]:
             try:
-                nodes += reader.expand(text) if "[" in text and "*" not in text else (text,)
+                found = reader.expand(text)
             except InputError as error:
                 reader.fault((*path, "nodes"), str(error))
+                continue
+            if not found:
+                reader.fault((*path, "nodes"), f"{text!r} names no node")
+            nodes += found
         fields["nodes"] = tuple(nodes)
     return Match(**fields)
 

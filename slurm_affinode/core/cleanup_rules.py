@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date
@@ -14,6 +15,8 @@ _FIELDS = {
     "min_run": "min_run_s", "grace": "grace_s", "repeat": "repeat_s",
 }  # fmt: skip
 """Key of the file -> field of ``Settings``, where the two differ."""
+_WHOLE = re.compile(r"^\d+")
+"""Of an id: the array, or the heterogeneous job, that it is a part of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ def matches(match: Match, finding: Finding) -> bool:
         "accounts": (finding.account,),
         "users": (finding.user,),
         "kinds": (finding.kind,),
-        "jobs": () if job is None else (job.id, str(job.job_id), job.id.partition("_")[0]),
+        "jobs": () if job is None else (job.id, str(job.job_id), *_WHOLE.findall(job.id)),
     }
     return all(_fits(getattr(match, key), found) for key, found in given.items())
 

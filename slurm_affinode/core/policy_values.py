@@ -14,7 +14,8 @@ from slurm_affinode.tomllines import span_s
 
 Kind = Callable[[Any], Any]
 
-_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_SHORTEST_DAY = 3
 _ADDRESS = re.compile(r"[^\s@<>,;\"]+(?:@[^\s@<>,;\"]+)?")
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})")
 MOST_S = 36525 * 86400.0
@@ -72,11 +73,41 @@ def texts(value: Any) -> tuple[str, ...]:
     raise ValueError(f'{value!r} is not a list of texts: write for example ["a", "b"]')
 
 
+def patterns(value: Any) -> tuple[str, ...]:
+    """Names or patterns (``*``, ``?``), at least one: what fits nothing, or everything, by mistake is refused."""
+    found = texts(value)
+    if not found:
+        raise ValueError("the list is empty: leave the key out where everything is meant")
+    for one in found:
+        if one != one.strip() or any(char in "[]," or not char.isprintable() for char in one):
+            raise ValueError(f'{one!r} is no name: each stands by itself, ["a", "b*"]; patterns are * and ?')
+    return found
+
+
+def job_patterns(value: Any) -> tuple[str, ...]:
+    """Job ids or patterns of such: ``123``, ``123_4``, ``123_*``."""
+    found = patterns(value)
+    for one in found:
+        if not re.fullmatch(r"[0-9_+*?]+", one):
+            raise ValueError(f'{one!r} is no job id: write for example ["123", "124_5"]')
+    return found
+
+
+def host_lists(value: Any) -> tuple[str, ...]:
+    """Names of nodes, patterns, or host lists (``gpu[01-04,7]``), at least one."""
+    found = texts(value)
+    if not found:
+        raise ValueError("the list is empty: leave the key out where every node is meant")
+    return found
+
+
 def texts_of(*known: str) -> Kind:
-    """Reads a list of texts, each of which is one of ``known``."""
+    """Reads a list of texts, at least one, each of which is one of ``known``."""
 
     def convert(value: Any) -> tuple[str, ...]:
         found = texts(value)
+        if not found:
+            raise ValueError("the list is empty: leave the key out where everything is meant")
         for one in found:
             if one not in known:
                 raise ValueError(f"{one!r} is none; known: {', '.join(known)}")
@@ -161,9 +192,11 @@ def weekdays(value: Any) -> frozenset[int]:
     """Days of the week: ``["mon", "tue"]``."""
     found = set()
     for one in texts(value):
-        if one[:3].lower() not in _DAYS:
-            raise ValueError(f"{one!r} is not a day of the week; known: {', '.join(_DAYS)}")
-        found.add(_DAYS.index(one[:3].lower()))
+        named = [number for number, name in enumerate(_DAYS) if name.startswith(one.lower())]
+        if not named or len(one) < _SHORTEST_DAY:
+            known = ", ".join(name[:_SHORTEST_DAY] for name in _DAYS)
+            raise ValueError(f"{one!r} is not a day of the week; known: {known}")
+        found.update(named)
     return frozenset(found)
 
 

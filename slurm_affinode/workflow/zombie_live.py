@@ -104,7 +104,8 @@ def observe(
     if only is not None:
         wanted = {name for job in only(jobs) for name in job.nodes}
     there = [node for node in nodes if node.gpus and node.name in wanted]
-    notes = [f"{node.name} does not answer slurmctld: unknown" for node in there if not node.responding]
+    notes = zombies.strangers(request, nodes)
+    notes += [f"{node.name} does not answer slurmctld: unknown" for node in there if not node.responding]
     names = [node.name for node in there if node.responding]
     eyes.say(f"asking {len(names)} nodes")
     limit = max((one.compute.at_most_pct for one in file.signatures), default=5.0)

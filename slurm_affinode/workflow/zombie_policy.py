@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from slurm_affinode.config import Config, policy_path
+from slurm_affinode.config import Config, policy_path, read_small
 from slurm_affinode.core.cleanup_plan import plan
 from slurm_affinode.core.cleanup_policy import PolicyFault, parse_policy, read_policy
+from slurm_affinode.core.policy_values import zone_of
 from slurm_affinode.core.spans import span
 from slurm_affinode.errors import InputError
 from slurm_affinode.model.cleanup import NEVER, SCOPES, Action, Ledger, Match, Policy, SentWarning, Settings, Stages
 from slurm_affinode.model.finding import IDLE_KINDS, USER_KINDS, Finding
 from slurm_affinode.resources import asset_dir
 from slurm_affinode.slurm import hostlist
+from slurm_affinode.timespec import parse_span_s
+
+LATE_S = 86400.0
+"""So much later than a stage is due a run may come, and still see since when a GPU is idle."""
 
 
 def policy_file(config: Config, asked: Path | None = None) -> tuple[Path, str]:
@@ -53,11 +59,25 @@ def _expand(text: str) -> tuple[str, ...]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_small(path).decode("utf-8")
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", where=str(path)) from error
     except UnicodeDecodeError as error:
         raise InputError("is not UTF-8 text", where=str(path)) from error
+
+
+def reaching(config: Config, policy: Policy) -> Config:
+    """The configuration, looking so far back that every stage of the policy can be reached.
+
+    What is idle for longer than the history is looked at is seen to be idle for as long as that, and no longer.
+    """
+    every = [one for settings in _all(policy) for one in (settings.fixed, settings.sliding)]
+    spans = [one for stages in every for one in (*stages.warnings, stages.cancel_s) if one is not None]
+    extra_s = max(settings.interactive.extra_s for settings in _all(policy))
+    needed_s = max(spans, default=0.0) + extra_s + LATE_S if spans else 0.0
+    if needed_s <= parse_span_s(config.zombies.look_back):
+        return config
+    return replace(config, zombies=replace(config.zombies, look_back=f"{math.ceil(needed_s)}s"))
 
 
 # --- in words
@@ -71,8 +91,9 @@ def explain(policy: Policy, now: datetime) -> list[str]:
     if not any(stages.cancel_s for settings in _all(policy) for stages in (settings.fixed, settings.sliding)):
         lines += [f"{rule.name} (line {rule.line}) never cancels: nothing says when (cancel, in fixed or sliding)."
                   for rule in policy.rules if rule.settings.action == "cancel"]  # fmt: skip
+    today = now.astimezone(zone_of(policy.calendar.timezone)).date()
     for one in policy.exemptions:
-        over = "" if one.until >= now.date() else " (OVER: it counts for nothing)"
+        over = "" if one.until >= today else " (OVER: it counts for nothing)"
         until = "for good" if one.until == NEVER else f"until {one.until.isoformat()}"
         what = "exempt from more than warnings" if one.warnings else "exempt"
         lines.append(f"line {one.line}: {_match(one.match)}: {what} {until}{over}: {one.reason}")

@@ -20,7 +20,7 @@ from slurm_affinode.analysis import leftover_memory, misfits, squatters
 from slurm_affinode.analysis.queue import Queue, Waiting, waits, with_impact
 from slurm_affinode.analysis.result import Thresholds, WasteQuery
 from slurm_affinode.analysis.squatters import Held
-from slurm_affinode.config import Config
+from slurm_affinode.config import Config, read_small
 from slurm_affinode.core import signature_file
 from slurm_affinode.core.signature import Signature
 from slurm_affinode.core.signature_file import SignatureFile
@@ -129,7 +129,7 @@ def signatures(config: Config, path: Path | None = None) -> SignatureFile:
 def read_signatures(where: Path) -> str:
     """The text of a file of signatures. Raises ``InputError``."""
     try:
-        return where.read_text(encoding="utf-8")
+        return read_small(where).decode("utf-8")
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", where=str(where)) from error
     except UnicodeDecodeError as error:
@@ -174,7 +174,13 @@ def find(
         rule = leftover_memory.Rule(FREE_MIB, request.window_s or HELD_S, known_until, XIDS, names)
         left = leftover_memory.find(held, samples, rule) if "orphan-memory" in request.wanted else []
     return judge(config, request, held, file.signatures, waiting(jobs, pending, query.until), nodes,
-                 notes=(*notes, *trouble), more=left)  # fmt: skip
+                 notes=(*notes, *trouble, *strangers(request, nodes)), more=left)  # fmt: skip
+
+
+def strangers(request: Request, nodes: Sequence[Node]) -> list[str]:
+    """What is said of names of nodes that Slurm, where it was asked, does not know: nothing is found there."""
+    known = {node.name for node in nodes}
+    return [f"{name}: Slurm knows no node of that name" for name in request.nodes if known and name not in known]
 
 
 def interval(config: Config, request: Request, history: SampleStore, now: datetime) -> tuple[WasteQuery, list[str]]:

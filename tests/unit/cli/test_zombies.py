@@ -120,3 +120,11 @@ def test_slips_in_signatures_say_what_to_do(tmp_path: Path) -> None:
     assert "close the heading: [name]" in shown
     (fault,) = json.loads(_run("signatures", "check", str(wrong), "--json").stdout)["faults"]
     assert (fault["line"], fault["hint"]) == (3, "close the heading: [name]")
+
+
+@pytest.mark.parametrize("verb", ["check", "test"])
+def test_signatures_that_do_not_end_are_none(verb: str) -> None:
+    """One line, and not all of the memory."""
+    result = _run("signatures", verb, "/dev/zero")
+    assert _status(result) == 2
+    assert "/dev/zero: is larger than 1 MiB" in str(result.exception)

@@ -20,6 +20,7 @@ from slurm_affinode.model.cleanup import KeepPolicy, Settings
 from slurm_affinode.slurm.hostlist import expand
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.store.zombies import ZombieLog
+from slurm_affinode.timespec import parse_span_s
 from slurm_affinode.workflow import zombie_keeps as keeps
 from slurm_affinode.workflow import zombie_policy as policies
 
@@ -270,6 +271,7 @@ def test_a_wish_is_for_one_run_of_a_job() -> None:
     [
         ('[[rule]]\nnodes = ["gpu[01-"]\naction = "warn"', 2, "unbalanced"),
         ('[[rule]]\nnodes = ["gpu[1-99999999]"]', 2, "names more than"),
+        ('[[rule]]\nnodes = ["none"]', 2, "names no node"),
         ("[default]\nmin_run = inf", 2, "hundred years"),
         ('[keep]\nmax = "99999999d"', 2, "hundred years"),
     ],
@@ -281,3 +283,33 @@ def test_slips_are_told_by_line(tmp_path: Path, text: str, line: int, says: str)
     _, faults = policies.examine(Config(), file)
     assert [fault.line for fault in faults] == [line]
     assert says in faults[0].message
+
+
+def test_host_lists_are_of_nodes_however_they_are_written() -> None:
+    """With brackets, with commas, with patterns beside them: what fits nothing would be no exemption."""
+    text = '[[exempt]]\nnodes = ["a1,a2", "b[1-2]*", "c?"]\nuntil = "never"\nreason = "x"'
+    [exempt] = parse_policy(text, where="z", expand=expand).exemptions
+    assert exempt.match.nodes == ("a1", "a2", "b1*", "b2*", "c?")
+
+
+def test_an_exemption_is_over_when_the_day_of_the_site_is() -> None:
+    """As the decision has it: at 12 UTC it is the next day already on Kiritimati."""
+    text = '[calendar]\ntimezone = "{}"\n[[exempt]]\nusers = ["a"]\nuntil = 2026-11-18\nreason = "x"'
+    for zone, over in (("Pacific/Kiritimati", True), ("UTC", False)):
+        lines = policies.explain(parse_policy(text.format(zone), where="z"), NOW)
+        assert any("OVER" in line for line in lines) is over
+
+
+def test_every_stage_can_be_reached() -> None:
+    """What a run looks at is as long as the longest stage, and a day more; a shorter one changes nothing."""
+    config = Config(zombies=ZombiesConfig(look_back="2d"))
+    assert policies.reaching(config, parse_policy(RULE, where="z")) is config
+    long = RULE.replace('cancel = "2h"', 'cancel = "3d"') + '[default]\ninteractive = { extra = "2h" }\n'
+    assert parse_span_s(policies.reaching(config, parse_policy(long, where="z")).zombies.look_back) == 4 * 86400 + 7200
+    assert policies.reaching(config, parse_policy("", where="z")) is config
+
+
+def test_what_does_not_end_is_no_policy() -> None:
+    """Nor what is too large to be one: one line, and not all of the memory."""
+    with pytest.raises(InputError, match=r"^/dev/zero: is larger than 1 MiB"):
+        policies.load(Config(), Path("/dev/zero"))
