@@ -33,6 +33,7 @@ from slurm_affinode.config import Config
 from slurm_affinode.core.cleanup_plan import plan
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.cleanup import DESTRUCTIVE, Action, Ledger, Policy
+from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.finding import VARIANTS
 from slurm_affinode.report.mail import Digest, digest
 from slurm_affinode.slurm.backends import open_client
@@ -41,6 +42,7 @@ from slurm_affinode.store.repository import Repository
 from slurm_affinode.store.zombies import ZombieLog
 from slurm_affinode.workflow import zombie_actions as actions_of
 from slurm_affinode.workflow import zombie_epilogs, zombie_keeps, zombie_live, zombie_policy, zombie_tell
+from slurm_affinode.workflow import zombie_orphans as orphans
 from slurm_affinode.workflow import zombies as workflow
 from slurm_affinode.workflow.postman import postman
 from slurm_affinode.workflow.zombie_recheck import AskNode, Recheck
@@ -118,6 +120,7 @@ def _asked(
     )  # fmt: skip
     policy = zombie_policy.load(config, policy_path)
     warn_if_exposed(zombie_policy.policy_file(config, policy_path)[0])
+    config = zombie_policy.reaching(config, policy)
     return Asked(config, request, live, watch_s, asked, policy, as_json, everything)
 
 
@@ -170,7 +173,9 @@ def clean(
             return session.show([_planned(one) for one in decided], dry_run=True, untold=untold)
         done = actions_of.execute(decided, session.tools)
         done += zombie_tell.tell(decided, session.tools, session.ledger)
-        return session.show([*done, *_idle(decided)], dry_run=False, untold=untold)
+        tried = {one.action.finding.key for one in done}
+        rest = [one for one in decided if one.finding.key not in tried]
+        return session.show([*done, *_idle(rest)], dry_run=False, untold=untold)
 
 
 def _person(limit: int) -> None:
@@ -201,17 +206,28 @@ class Session:
     ledger: Ledger
     began: datetime
     """When it began to look."""
+    jobs: Sequence[Job] = ()
+    """As Slurm knows them."""
 
     def plan(self) -> list[Action]:
         """What is to be done. Agents are asked which jobs may be suspended, or sleep, where any is to be warned."""
         now = self.tools.now()
-        self.log.see([one.key for one in self.found.findings if one.since is None], now)
+        self.log.see([one.key for one in self.found.findings if one.since is None], now, all_of=self._looked_at_all())
         self.ledger = self.log.ledger(now)
         decided = plan(self.found.findings, self.asked.policy, self.ledger, now, looked_from=self.began)
         elsewhere = self._elsewhere(decided)
         known = actions_of.opted_in(decided, self.tools.ask)
         return plan(self.found.findings, self.asked.policy, self.ledger, now, opted_in=known.watched,
-                    asleep=known.asleep, elsewhere=elsewhere, looked_from=self.began)  # fmt: skip
+                    asleep=known.asleep, elsewhere=elsewhere, looked_from=self.began,
+                    parts=actions_of.parts(self.jobs))  # fmt: skip
+
+    def _looked_at_all(self) -> list[str]:
+        """How the keys of findings begin of which this run, which left out nothing, saw all that are there."""
+        asked, seen = self.asked.request, self.found.snapshot
+        narrow = (asked.clusters, asked.partitions, asked.accounts, asked.users, asked.nodes, asked.min_score)
+        if seen is None or any(narrow):
+            return []
+        return [f"{seen.cluster}/{kind}/" for kind in orphans.KINDS if kind in asked.wanted]
 
     def _elsewhere(self, decided: Iterable[Action]) -> frozenset[str]:
         """Clusters of the store that this Slurm is not: their job numbers name other jobs here."""
@@ -286,6 +302,7 @@ def _session(asked: Asked) -> Iterator[Session]:
         store = stack.enter_context(Repository.open(config.db_url))
         log = ZombieLog(store.engine)
         slurm: Any = None
+        jobs: Sequence[Job] = ()
         reach = Reach(config, open_slurm)
         stack.callback(reach.close)
         who = Who.am_i()
@@ -295,7 +312,7 @@ def _session(asked: Asked) -> Iterator[Session]:
 
         try:
             slurm = stack.enter_context(open_slurm())
-            _take_in(asked, found, slurm, log, who, reach.ask)
+            jobs = _take_in(asked, found, slurm, log, who, reach.ask)
         except AffinodeError as error:
             # What owners asked for is not known: reason enough to do nothing, and none to show nothing.
             if asked.acting:
@@ -306,7 +323,7 @@ def _session(asked: Asked) -> Iterator[Session]:
             recheck=Recheck(slurm, reach.ask, config.idle.low_pct), post=postman(asked.policy.mail, now), log=log,
             policy=asked.policy, who=who, now=now, step=step,
         )  # fmt: skip
-        yield Session(asked, found, log, tools, log.ledger(now()), began)
+        yield Session(asked, found, log, tools, log.ledger(now()), began, jobs)
 
 
 def _find(asked: Asked, slurm: Callable[[], SlurmClient], step: Callable[[str], None]) -> workflow.Found:
@@ -320,8 +337,8 @@ def _find(asked: Asked, slurm: Callable[[], SlurmClient], step: Callable[[str], 
 
 def _take_in(  # noqa: PLR0917
     asked: Asked, found: workflow.Found, slurm: SlurmClient, log: ZombieLog, who: Who, ask: AskNode
-) -> None:
-    """What owners asked for and, with --live, what epilogs did since the last run."""
+) -> Sequence[Job]:
+    """What owners asked for and, with --live, what epilogs did since the last run; the jobs."""
     now, seen = datetime.now(UTC), found.snapshot
     named = {one.cluster for one in found.findings}
     cluster = _cluster(asked, found) or (named.pop() if len(named) == 1 else None)
@@ -331,6 +348,7 @@ def _take_in(  # noqa: PLR0917
     if seen is not None:
         nodes = [node.name for node in seen.nodes if node.gpus and node.responding]
         zombie_epilogs.collect(nodes, ask, cluster, log, now=now, run=who.run, forget=asked.acting)
+    return jobs
 
 
 def _cluster(asked: Asked, found: workflow.Found) -> str | None:
@@ -340,7 +358,7 @@ def _cluster(asked: Asked, found: workflow.Found) -> str | None:
 
 def _mails(decided: Sequence[Action], policy: Policy) -> Iterator[Digest]:
     """What would be sent, and to whom."""
-    for (user, recipients), group in zombie_tell.by_reader(decided, policy).items():
+    for (_, user, recipients), group in zombie_tell.by_reader(decided, policy).items():
         keep_s = policy.keep.max_s if policy.keep.allow else None
         told = zombie_tell.readers(user, recipients, group, policy)
         for recipient in told or ("(nobody: mail.admins is empty)",):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -45,18 +45,24 @@ def plan(
     asleep: Collection[int] = (),
     elsewhere: Collection[str] = (),
     looked_from: datetime | None = None,
+    parts: Mapping[int, Collection[int]] | None = None,
 ) -> list[Action]:
     """One action for each finding, the worst first; ``none`` with the reason where nothing is done.
 
     ``opted_in``: raw ids of jobs that may be suspended; ``asleep``: of those that sleep in place; ``elsewhere``:
-    clusters that are told of, and not acted on; ``looked_from``: when this run began to look.
+    clusters that are told of, and not acted on; ``looked_from``: when this run began to look; ``parts``: raw id of each
+    part of a heterogeneous job -> of those of its parts that hold GPUs, ``None``: those that are found.
     """
     order = sorted(findings, key=lambda one: (-(one.held_gpu_hours or 0.0), one.key))
     used: Counter[str] = Counter()
     chosen: list[Action] = []
     cancelled: set[str] = set()
-    for finding in order:
-        action = decide(finding, policy, ledger, now, opted_in=opted_in, asleep=asleep, looked_from=looked_from)
+    decided = [
+        decide(finding, policy, ledger, now, opted_in=opted_in, asleep=asleep, looked_from=looked_from)
+        for finding in order
+    ]
+    for due in _whole(decided, parts):
+        action, finding = due, due.finding
         if action.verb in DESTRUCTIVE and finding.cluster in elsewhere:
             text = f"it is on {finding.cluster}, which this machine's Slurm is not"
             action = replace(action, verb="none", code="elsewhere", reason=f"{action.reason}; {text}")
@@ -65,10 +71,36 @@ def plan(
         most = policy.limits.of(action.verb)
         if most is not None and used[action.verb] >= most:
             text = f"{most} in this run already: the limit of {action.verb}; a person may raise it"
-            action = replace(action, verb="none", code="limit", reason=f"{action.reason}; {text}")
+            action = replace(action, verb="none", code="limit", reason=f"{action.reason}; {text}", held=action)
         used[action.verb] += 1
         chosen.append(action)
     return chosen
+
+
+def _whole(decided: Sequence[Action], parts: Mapping[int, Collection[int]] | None) -> list[Action]:
+    """Parts of a heterogeneous job are cancelled where all of them are due that hold GPUs: they are one program."""
+    groups: dict[tuple[str, str], dict[int, Action]] = {}
+    for action in decided:
+        job = action.finding.job
+        if job is not None and "+" in job.id and action.finding.kind in IDLE_KINDS:
+            groups.setdefault((action.finding.cluster, job.id.partition("+")[0]), {})[job.job_id] = action
+    made = {
+        action.finding.key: _part(action, group, group if parts is None else parts.get(number))
+        for group in groups.values() for number, action in group.items()
+    }  # fmt: skip
+    return [made.get(action.finding.key, action) for action in decided]
+
+
+def _part(action: Action, group: Mapping[int, Action], holding: Collection[int] | None) -> Action:
+    """What is done about one part. ``group``: the parts that are found; ``holding``: those with GPUs, where known."""
+    others = [] if holding is None else [group.get(number) for number in holding]
+    if action.verb != "cancel":
+        idle = bool(others) and all(one and enough_idle(one.settings, one.finding) for one in others)
+        return action if idle else replace(action, stays=True)
+    if others and all(one and one.verb == "cancel" for one in others):
+        return replace(action, parts=tuple(one.finding for one in others if one and one is not action))
+    text = "it is a part of a heterogeneous job, and what its other parts do speaks against it, or is not known"
+    return replace(action, verb="none", code="part", reason=f"{action.reason}; {text}")
 
 
 def _once(action: Action, done: set[str]) -> Action:
@@ -195,6 +227,8 @@ class _Case:
         if exempt is not None and action.verb in DESTRUCTIVE:
             reason = f"exempt from more than warnings: {exempt.reason} ({policy.where}:{exempt.line})"
             return self.none("exempt", reason)
+        if exempt is not None:
+            action = replace(action, stays=True)
         return self._timely(action, opted_in)
 
     def _timely(self, action: Action, opted_in: Collection[int]) -> Action:

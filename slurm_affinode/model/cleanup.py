@@ -288,6 +288,14 @@ class Action:
     settings: Settings = Settings()
     suspends: bool = False
     """Of a warning: at the end of the stages the job is suspended, for it opted in."""
+    stays: bool = False
+    """Of a warning: nothing follows at the end of the stages, whatever the settings say."""
+    steps: bool = False
+    """Of a cancellation that was done: of its steps alone."""
+    parts: tuple[Finding, ...] = ()
+    """The other parts of the heterogeneous job: what ends one of them ends the whole, and all have to be idle."""
+    held: Action | None = None
+    """What would be done if the run had not reached its limit."""
 
     @property
     def key(self) -> str:

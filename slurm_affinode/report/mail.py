@@ -171,8 +171,10 @@ def render(name: str, site: Path | None, context: Mapping[str, Any], *, html: bo
 def _subject(actions: Sequence[Action], texts: Texts, cluster: str, user: str | None) -> str:
     if user is None:
         return texts.several("subject_admin", len(actions), cluster=cluster, count=len(actions))
-    verbs = {action.verb for action in actions}
-    done = {"cancel": "stage_cancelled", "suspend": "stage_suspended"}.get(actions[0].verb) if len(verbs) == 1 else None
+    alike = len({(action.verb, action.steps) for action in actions}) == 1
+    done = {"cancel": "stage_cancelled", "suspend": "stage_suspended"}.get(actions[0].verb) if alike else None
+    steps = actions[0].steps
+    done = None if steps else done
     if len(actions) > 1 and done is not None:
         return texts.say("subject_many_done", cluster=cluster, count=len(actions), done=texts.say(done).lower())
     if len(actions) > 1:
@@ -180,6 +182,8 @@ def _subject(actions: Sequence[Action], texts: Texts, cluster: str, user: str | 
     job = actions[0].finding.job
     if done is not None and job is not None:
         return texts.say("subject_done", cluster=cluster, job=job.id, done=texts.say(done).lower())
+    if steps and job is not None:
+        return texts.say("subject_steps", cluster=cluster, job=job.id)
     if job is None or actions[0].finding.kind not in IDLE_KINDS:
         return texts.say("subject_look", cluster=cluster, what=_title(actions[0].finding, texts))
     return texts.say("subject_one", cluster=cluster, job=job.id)
@@ -219,7 +223,7 @@ def _title(finding: Finding, texts: Texts) -> str:
 
 def _stage(action: Action, texts: Texts) -> tuple[str, str]:
     if action.verb == "cancel":
-        return texts.say("stage_cancelled"), "done"
+        return texts.say("stage_steps" if action.steps else "stage_cancelled"), "done"
     if action.verb == "suspend":
         return texts.say("stage_suspended"), "done"
     if not action.number:
@@ -237,13 +241,14 @@ def _then(action: Action, texts: Texts, now: datetime, timezone: str | None) -> 
         idle = span((finding.observed_at - since).total_seconds())
     if action.verb == "cancel":
         warnings = len(stages.warnings)
-        return texts.several("was_cancelled", warnings, idle=idle, warnings=warnings)
+        was = "were_ended" if action.steps else "was_cancelled"
+        return texts.several(was, warnings, idle=idle, warnings=warnings)
     if action.verb == "suspend":
         return texts.say("was_suspended")
     if not action.number:
         return ""
     cancels = settings.action == "cancel" and not settings.do_not_cancel and enough_idle(settings, finding)
-    if not cancels or stages.cancel_s is None or since is None:
+    if action.stays or not cancels or stages.cancel_s is None or since is None:
         return texts.say("no_cancel")
     # Not before the time that the stages leave between this warning, the ones that follow, and the end.
     left_s = stages.cancel_s - stages.warnings[action.number - 1]

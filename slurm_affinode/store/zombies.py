@@ -133,12 +133,22 @@ class ZombieLog:
         keeps = sorted((_keep(dict(row)) for row in kept), key=lambda one: one.submit)
         return Ledger(warnings, {(one.cluster, one.job_id): one for one in keeps}, told, seen)
 
-    def see(self, keys: Iterable[str], now: datetime) -> None:
-        """Remember when these were first seen; what was not seen for a day is seen for the first time again."""
+    def see(self, keys: Iterable[str], now: datetime, *, all_of: Iterable[str] = ()) -> None:
+        """Remember when these were first seen; what was not seen for a day is seen for the first time again.
+
+        ``all_of``: how the keys begin of which these are all that is there now: the others of these are gone.
+        """
         table = zombie_warnings.c
+        there = {bounded(one) for one in keys}
 
         def work(connection: Connection) -> None:
-            for key in {bounded(one) for one in keys}:
+            for begin in all_of:
+                alike = and_(table.finding.startswith(begin, autoescape=True), table.number == SEEN)
+                known = connection.execute(select(table.finding).where(alike)).scalars().all()
+                for key in set(known) - there:
+                    gone = and_(table.finding == key, table.number == SEEN)
+                    connection.execute(delete(zombie_warnings).where(gone))
+            for key in there:
                 mine = and_(table.finding == key, table.number == SEEN)
                 row = connection.execute(select(table.recipient).where(mine)).scalar()
                 if row is not None and _ms(now) - int(row) < UNSEEN_MS:

@@ -6,6 +6,7 @@ time do not do it twice; a claim whose holder crashed is free again after ``HOLD
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from slurm_affinode.core.cleanup_plan import decide
 from slurm_affinode.errors import AffinodeError, InputError
 from slurm_affinode.model.audit import AuditEntry
 from slurm_affinode.model.cleanup import DESTRUCTIVE, Action
+from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.finding import Finding, JobRef, NodeRef, ProcessRef
 from slurm_affinode.slurm.faults import AlreadyDoneError, SlurmError, UnknownJobError
 from slurm_affinode.workflow import zombie_keeps
@@ -70,6 +72,16 @@ def opted_in(actions: Iterable[Action], ask: AskNode) -> OptedIn:
     )
 
 
+def parts(jobs: Iterable[Job]) -> dict[int, frozenset[int]]:
+    """Raw id of each part of a running heterogeneous job -> of those of its parts that hold GPUs."""
+    holding: dict[int, set[int]] = {}
+    running = [job for job in jobs if job.het_job_id is not None and job.allocated]
+    for job in running:
+        if job.gpus_allocated or job.shares_gpus:
+            holding.setdefault(job.het_job_id or 0, set()).add(job.job_id)
+    return {job.job_id: frozenset(holding.get(job.het_job_id or 0, ())) for job in running}
+
+
 def looked(actions: Sequence[Action], who: Who, now: datetime, command: str) -> AuditEntry:
     """The record that somebody looked: what was found, and what was decided about each."""
     found = [
@@ -84,14 +96,24 @@ def looked(actions: Sequence[Action], who: Who, now: datetime, command: str) -> 
 
 
 def execute(actions: Iterable[Action], tools: Tools) -> list[Outcome]:
-    """Carry out ``actions`` that change the cluster, then tell those concerned. The others are left out."""
-    outcomes = []
+    """Carry out ``actions`` that change the cluster, then tell those concerned. The others are left out.
+
+    In place of what is spared comes what the limit of the run held back: else jobs that are spared in each
+    run would keep the others from ever being looked at.
+    """
+    outcomes: list[Outcome] = []
     actions = list(actions)
     tools.instead = tools.policy.limits.cancel - sum(one.verb == "cancel" for one in actions)
-    for action in actions:
-        if action.verb in DESTRUCTIVE:
-            tools.step(f"{action.verb}: {action.target}")
-            outcomes.append(_one(action, tools))
+    held = [one.held for one in actions if one.held is not None]
+    todo = deque(one for one in actions if one.verb in DESTRUCTIVE)
+    while todo:
+        action = todo.popleft()
+        tools.step(f"{action.verb}: {action.target}")
+        outcomes.append(_one(action, tools))
+        following = next((one for one in held if one.verb == action.verb), None)
+        if outcomes[-1].result == "spared" and following is not None:
+            held.remove(following)
+            todo.append(following)
     told = [one.action for one in outcomes if one.result == "done" and one.action.verb in ("cancel", "suspend")]
     tell_done(told, tools)
     return outcomes
@@ -152,7 +174,7 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
     if longer is not None:
         return Outcome(action, "spared", f"{action.target}: {longer}", look)
     try:
-        return Outcome(action, "done", _do(action, tools, look), look)
+        return _done(action, tools, look)
     except (UnknownJobError, AlreadyDoneError) as error:
         return Outcome(action, "gone", f"{action.target}: it had ended already: {error}", look)
     except AnswerError as error:
@@ -189,7 +211,8 @@ def _instead(action: Action, tools: Tools, look: Look, why: str) -> Outcome:
     tools.instead -= 1
     action = replace(action, verb="cancel", reason=f"{action.reason}; it cannot be suspended: {why}")
     try:
-        return Outcome(action, "done", f"{_do(action, tools, look)}, for it cannot be suspended: {why}", look)
+        done = _done(action, tools, look)
+        return replace(done, text=f"{done.text}, for it cannot be suspended: {why}")
     except (UnknownJobError, AlreadyDoneError) as error:
         return Outcome(action, "gone", f"{action.target}: it had ended already: {error}", look)
 
@@ -203,9 +226,13 @@ def _look(action: Action, tools: Tools) -> Look:
         return tools.recheck.drained(_node(finding))
     if action.verb == "drain":
         return tools.recheck.node(finding, _node(finding))
-    if isinstance(finding.subject, JobRef):
-        return tools.recheck.job(finding, finding.subject)
-    return Look("unknown", "it is not about a job")
+    if not isinstance(finding.subject, JobRef):
+        return Look("unknown", "it is not about a job")
+    for other in action.parts:
+        part = tools.recheck.job(other, other.subject) if isinstance(other.subject, JobRef) else None
+        if part is not None and part.verdict not in ("still", "gone"):
+            return part
+    return tools.recheck.job(finding, finding.subject)
 
 
 def _node(finding: Finding) -> str:
@@ -215,6 +242,19 @@ def _node(finding: Finding) -> str:
     if len(finding.nodes) != 1:
         raise InputError(f"{finding.key}: it is not about one node")
     return finding.nodes[0]
+
+
+def _done(action: Action, tools: Tools, look: Look) -> Outcome:
+    """Do it. Raises ``AffinodeError``."""
+    text = _do(action, tools, look)
+    return Outcome(replace(action, steps=bool(_steps(action, look))), "done", text, look)
+
+
+def _steps(action: Action, look: Look) -> list[str]:
+    """The steps to end in place of the whole job."""
+    if action.verb != "cancel" or not action.settings.cancel_steps or look.job is None:
+        return []
+    return [step.step for step in look.job.steps or () if step.step.isdigit()]
 
 
 def _do(action: Action, tools: Tools, look: Look) -> str:
@@ -239,9 +279,9 @@ def _do(action: Action, tools: Tools, look: Look) -> str:
         tools.suspend(job.id)
         return f"job {job.id} is being suspended"
     # An array's last task has the raw id of the whole array: the name of the task ends the task alone.
-    steps = [step for step in job.steps or () if step.step.isdigit()]
-    if action.settings.cancel_steps and steps:
-        return _end_steps(job.id, [step.step for step in steps], tools)
+    steps = _steps(action, look)
+    if steps:
+        return _end_steps(job.id, steps, tools)
     tools.slurm.cancel(job.id)
     return f"job {job.id} of {job.user} was cancelled"
 

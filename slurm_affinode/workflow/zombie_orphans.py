@@ -10,6 +10,8 @@ from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, JobRef, NodeRef, ProcessRef
 from slurm_affinode.workflow.zombie_nodes import FREE_MIB, LiveGpu, LiveProcess, NodeAnswer
 
+KINDS = ("orphan-process", "orphan-memory")
+"""Of what a look shows that it is there, and not since when."""
 KILL_FAILED = "kill task failed"
 XIDS = {
     13: "an error of the program", 31: "an access to memory that is not its own", 43: "the GPU stopped processing",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import datetime
 
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.audit import AuditEntry
-from slurm_affinode.model.cleanup import Action, Ledger, Policy
+from slurm_affinode.model.cleanup import DESTRUCTIVE, Action, Ledger, Policy
 from slurm_affinode.report.mail import address_of, digest
 from slurm_affinode.store.zombies import warning_claim
 from slurm_affinode.workflow.zombie_tools import HOLD, Outcome, Tools, written
+
+Reader = tuple[str, str | None, tuple[str, ...]]
+"""Cluster, user (``None``: administrators) and addresses."""
 
 
 def tell(actions: Iterable[Action], tools: Tools, ledger: Ledger) -> list[Outcome]:
@@ -19,7 +21,7 @@ def tell(actions: Iterable[Action], tools: Tools, ledger: Ledger) -> list[Outcom
     wanted = [action for action in actions if action.verb in ("warn-user", "warn-admin")]
     outcomes: list[Outcome] = []
     mails = 0
-    for (user, recipients), group in by_reader(wanted, tools.policy).items():
+    for (_, user, recipients), group in by_reader(wanted, tools.policy).items():
         tools.step(f"mail: {user or 'administrators'}")
         if mails >= tools.policy.limits.mails:
             text = f"{mails} mails in this run already: the limit"
@@ -30,13 +32,14 @@ def tell(actions: Iterable[Action], tools: Tools, ledger: Ledger) -> list[Outcom
     return outcomes
 
 
-def by_reader(actions: Iterable[Action], policy: Policy) -> dict[tuple[str | None, tuple[str, ...]], list[Action]]:
-    """(User, addresses) -> what they are told in one mail; the user is ``None`` for administrators."""
-    groups: dict[tuple[str | None, tuple[str, ...]], list[Action]] = {}
+def by_reader(actions: Iterable[Action], policy: Policy) -> dict[Reader, list[Action]]:
+    """What each is told in one mail. A mail is about one cluster: the same number is another job on another one."""
+    groups: dict[Reader, list[Action]] = {}
     for action in actions:
-        user = action.finding.user if action.verb == "warn-user" else None
+        owner = action.verb == "warn-user" or (action.verb in DESTRUCTIVE and action.settings.warn_user)
+        user = action.finding.user if owner else None
         to = policy.mail.admins if user is None else (address_of(user, policy.mail),)
-        groups.setdefault((user, to), []).append(action)
+        groups.setdefault((action.finding.cluster, user, to), []).append(action)
     return groups
 
 
@@ -117,30 +120,23 @@ def tell_done(actions: list[Action], tools: Tools) -> None:
     """Tell owners that their jobs were ended; that this fails changes nothing about it, and is written down."""
     if tools.policy.mail.via == "none":
         return
-    for (user, recipients), group in by_reader((replace_verb(one) for one in actions), tools.policy).items():
-        originals = [one for one in actions if one.finding.key in {each.finding.key for each in group}]
-        copies = tools.policy.mail.admins if any(one.settings.warn_admins for one in originals) else ()
-        for recipient in dict.fromkeys((*recipients, *copies)):
+    for (_, user, recipients), group in by_reader(actions, tools.policy).items():
+        for recipient in readers(user, recipients, group, tools.policy):
             result, text = "done", f"told {recipient} what was done"
             try:
                 tools.post(
                     digest(
-                        originals, tools.policy.mail, recipient=recipient, user=user, now=tools.now(),
+                        group, tools.policy.mail, recipient=recipient, user=user, now=tools.now(),
                         timezone=tools.policy.calendar.timezone,
                     )
                 )  # fmt: skip
             except Exception as error:  # the site's own templates, too: it was done, and the rest goes on
                 result, text = "failed", f"{recipient} was not told what was done: {error}"
-            first = originals[0].finding
+            first = group[0].finding
             tools.log.record([
                 AuditEntry(tools.now(), tools.who.run, tools.who.actor, "tell", result, text, cluster=first.cluster,
                            job=None if first.job is None else first.job.id, user=user)
             ])  # fmt: skip
-
-
-def replace_verb(action: Action) -> Action:
-    """The same as something that its owner is told."""
-    return replace(action, verb="warn-user" if action.finding.user else "warn-admin")
 
 
 def warnable(action: Action) -> bool:

@@ -10,8 +10,9 @@ import pytest
 from cleanup_samples import TWICE, due, policy, verdict, warned
 from zombie_samples import NOW, evidence, gpu, job, squatter
 
-from slurm_affinode.core.cleanup_plan import plan
+from slurm_affinode.core.cleanup_plan import decide, plan
 from slurm_affinode.model.cleanup import Keep, Ledger
+from slurm_affinode.model.finding import Finding
 
 
 @pytest.mark.parametrize(
@@ -133,3 +134,42 @@ def test_what_is_on_another_cluster_is_told_and_not_acted_on() -> None:
     actions = plan([there, here], policy("[limits]\ncancel = 1"), ledger, NOW, elsewhere={"beta"})
     assert [(one.verb, one.code) for one in actions] == [("none", "elsewhere"), ("cancel", "due")]
     assert plan([there], policy(), Ledger(), NOW, elsewhere={"beta"})[0].verb == "warn-user"
+
+
+def test_a_warning_of_what_is_exempt_from_more_is_followed_by_nothing() -> None:
+    """So that its mail does not announce what is not going to happen."""
+    more = '[[exempt]]\nusers = ["alice"]\nuntil = "never"\nreason = "thesis"\nwarnings = true'
+    assert decide(squatter(), policy(), Ledger(), NOW).stays is False
+    action = decide(squatter(), policy(more), Ledger(), NOW)
+    assert (action.verb, action.stays) == ("warn-user", True)
+
+
+@pytest.mark.parametrize(("jobs", "name"), [("7", "7_3"), ("7", "7+1"), ("7_*", "7_3"), ("9", "7+1")])
+def test_an_exemption_of_a_job_is_one_of_its_parts(jobs: str, name: str) -> None:
+    """Of an array, and of a heterogeneous job; a raw id is that part alone."""
+    finding = squatter(subject=job(job_id=9, id=name))
+    more = f'[[exempt]]\njobs = ["{jobs}"]\nuntil = "never"\nreason = "thesis"'
+    assert decide(finding, policy(more), Ledger(), NOW).code == "exempt"
+
+
+def test_a_heterogeneous_job_is_cancelled_where_all_of_it_is_due() -> None:
+    """Its parts are one program: one that computes, or is not known, speaks for the others, also in their mails."""
+    first, second = (squatter(subject=job(job_id=7 + n, id=f"7+{n}")) for n in (0, 1))
+    ledger = Ledger(warned(first, *TWICE).warnings | warned(second, *TWICE).warnings)
+    both = {7: {7, 8}, 8: {7, 8}}
+
+    def codes(findings: list[Finding], sent: Ledger = ledger, **options: Any) -> list[tuple[str, str, bool]]:
+        return [(one.verb, one.code, one.stays) for one in plan(findings, policy(), sent, NOW, **options)]
+
+    assert codes([first], parts=both) == [("none", "part", False)]
+    assert codes([first], parts={}) == [("none", "part", False)]
+    assert codes([first], parts={7: {7}, 8: {7}}) == [("cancel", "due", False)]
+    assert codes([first, second], parts=both) == [("cancel", "due", False)] * 2
+    assert codes([first, second], warned(first, *TWICE), parts=both) == [
+        ("none", "part", False), ("warn-user", "due", False),
+    ]  # fmt: skip
+    assert codes([second], Ledger(), parts=both) == [("warn-user", "due", True)]
+    elsewhere = replace(second, cluster="beta")
+    assert codes([first, elsewhere], parts=both)[0] == ("none", "part", False)
+    [one, other] = plan([first, second], policy(), ledger, NOW, parts=both)
+    assert (one.parts, other.parts) == ((second,), (first,))

@@ -249,3 +249,20 @@ def test_one_job_that_waits_is_one_job() -> None:
     german = mail(done, policy=MailPolicy(language="de")).text
     assert "1 Job hätte darauf beginnen können" in german
     assert "nach einer Warnung" in german
+
+
+def test_a_job_of_which_only_steps_were_ended_was_not_cancelled() -> None:
+    """The allocation stays, and its owner can go on."""
+    ended = mail(replace(action(0, "cancel"), steps=True))
+    assert ended.subject == "[alpha] Steps of job 7 were ended"
+    assert "Steps ended" in ended.text
+    assert "The allocation stays." in ended.text
+    assert "ancelled" not in ended.subject + ended.text
+    both = mail(replace(action(0, "cancel"), steps=True), action(0, "cancel"))
+    assert both.subject == "[alpha] 2 of your jobs and GPUs need a look"
+
+
+def test_a_warning_that_nothing_follows_says_so() -> None:
+    """The job is exempt from more than warnings."""
+    assert "Nothing is done to it." in mail(replace(action(), stays=True)).text
+    assert "cancelled after" in mail(action()).text

@@ -147,6 +147,20 @@ def test_what_is_seen_again_is_known_since_the_first_time(log: ZombieLog) -> Non
     assert log.ledger(NOW).told == {}
 
 
+def test_what_a_whole_look_does_not_show_is_gone(log: ZombieLog) -> None:
+    """It is seen for the first time when it is there again; what the look did not look for stays."""
+    keys = ["a_/orphan-memory/node:n1:G", "ab/orphan-memory/node:n1:G", "a_/orphan-process/process:n1:7:7"]
+    log.see(keys, NOW)
+    log.warned(keys[0], 0, NOW, "ops", "r1")
+    later = NOW + timedelta(minutes=15)
+    log.see([], later, all_of=["a_/orphan-memory/"])
+    assert log.ledger(later).seen == dict.fromkeys(keys[1:], NOW)
+    assert log.ledger(later).told == {keys[0]: NOW}
+    log.see(keys[:1], later, all_of=["a_/orphan-memory/"])
+    log.see(keys[:1], later + timedelta(minutes=15), all_of=["a_/orphan-memory/"])
+    assert log.ledger(later).seen[keys[0]] == later
+
+
 def test_old_records_go_with_a_record_of_it(log: ZombieLog) -> None:
     """Never silently: who deleted how many, and why; nothing younger goes, and what never was is not told."""
     who, later = Who("r9", "root@login"), NOW + timedelta(days=3)

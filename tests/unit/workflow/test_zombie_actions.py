@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from zombie_samples import HOSTILE, NOW, job, orphan, squatter
-from zombie_world import MAIL, World, act, due, running
+from cleanup_samples import RULE, TWICE, warned
+from zombie_samples import HOSTILE, NOW, gpu, job, orphan, squatter
+from zombie_world import IDLE, MAIL, World, act, due, running
 
 from slurm_affinode.agent.client import AnswerError
 from slurm_affinode.core.cleanup_plan import plan
 from slurm_affinode.core.cleanup_policy import parse_policy
 from slurm_affinode.errors import UnreachableError
-from slurm_affinode.model.cluster import Step
+from slurm_affinode.model.cleanup import Ledger
+from slurm_affinode.model.cluster import GpuCount, Step
 from slurm_affinode.slurm.faults import AlreadyDoneError, SlurmError, UnknownJobError
-from slurm_affinode.workflow.zombie_actions import OptedIn, execute, looked, opted_in
+from slurm_affinode.workflow.zombie_actions import OptedIn, execute, looked, opted_in, parts
 from slurm_affinode.workflow.zombie_tell import tell
 from slurm_affinode.workflow.zombie_tools import Who
 
@@ -77,9 +81,65 @@ def test_steps_are_ended_and_the_allocation_stays_where_the_rule_says_so(world: 
     world.jobs["7"] = running(steps=(step, replace(step, step="batch"), replace(step, step="1")))
     act(world, due(cancel_steps=True))
     assert world.cancelled == ["7.0", "7.1"]
+    assert world.mails[-1].subject == "[alpha] Steps of job 7 were ended"
     world.jobs["8"] = running("8", steps=(replace(step, step="batch"),))
     act(world, due(squatter(subject=job(job_id=8, id="8")), cancel_steps=True))
     assert world.cancelled[-1] == "8"
+    assert world.mails[-1].subject == "[alpha] Job 8 was cancelled"
+
+
+def test_every_part_of_a_heterogeneous_job_is_looked_at_before_one_is_ended(world: World) -> None:
+    """With the first the whole ends."""
+    names = ("7+0", "7+1")
+    world.jobs |= {
+        name: replace(running("7"), job_id=7 + n, het_job_id=7, het_offset=n, nodes=(f"n{n + 1}",))
+        for n, name in enumerate(names)
+    }
+    found = [
+        squatter(subject=job(job_id=7 + n, id=name), gpus=(gpu(node=f"n{n + 1}"),)) for n, name in enumerate(names)
+    ]
+    ask, busy = world.ask, {"util_pct": 90.0, "sm_active": 0.9, "fb_used_mib": 78000.0}
+
+    def answer(name: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        world.reading = busy if name == "n2" else dict(IDLE)
+        return ask(name, request)
+
+    world.ask = answer  # type: ignore[method-assign]
+    [outcome] = act(world, replace(due(found[0]), parts=(found[1],)))
+    assert (outcome.result, "computes" in outcome.text, world.cancelled) == ("spared", True, [])
+    busy |= IDLE
+    assert [one.result for one in act(world, replace(due(found[0]), parts=(found[1],)))] == ["done"]
+    assert world.cancelled == ["7+0"]
+
+
+def test_the_parts_that_hold_gpus_are_those_that_count() -> None:
+    """A part without GPUs says nothing of them."""
+    gpus = GpuCount(1)
+    jobs = [replace(running(), job_id=7 + n, het_job_id=7, het_offset=n, gpus_allocated=gpus if n else None)
+            for n in range(3)]  # fmt: skip
+    assert parts([*jobs, running("20")]) == dict.fromkeys((7, 8, 9), frozenset({8, 9}))
+
+
+def test_what_is_spared_makes_room_for_what_the_limit_held_back(world: World) -> None:
+    """Else the worst, whose node does not answer, would keep everybody else for ever; the limit is one all the same."""
+    worst = squatter(nodes=("n9",), gpus=(gpu(node="n9"),), held_gpu_hours=99.0)
+    others = [squatter(subject=job(job_id=n, id=str(n)), held_gpu_hours=9.0 - n / 9) for n in (8, 9)]
+    world.jobs |= {name: running(name) for name in ("7", "8", "9")}
+    text = MAIL + RULE + "[limits]\ncancel = 1\n"
+    world.policy = parse_policy(text, where="z")
+    ledger = Ledger({key: value for one in (worst, *others) for key, value in warned(one, *TWICE).warnings.items()})
+    planned = plan([worst, *others], world.policy, ledger, NOW)
+    assert [(one.verb, one.code) for one in planned] == [("cancel", "due"), ("none", "limit"), ("none", "limit")]
+    ask = world.ask
+
+    def answer(name: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        if name == "n9":
+            raise UnreachableError("the agent on n9 does not answer")
+        return ask(name, request)
+
+    world.ask = answer  # type: ignore[method-assign]
+    assert [(one.action.target, one.result) for one in act(world, *planned)] == [("job 7", "spared"), ("job 8", "done")]
+    assert world.cancelled == ["8"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from zombie_world import MAIL, World, due
 from slurm_affinode.core.cleanup_policy import parse_policy
 from slurm_affinode.model.cleanup import Action
 from slurm_affinode.model.finding import Finding
-from slurm_affinode.workflow.zombie_tell import tell
+from slurm_affinode.workflow.zombie_tell import tell, tell_done
 
 
 def warning(finding: Finding | None = None, number: int = 1, verb: str = "warn-user", **settings: Any) -> Action:
@@ -86,3 +86,20 @@ def test_mails_have_a_limit(world: World) -> None:
     world.policy = parse_policy(MAIL + "[limits]\nmails = 1", where="z")
     others = [warning(), warning(squatter(user="bob", subject=job(job_id=9)))]
     assert [one.result for one in tell(others, world.tools(), world.log.ledger(NOW))] == ["done", "spared"]
+
+
+def test_a_mail_is_about_one_cluster(world: World) -> None:
+    """Its commands name jobs by number, which are other jobs elsewhere."""
+    actions = [warning(), warning(squatter(cluster="beta", subject=job(job_id=9, id="9")))]
+    assert [one.result for one in tell(actions, world.tools(), world.log.ledger(NOW))] == ["done"] * 2
+    assert [(mail.subject, "scancel 9" in mail.text) for mail in world.mails] == [
+        ("[alpha] GPUs of job 7 are idle", False), ("[beta] GPUs of job 9 are idle", True),
+    ]  # fmt: skip
+
+
+def test_owners_who_are_not_told_are_not_told_of_the_end_either(world: World) -> None:
+    """Administrators had the warnings in their place."""
+    tell_done([due(warn_user=False, warn_admins=True)], world.tools())
+    assert [(mail.recipient, mail.user) for mail in world.mails] == [("ops@example.org", None)]
+    tell_done([due(warn_admins=True)], world.tools())
+    assert [mail.recipient for mail in world.mails[1:]] == ["alice@example.org", "ops@example.org"]
