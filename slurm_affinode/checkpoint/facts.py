@@ -129,22 +129,24 @@ def memory_facts(pid: int, *, proc: Path = namespace.PROC, cgroups: Path = Path(
     for line in _text(proc / "meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    left = [
-        room
+    directories = {
+        directory: None
         for file in cgroup_files(pid, cgroups, proc=proc, also_ours=True)
-        for room in _headrooms(file.parent, cgroups)
-    ]
-    return MemoryFacts(available, min(left) if left else None)
+        for directory in (file.parent, *file.parent.parents)
+        if cgroups in directory.parents
+    }
+    # The top of a node has no limit; that of a container is the container's own cgroup, whatever path it is told.
+    left = [_headroom(directory) for directory in (*directories, cgroups, cgroups / "memory")]
+    return MemoryFacts(available, min((room for room in left if room is not None), default=None))
 
 
-def _headrooms(directory: Path, top: Path) -> Iterable[int]:
-    """Of a cgroup and all above it, both versions of cgroups."""
-    while directory not in (top, top.parent, directory.parent):
-        for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            most, used = _text(directory / limit).strip(), _text(directory / usage).strip()
-            if most.isdecimal() and used.isdecimal() and int(most) < _NO_LIMIT:
-                yield int(most) - int(used) + _reclaimable(directory)
-        directory = directory.parent
+def _headroom(directory: Path) -> int | None:
+    """Of one cgroup, of either version; ``None``: it has no limit."""
+    for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        most, used = _text(directory / limit).strip(), _text(directory / usage).strip()
+        if most.isdecimal() and used.isdecimal() and int(most) < _NO_LIMIT:
+            return int(most) - int(used) + _reclaimable(directory)
+    return None
 
 
 def _reclaimable(directory: Path) -> int:

@@ -285,3 +285,26 @@ def test_memory_limits_are_those_of_the_tightest_cgroup(
     (job / names[1]).write_text("900\n")
     (job / "memory.stat").write_text("inactive_file 50\n")
     assert memory_facts(9, proc=proc, cgroups=cgroups) == MemoryFacts(4 << 20, 150)
+
+
+@pytest.mark.parametrize(
+    ("line", "top", "names"),
+    [
+        ("0::/", "", ("memory.max", "memory.current")),
+        ("4:memory:/docker/1f", "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+    ],
+)
+def test_the_limit_of_a_container_counts_inside_of_it(
+    tmp_path: Path, line: str, top: str, names: tuple[str, str]
+) -> None:
+    """There the top of the tree is the container's cgroup; version 1 tells a path that is not there."""
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    for pid in ("9", "self"):
+        (proc / pid).mkdir(parents=True)
+        (proc / pid / "cgroup").write_text(line + "\n")
+    (proc / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
+    (cgroups / top).mkdir(parents=True)
+    (cgroups / top / "cgroup.procs").touch()
+    (cgroups / top / names[0]).write_text("1000\n")
+    (cgroups / top / names[1]).write_text("900\n")
+    assert memory_facts(9, proc=proc, cgroups=cgroups) == MemoryFacts(4 << 20, 100)
