@@ -56,7 +56,7 @@ def doctor(*, config: Config, as_json: bool) -> int:
 def _title(report: doctor_cuda.CudaReport) -> str:
     can = report.capabilities
     if can.driver is None:
-        return "NVIDIA driver: none"
+        return "NVIDIA driver: none" if report.hint is None else "NVIDIA driver: does not answer"
     parts = [f"NVIDIA driver {can.driver}"]
     if can.cuda is not None:
         parts.append(f"CUDA {can.cuda}")

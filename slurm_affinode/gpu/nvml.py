@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -24,6 +25,9 @@ RESCAN_S = 60.0
 """While a GPU is lost the driver is opened anew this often, for what came back is only counted then."""
 
 _MOST_PCT = 100
+_LIBRARY = "libnvidia-ml.so.1"
+_PLACES = ("/usr/local/nvidia/lib64", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/wsl/lib")
+"""Where containers and other distributions have NVIDIA's libraries, which the loader may not know."""
 
 
 @dataclass(slots=True)
@@ -300,7 +304,10 @@ class NvmlDriver:
             return NotPermitted(said, hint="run it as root")
         if kind == "gone" or error.value == self._nvml.NVML_ERROR_UNKNOWN:
             self.close()
-            return DriverMissing(said, hint="is NVIDIA's driver installed and loaded? nvidia-smi has to work")
+            hint = "is NVIDIA's driver installed and loaded? nvidia-smi has to work"
+            if error.value == self._nvml.NVML_ERROR_LIBRARY_NOT_FOUND and (place := _lies_in()) is not None:
+                hint = f"{_LIBRARY} is in {place}, where it is not looked for: LD_LIBRARY_PATH={place}, or ldconfig"
+            return DriverMissing(said, hint=hint)
         return GpuError(said)
 
     # -- XID errors -----------------------------------------------------------------------------------------------
@@ -333,3 +340,8 @@ class NvmlDriver:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _lies_in() -> str | None:
+    """The directory that has NVML's library, where the loader has not found it."""
+    return next((place for place in _PLACES if (Path(place) / _LIBRARY).exists()), None)

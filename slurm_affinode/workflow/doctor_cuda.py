@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from slurm_affinode.checkpoint import abilities
@@ -28,6 +29,8 @@ USED_FOR = {
     Feature.CUSTOM_STORAGE: "make test-gpu and bench-gpu alone",
 }
 """What this package needs a feature for."""
+_LOADED = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
+"""There while the kernel has NVIDIA's driver, in a container that was given a GPU, too."""
 
 
 class Gpus(Protocol):
@@ -52,6 +55,8 @@ class CudaReport:
 
     capabilities: Capabilities
     gpus: tuple[Device, ...] = ()
+    hint: str | None = None
+    """What to do about a driver that is here and does not answer."""
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """Feature, first branch of the driver that has it, what for, whether it is here, and why."""
@@ -78,16 +83,18 @@ class CudaReport:
         }  # fmt: skip
 
 
-def look(gpus: Callable[[], Gpus] = NvmlDriver, cuda: Callable[..., Cuda] = Cuda) -> CudaReport:
+def look(
+    gpus: Callable[[], Gpus] = NvmlDriver, cuda: Callable[..., Cuda] = Cuda, *, loaded: Sequence[Path] = _LOADED
+) -> CudaReport:
     """Ask the driver. Nothing is changed, no context is made, no GPU memory taken. Raises nothing."""
     with closing(gpus()) as driver:
         try:
             devices = tuple(driver.devices())
             version: str | None = driver.version()
-        except DriverMissing:
-            return CudaReport(abilities.nothing(None, "there is no NVIDIA driver here"))
         except GpuError as error:
-            return CudaReport(abilities.nothing(None, str(error)))
+            if isinstance(error, DriverMissing) and not any(path.exists() for path in loaded):
+                return CudaReport(abilities.nothing(None, "there is no NVIDIA driver here"))
+            return CudaReport(abilities.nothing(None, str(error)), hint=error.hint or "nvidia-smi has to work")
     mig = bool(devices) and all(_has_mig(one, devices) for one in devices if one.mig is None)
     with closing(cuda(driver_version=lambda: version, mig=lambda: mig)) as helper:
         return CudaReport(helper.capabilities(), devices)
@@ -101,7 +108,8 @@ def check(report: CudaReport) -> Check:
     """One line of ``doctor``."""
     can = report.capabilities
     if can.driver is None:
-        return Check("CUDA checkpoint", SKIPPED, can.why_not or "there is no NVIDIA driver here")
+        status = SKIPPED if report.hint is None else PROBLEM
+        return Check("CUDA checkpoint", status, can.why_not or "there is no NVIDIA driver here", report.hint)
     if not can.checkpoint:
         return Check("CUDA checkpoint", PROBLEM, can.why_not or "not possible", _hint(can))
     has = [one.feature.value for one in can.table if one.available]

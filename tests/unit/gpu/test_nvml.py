@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
+from slurm_affinode.gpu import nvml
 from slurm_affinode.gpu.interface import DriverMissing, GpuError, GpuLost, NotPermitted
 from slurm_affinode.gpu.nvml import NvmlDriver
 
@@ -232,3 +233,14 @@ def test_a_device_of_another_time_is_lost():
     other = NvmlDriver(Binding(gpus=1))
     with pytest.raises(GpuLost, match="not among"):
         other.read(devices[1])
+
+
+def test_a_library_that_the_loader_does_not_know_is_told_where_it_lies(tmp_path, monkeypatch):
+    """As in containers that have NVIDIA's libraries in a directory of their own."""
+    (tmp_path / "libnvidia-ml.so.1").touch()
+    monkeypatch.setattr(nvml, "_PLACES", ("/nowhere", str(tmp_path)))
+    binding = Binding(nvmlAnything=refusal(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
+    binding.nvmlInit = binding.nvmlAnything
+    with pytest.raises(DriverMissing) as caught:
+        NvmlDriver(binding).devices()
+    assert f"LD_LIBRARY_PATH={tmp_path}" in caught.value.hint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -42,11 +43,20 @@ class Versioned(FakeDriver):
 
 def test_no_driver_is_told_and_is_no_problem() -> None:
     """A login node has none; the table is there all the same."""
-    report = doctor_cuda.look(lambda: Versioned(missing="the driver: not loaded"), FakeCuda)  # type: ignore[arg-type]
+    report = doctor_cuda.look(lambda: Versioned(missing="the driver: not loaded"), FakeCuda, loaded=())  # type: ignore[arg-type]
     assert doctor_cuda.check(report).status == SKIPPED
     assert [row[3] for row in report.rows()] == ["no"] * len(Feature)
     assert all(row[2] for row in report.rows())
     assert report.as_json()["gpus"] == []
+
+
+def test_a_driver_that_is_loaded_and_does_not_answer_is_a_problem(tmp_path: Path) -> None:
+    """As after an update of its libraries alone, which NVML refuses: it is not said that there is none."""
+    why = "the driver: NVML says: Driver/library version mismatch"
+    report = doctor_cuda.look(lambda: Versioned(missing=why), FakeCuda, loaded=(tmp_path,))  # type: ignore[arg-type]
+    found = doctor_cuda.check(report)
+    assert (found.status, found.detail) == (PROBLEM, why)
+    assert "nvidia-smi" in (found.hint or "")
 
 
 def test_what_is_there_and_what_is_not_is_in_one_line() -> None:
