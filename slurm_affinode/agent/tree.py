@@ -302,12 +302,15 @@ def _held(pid: int) -> Iterator[int | None]:
 def parents_first(members: Iterable[Member]) -> list[Member]:
     """Each process behind its parent."""
     by_pid = {member.pid: member for member in members}
-
-    def depth(member: Member) -> int:
-        count, seen = 0, {member.pid}
-        while (parent := by_pid.get(member.parent)) is not None and parent.pid not in seen:
-            seen.add(parent.pid)
-            count, member = count + 1, parent
-        return count
-
-    return sorted(by_pid.values(), key=lambda member: (depth(member), member.started, member.pid))
+    depths: dict[int, int] = {}
+    for member in by_pid.values():
+        above: dict[int, None] = {}
+        pid = member.pid
+        # Each is gone through once: a user may have thousands below each other.
+        while pid in by_pid and pid not in depths and pid not in above:
+            above[pid] = None
+            pid = by_pid[pid].parent
+        depth = depths.get(pid, -1)
+        for pid in reversed(above):
+            depths[pid] = depth = depth + 1
+    return sorted(by_pid.values(), key=lambda member: (depths[member.pid], member.started, member.pid))
