@@ -178,12 +178,21 @@ class Later:
 class Node:
     """An agent with everything that sleeps in place, made anew after each crash."""
 
-    def __init__(self, world: World, rules: Rules | None = None, mailer: Mailer = SILENT) -> None:
+    def __init__(
+        self, world: World, rules: Rules | None = None, mailer: Mailer = SILENT,
+        clock: Callable[[], float] | None = None,
+    ) -> None:  # fmt: skip
         self.world = world
         self.agent = Agent(world, "c1", mailer=mailer)
         self.freezer, self.sockets, self.cards = FakeFreezer(self.agent), FakeSockets(), FakeCards(self.agent)
         self.director = Director(
-            self.agent.parts, self.freezer, self.sockets, self.cards, rules or Rules(), workers=Inline()
+            self.agent.parts,
+            self.freezer,
+            self.sockets,
+            self.cards,
+            rules or Rules(),
+            workers=Inline(),
+            clock=clock or (lambda: world.clock),
         )
         self.suspender = ByMode(
             self.agent.suspender,

@@ -50,9 +50,9 @@ class Director:
 
     def __init__(
         self, parts: Parts, freezer: Freezer, sockets: Sockets, cards: Cards, rules: Rules,
-        *, workers: Workers | None = None,
+        *, workers: Workers | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """``workers``: what is done beside the thread that looks at the jobs."""
+        """``workers``: what is done beside the thread that looks at the jobs. ``clock``: see ``Line``."""
         self._parts = parts
         self._freezer = freezer
         self._sockets = sockets
@@ -61,7 +61,7 @@ class Director:
         self._waking = Waking(parts, freezer, self._sharing, sockets, rules.freeze_s)
         self._comments = Comments(parts)
         self._looks = Looks(freezer, sockets, parts.settings.wake_backoff_s)
-        self._line = Line(parts, self._sharing, self._comments, rules.deadline_s)
+        self._line = Line(parts, self._sharing, self._comments, rules.deadline_s, clock)
         self._starters = Starters(parts, freezer, rules.start_free_pct)
         self._lock = threading.RLock()
         self._sleepers: dict[int, Sleeper] = {}

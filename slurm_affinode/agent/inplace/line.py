@@ -39,12 +39,17 @@ class InLine(Holder, Protocol):
 class Line:
     """Serves those in line by ``core.inplace``. ``serve`` is for one thread, the rest for any."""
 
-    def __init__(self, parts: Parts, sharing: Sharing, comments: Comments, deadline_s: float) -> None:
-        """``deadline_s``: after so long one is overdue."""
+    def __init__(
+        self, parts: Parts, sharing: Sharing, comments: Comments, deadline_s: float, clock: Callable[[], float]
+    ) -> None:
+        """``deadline_s``: after so long one is overdue. ``clock``: seconds that only go forward."""
         self._parts = parts
         self._sharing = sharing
         self._comments = comments
         self._deadline_s = deadline_s
+        self._clock = clock
+        self._since: dict[int, tuple[float, float]] = {}
+        """Job -> the time since which it is wanted, and what the clock showed then."""
         self._lock = threading.Lock()
         self._turns = 0
         self._wanted: dict[int, tuple[int, ...]] = {}
@@ -87,6 +92,8 @@ class Line:
         if not self._changed and 0 <= now - self._served < _AGAIN_S:
             return
         self._served, self._changed = now, False
+        with self._lock:
+            self._since = {job_id: since for job_id, since in self._since.items() if job_id in asleep}
         line = sorted(waiting, key=lambda one: (one.asked_epoch or 0.0, one.turn))
         try:
             found = self._sharing.plan(line, coming, asleep, idle_s)
@@ -106,19 +113,28 @@ class Line:
         if one.waits != why:
             self._parts.log.info("job %s: waits to %s: %s", one.job_id, one.verb, why)
             one.waits = why
-        waited = now - (one.asked_epoch or now)
-        if waited > _SAID_S:
+        if self._waited(one, now) > _SAID_S:
             self._comments.set(one.job_id, words.waits(one.verb, why))
         self.look_at_deadline(one, why, now, late)
 
     def look_at_deadline(self, one: InLine, why: str, now: float, late: Callable[[InLine, str], None]) -> None:
         """Tell ``late``, once, of one that is wanted for longer than the site allows; ``why`` it has not got it."""
-        waited = now - (one.asked_epoch or now)
+        waited = self._waited(one, now)
         if waited >= self._deadline_s and not one.overdue:
             one.overdue = True
             said = f"it has waited for {words.span(waited)} to {one.verb}: {why}"
             self._parts.log.error("job %s: %s", one.job_id, said)
             late(one, said)
+
+    def _waited(self, one: InLine, now: float) -> float:
+        """Seconds for which it is wanted. A clock that is set meanwhile makes nobody overdue, who may be ended then."""
+        asked = one.asked_epoch or now
+        with self._lock:
+            known, since = self._since.get(one.job_id, (None, 0.0))
+            if known != asked:
+                since = self._clock() - max(0.0, now - asked)
+                self._since[one.job_id] = asked, since
+        return self._clock() - since
 
     def _press(self, make_room: Mapping[int, int]) -> None:
         wanted: dict[int, tuple[int, ...]] = {victim: (waiter,) for victim, waiter in make_room.items()}

@@ -122,3 +122,8 @@ def held_by(by_uuid: Mapping[str, Mapping[int, int]], pids: Sequence[int]) -> di
     mine = set(pids)
     found = {uuid: sum(count for pid, count in one.items() if pid in mine) for uuid, one in by_uuid.items()}
     return {uuid: count for uuid, count in found.items() if count}
+
+
+def holders(by_uuid: Mapping[str, Mapping[int, int]]) -> frozenset[int]:
+    """Processes that are on a GPU."""
+    return frozenset(pid for one in by_uuid.values() for pid in one)

@@ -118,12 +118,13 @@ class Starters:
         """Keep shepherds waiting; forget who is gone, has had its time, or is idle by policy (``idle_s``) already."""
         for one in list(self._all.values()):
             job = self._parts.registry.get(one.job_id)
-            over = one.let_in is not None and (now - one.let_in > _SETTLE_S or idle_s(one.job_id) is not None)
+            taken = one.let_in is not None and not 0 <= now - one.let_in <= _SETTLE_S
+            over = taken or (one.let_in is not None and idle_s(one.job_id) is not None)
             if job is None or over:
                 del self._all[one.job_id]
             elif one.let_in is not None:
                 one.cuda = self._pids(job)
-            elif now - one.told > _KEEP_WAITING_S:
+            elif not 0 <= now - one.told <= _KEEP_WAITING_S:
                 one.told = now
                 job.link.send(Wait(fresh=True))
 

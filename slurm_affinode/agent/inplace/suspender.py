@@ -16,7 +16,7 @@ from typing import Protocol
 from slurm_affinode.agent.aftermath import Aftermath, entry_of, mail_owner
 from slurm_affinode.agent.inplace import asking
 from slurm_affinode.agent.inplace.freezer import Freezer, stopped
-from slurm_affinode.agent.inplace.sharing import held_by
+from slurm_affinode.agent.inplace.sharing import held_by, holders
 from slurm_affinode.agent.inplace.sleeper import Cards, Sleeper
 from slurm_affinode.agent.inplace.sockdiag import SockDiagError
 from slurm_affinode.agent.inplace.threads import Waits
@@ -68,6 +68,8 @@ class _Attempt:
     began: float
     cuda: tuple[int, ...]
     held: Mapping[str, int]
+    known: frozenset[int]
+    """Processes that were on a GPU when it began."""
     failure: str | None = None
 
 
@@ -186,9 +188,7 @@ class InPlaceSuspender:
 
     def _held(self, users: frozenset[int]) -> dict[str, int]:
         """UUID -> bytes of these processes."""
-        if not users:
-            return {}
-        return held_by(self._cards.processes(), tuple(users))
+        return held_by(self._cards.processes(), tuple(users)) if users else {}
 
     # --- the sequence
 
@@ -243,6 +243,7 @@ class InPlaceSuspender:
             self._memory.moved(job)
             self._mark(attempt, Phase.PARKED)
             self._freeze(attempt)
+            self._look_for_new(attempt)
             came = self._meanwhile(attempt, before) or unnoticed(self._sockets, attempt.record.facts)
         except (AffinodeError, OSError) as error:
             attempt.failure = _text(error)
@@ -271,11 +272,12 @@ class InPlaceSuspender:
     def _begin(self, job: WatchedJob, slurm: Job, why: str, rest: _Rest) -> _Attempt:
         parts = self._parts
         members = self._members(job)
+        there = holders(self._cards.processes())  # first: who comes after that is one of ``cuda``, or new
         cuda = tuple(sorted(self._users(member.pid for member in members)))
         held = self._held(frozenset(cuda))
         assert slurm.submit is not None  # noqa: S101 - the caller has looked
         key = JobKey(parts.cluster, job.job_id, round(slurm.submit.timestamp()))
-        attempt = _Attempt(job, parts.journal.record(key), why, parts.now(), cuda, held)
+        attempt = _Attempt(job, parts.journal.record(key), why, parts.now(), cuda, held, there.union(cuda))
         models = {device.uuid: device.model for device in self._cards.devices()}
         self._mark(
             attempt,
@@ -302,6 +304,12 @@ class InPlaceSuspender:
         how = self._freezer.how(self._freezer.members(job.init_pid, job.init_started), job.init_pid)
         self._mark(attempt, Phase.FROZEN, how=how)
         self._freezer.freeze(job.init_pid, job.init_started, how, timeout_s=self._freeze_s)
+
+    def _look_for_new(self, attempt: _Attempt) -> None:
+        """Raises ``TakenBack`` where a process has begun to use a GPU meanwhile: its memory would stay there."""
+        new = {one.pid for one in self._members(attempt.job)} & holders(self._cards.processes()) - attempt.known
+        if new:
+            raise TakenBack(f"process {min(new)} has begun to use a GPU meanwhile")
 
     def _meanwhile(self, attempt: _Attempt, before: asking.Look) -> str | None:
         """What came for it since the look before the locks."""

@@ -199,6 +199,8 @@ class Waking:
                 self._rest_goes_on(sleeper)
                 return
             sleeper.ahead, sleeper.thawed = (), False
+            # While they ran some may have ended, and others begun: none of them is to be missed.
+            sleeper.pids = tuple(one.pid for one in self._freezer.members(sleeper.init_pid, sleeper.init_started))
 
     def _told(self, sleeper: Sleeper, began: float) -> None:
         parts, record = self._parts, sleeper.record
@@ -233,7 +235,8 @@ class Waking:
         """Cancel a job that has waited too long."""
         slurm = self._parts.slurm
         try:
-            slurm.set_comment(sleeper.job_id, words.one(f"ended by slurm-affinode: {why}"))
+            said = words.one(f"ended by slurm-affinode: {why}")
+            slurm.set_comment(sleeper.job_id, words.comment(said, slurm.job(sleeper.job_id).comment))
             slurm.cancel(sleeper.job_id)
         except AffinodeError as error:
             sleeper.overdue = False  # asked again

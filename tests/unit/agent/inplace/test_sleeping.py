@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from agent_site import Crash
+from agent_site import Crash, Process
 from inplace_site import BACK, GIB, OPEN, OUT, QUIET, Node, asleep, awake, entries
 
 from slurm_affinode.agent.inplace.sharing import Rules
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.memory import HostMemory
 from slurm_affinode.checkpoint.facts import MemoryFacts, ProcessFacts
-from slurm_affinode.checkpoint.interface import Capabilities, HelperLost
+from slurm_affinode.checkpoint.interface import Capabilities, CudaState, HelperLost
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase
 
@@ -92,6 +92,21 @@ def test_a_request_while_it_is_put_to_sleep_wakes_it_at_once(world, node):
     assert node.sleep().failure is None
     node.round()
     assert awake(world)
+
+
+def test_a_process_that_begins_to_use_the_gpu_while_it_is_put_to_sleep(world, node):
+    """Its memory would stay there, and status say that all of it is in host memory: it is taken back."""
+
+    def begin() -> None:
+        node.processes.append(Process(node.processes[-1].pid + 1, 3))
+        node.cards.others = -40 * GIB  # a GPU on which there is room for both
+
+    node.freezer.during = begin
+    assert "has begun to use a GPU" in str(node.sleep().failure)
+    node.freezer.during = lambda: None
+    node.round()
+    assert node.stopped() == [False] * 3
+    assert {process.cuda for process in node.processes} == {None, CudaState.RUNNING}
 
 
 def test_somebody_who_asks_keeps_it_awake(world, node):

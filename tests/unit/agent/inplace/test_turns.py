@@ -54,6 +54,41 @@ def test_the_deadline_marks_it_or_ends_it(world):
         assert awake(world)
 
 
+def test_a_clock_that_is_set_makes_nobody_overdue(world):
+    """Else jobs would be ended for it; the time that has passed counts."""
+    ended: list[int | str] = []
+    passed = [1000.0]
+    node = Node(world, Rules(deadline_s=60, end_on_deadline=True), clock=lambda: passed[0])
+    node.agent.parts.slurm.cancel = ended.append
+    node.sleep()
+    node.cards.others = 79 * GIB
+    node.connection()
+    node.round()
+    for jump in (86400, -2 * 86400):
+        world.clock += jump
+        passed[0] += 20
+        node.round()
+        assert not node.view()["overdue"]
+    passed[0] += 20
+    node.round()
+    assert ended == [7]
+
+
+def test_the_comment_of_its_owner_outlives_its_end(world):
+    """It stands behind why the site has ended the job."""
+    node = Node(world, Rules(deadline_s=60, end_on_deadline=True))
+    node.agent.parts.slurm.cancel = lambda job: None
+    world.comment = "nightly of the vision group"
+    node.sleep()
+    node.cards.others = 79 * GIB
+    node.connection()
+    node.round()
+    world.clock += 60
+    node.round()
+    assert world.comment.startswith("ended by slurm-affinode: it has waited for ")
+    assert world.comment.endswith(" // nightly of the vision group")
+
+
 def test_the_driver_is_away(world, node):
     """It waits, with that reason; nothing is restored on what is not known."""
     node.sleep()
@@ -128,6 +163,20 @@ def test_one_that_waits_to_start_starts_after_the_deadline(world):
     node.round()
     assert len(node.director._starters) == 0
     assert Node(world).director.admit(job)
+
+
+def test_one_that_waits_to_start_is_kept_waiting_whatever_the_clock_does(world):
+    """Its shepherd would take silence for an agent that is gone, and start the script."""
+    node = Node(world, Rules(start_free_pct=60))
+    node.director.gpus_of = lambda job_id: [node.cards.uuid]
+    node.cards.others = 79 * GIB
+    link = FakeLink()
+    job = node.job(job_id=8, root=0, link=link)
+    node.agent.parts.registry.put(job)
+    assert not node.director.admit(job)
+    world.clock -= 3600
+    node.round()
+    assert link.sent == [Wait(fresh=True)] * 2
 
 
 def test_one_that_has_all_it_had_lacks_nothing(world, node):

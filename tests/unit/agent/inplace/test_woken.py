@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from agent_site import Process
 from inplace_site import GIB, OPTION, OUT, Later, Node, asleep, awake, entries, failing
 
 from slurm_affinode.agent.inplace.freezer import FreezeError
@@ -15,7 +16,7 @@ from slurm_affinode.agent.inplace.sockdiag import Sock
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.journal import JournalError, Record
 from slurm_affinode.agent.tree import TreeGoneError
-from slurm_affinode.checkpoint.interface import CudaState, HelperLost
+from slurm_affinode.checkpoint.interface import CudaError, CudaState, HelperLost
 from slurm_affinode.model.suspension import Phase
 
 
@@ -164,6 +165,25 @@ def test_a_freeze_that_fails_after_a_restore_that_failed_leaves_nobody_stopped(w
         assert node.stopped() == [False, False]
     node.round()
     assert awake(world)
+
+
+def test_what_has_begun_and_ended_while_a_restore_failed_is_known(world, node, monkeypatch):
+    """It sleeps on: what ended before it was frozen again wakes nobody, what is new is looked after."""
+    script, _ = node.processes
+    node.sleep()
+    node.connection()
+
+    def fails(pid: int, **_: object) -> None:
+        node.processes.append(Process(script.pid + 50, 3, cuda=None))
+        node.processes.remove(script)
+        raise CudaError("the driver failed")
+
+    monkeypatch.setattr(node.agent.cuda, "restore", fails)
+    node.round()
+    world.clock -= 2
+    node.director.round()
+    assert node.stopped() == [True, True]
+    assert node.director._sleepers[7].pids == tuple(process.pid for process in node.processes)
 
 
 def test_one_that_slurm_suspends_while_its_restore_fails_stays_stopped(node, monkeypatch):
