@@ -221,6 +221,66 @@ def test_a_gpu_that_takes_one_process_at_a_time_skips_them(monkeypatch: pytest.M
     driver.close.assert_called_once()
 
 
+def test_a_gpu_with_mig_and_no_instance_skips_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML lists the GPU alone then, and CUDA none."""
+    gpu = Device(uuid="GPU-1", index=0)
+    driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda one: 80_000.0)
+    monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeMode", lambda handle: 0)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda handle: [1, 1])
+    found = machine.find()
+    assert isinstance(found, machine.Missing)
+    assert (found.broken, "MIG is on" in found.why) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("visible", "ours"),
+    [(None, True), ("0", True), ("2, 0", True), ("GPU-1", True), ("GPU-12", True), ("GPU-123-x", False),
+     ("3", False), ("GPU-9", False), ("", False), ("-1,0", False), ("10", False)],
+)  # fmt: skip
+def test_a_first_gpu_that_was_not_asked_for_is_left_alone(
+    visible: str | None, ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is another one's, where the GPUs of a machine are shared out by CUDA_VISIBLE_DEVICES."""
+    gpu = Device(uuid="GPU-123", index=0)
+    driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda one: 80_000.0)
+    monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
+    monkeypatch.setattr(machine, "_VISIBLE", visible)
+    monkeypatch.setattr(machine, "torch_version", lambda: (None, machine.Missing("none")))
+    found = machine.find()
+    assert isinstance(found, machine.Machine) is ours
+    assert ours or f"CUDA_VISIBLE_DEVICES={visible} leaves out" in found.why  # type: ignore[union-attr]
+
+
+def test_a_size_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a line, and not skipped: somebody has asked for it."""
+    gpu = Device(uuid="GPU-1", index=0)
+    driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda one: 80_000.0)
+    monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
+    monkeypatch.setenv("GPU_TEST_MIB", "10G")
+    found = machine.find()
+    assert isinstance(found, machine.Missing)
+    assert (found.broken, "'10G'" in found.why) == (True, True)
+
+
+_LONELY = """
+import atexit, sys, time
+from pathlib import Path
+from gpu import protocol
+protocol._ORPHAN_LOOKS = 3
+atexit.register(time.sleep, 600)
+protocol.serve(Path(sys.argv[1]), {})
+"""
+
+
+def test_a_program_whose_starter_is_gone_does_not_wait_for_an_unlock(tmp_path: Path) -> None:
+    """What libraries do at the end calls the driver, which answers a locked process when somebody unlocks it."""
+    env = {**os.environ, "GPU_TEST_PARENT": "1", "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"}
+    ran = subprocess.run([sys.executable, "-c", _LONELY, str(tmp_path)], check=False, env=env, timeout=60)
+    assert ran.returncode == 1
+
+
 def test_a_torch_that_sees_no_gpu_is_broken_and_none_at_all_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +348,19 @@ def test_a_benchmark_that_is_cut_off_goes_on_where_it_was(node: Node, tmp_path: 
     assert found["staging"][: len(before["staging"])] == before["staging"]
     assert len(found["staging"]) == 2
     assert ran.stderr.count("measuring: staging") == 2 - len(before["staging"])
+    assert not found["complete"]  # other parts were not asked for
+
+
+def test_a_benchmark_is_told_at_once_what_it_cannot_do(node: Node, tmp_path: Path) -> None:
+    """Sizes that are none, and results that could not be kept."""
+    (tmp_path / "file").touch()
+    for wrong, why in (
+        (["--gib", "nan"], "invalid gibibytes value: 'nan'"),
+        (["--rounds", "0"], "invalid at_least_once value: '0'"),
+        (["--out", str(tmp_path / "file" / "bench.json")], "cannot be written"),
+    ):
+        ran = bench(node.env, tmp_path / "bench.json", *wrong)
+        assert (ran.returncode, why in ran.stderr, "Traceback" in ran.stderr) == (2, True, False), ran.stderr
 
 
 def test_a_measurement_that_fails_leaves_the_others(node: Node, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -26,6 +27,8 @@ from slurm_affinode.model.gpu import Device
 os.environ.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_CACHE_DISABLE="1")
 # MPS cannot be checkpointed. Where its daemon is not found a program works by itself; else it looks in /tmp.
 os.environ["CUDA_MPS_PIPE_DIRECTORY"] = "/nonexistent"
+_VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")
+"""What was asked for by who has started this."""
 # What a machine sets for its own programs: a launch that waits for the kernel, PyTorch's memory from another allocator.
 for _name in ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
     os.environ.pop(_name, None)
@@ -34,6 +37,7 @@ MIB = 1 << 20
 T = TypeVar("T")
 COMMAND = os.environ.get("GPU_TEST_COMMAND", "make test-gpu")
 _DEVICE = Path("/dev/nvidiactl")
+_HINT = "nvidia-smi has to work"
 _SETTLES_S, _LOOK_S = 5.0, 0.1
 EMULATED_MIB = 48
 LARGEST_MIB = 40 * 1024
@@ -108,22 +112,28 @@ def find() -> Machine | Missing:
     """The machine, or why there is none to test on."""
     driver = NvmlDriver()
     try:
-        shown = driver.devices()
-        devices = [one for one in shown if one.mig is None]
+        devices = [one for one in driver.devices() if one.mig is None]
         version = driver.version()
         free = [driver.free_mib(one) or 0.0 for one in devices]
-        exclusive = bool(devices) and takes_one_process(devices[0].uuid)
+        mode = modes(devices[0].uuid) if devices else ()
     except GpuError as error:
         if _DEVICE.exists():
-            return Missing(f"{_DEVICE} is here, but no NVIDIA driver answers: {error}", broken=True)
+            return Missing(
+                f"{_DEVICE} is here, but no NVIDIA driver answers: {error} ({error.hint or _HINT})", broken=True
+            )
         return Missing(f"no NVIDIA driver answers here ({error}); on a machine with a GPU: {COMMAND}")
     finally:
         driver.close()
     if not devices:
         return Missing(f"the driver shows no GPU; on a machine with a GPU: {COMMAND}")
-    if any(one.mig is not None and one.uuid == devices[0].uuid for one in shown):
+    if not is_first(_VISIBLE, devices[0]):
+        return Missing(
+            f"CUDA_VISIBLE_DEVICES={_VISIBLE} leaves out the first GPU of this machine, and these tests use no other: "
+            f"where that one is free, CUDA_VISIBLE_DEVICES=0 {COMMAND}"
+        )
+    if "mig" in mode:
         return Missing(f"MIG is on, and MIG instances cannot be checkpointed; on a GPU without MIG: {COMMAND}")
-    if exclusive:
+    if "exclusive" in mode:
         why = "its first GPU takes one process at a time (compute mode), and these tests have several"
         return Missing(f"{why}: nvidia-smi -i 0 -c DEFAULT, then {COMMAND}")
     memory = memory_facts(os.getpid())
@@ -131,7 +141,11 @@ def find() -> Machine | Missing:
     is_emulated = emulated()
     largest = EMULATED_MIB if is_emulated else LARGEST_MIB
     # While it is checkpointed its memory is in host memory, and an image of it may be in the page cache besides.
-    mib = min(int(os.environ.get("GPU_TEST_MIB", largest)), int(free[0] * 0.6), int(room / MIB * 0.4))
+    try:
+        wanted = int(os.environ.get("GPU_TEST_MIB", largest))
+    except ValueError:
+        return Missing(f"GPU_TEST_MIB is {os.environ['GPU_TEST_MIB']!r}, and not a number of MiB", broken=True)
+    mib = min(wanted, int(free[0] * 0.6), int(room / MIB * 0.4))
     torch, no_torch = torch_version()
     criu, no_criu = criu_path()
     return Machine(
@@ -140,12 +154,34 @@ def find() -> Machine | Missing:
     )  # fmt: skip
 
 
-def takes_one_process(uuid: str) -> bool:
-    """Whether a GPU's compute mode is "exclusive process" or "prohibited". NVML is open."""
-    try:
-        return int(pynvml.nvmlDeviceGetComputeMode(pynvml.nvmlDeviceGetHandleByUUID(uuid))) != 0
-    except pynvml.NVMLError:
-        return False
+def modes(uuid: str) -> tuple[str, ...]:
+    """Those in which a GPU is of no use here: ``mig``, also without an instance; ``exclusive`` (one process at a time,
+    or none). NVML is open.
+    """
+    found = []
+    with contextlib.suppress(pynvml.NVMLError):
+        if pynvml.nvmlDeviceGetComputeMode(pynvml.nvmlDeviceGetHandleByUUID(uuid)) != 0:
+            found.append("exclusive")
+    with contextlib.suppress(pynvml.NVMLError):
+        if pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByUUID(uuid))[0] != 0:
+            found.append("mig")
+    return tuple(found)
+
+
+def is_first(visible: str | None, first: Device) -> bool:
+    """Whether what ``CUDA_VISIBLE_DEVICES`` names has the first GPU: the others may be other people's, and so may it.
+
+    The variable ends at the first entry that is none. Source: CUDA programming guide, "CUDA environment variables".
+    """
+    if visible is None:
+        return True
+    for one in visible.split(","):
+        name = one.strip()
+        if name == "0" or (name.startswith("GPU-") and first.uuid.startswith(name)):
+            return True
+        if not name.isdecimal() and not name.startswith("GPU-"):
+            return False
+    return False
 
 
 _TORCH = """

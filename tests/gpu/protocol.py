@@ -43,7 +43,7 @@ def serve(directory: Path, commands: Mapping[str, Callable[..., Any]]) -> None:
         while not asked.exists():
             without_parent = 0 if os.getppid() == parent else without_parent + 1
             if not directory.is_dir() or time.monotonic() > alone_at or without_parent > _ORPHAN_LOOKS:
-                return
+                os._exit(1)  # it may be locked: what a library gives back at the end would wait for the unlock for ever
             time.sleep(_LOOK_S)
         command = json.loads(asked.read_text(encoding="utf-8"))
         name = command.pop("name")

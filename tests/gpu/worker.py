@@ -136,7 +136,7 @@ class Work:
             ok(d.cuStreamSynchronize(self._stream))
 
     def hold(self, mib: int) -> None:
-        """More memory, as another user of the GPU would take it; all of it written."""
+        """More memory, as another user of the GPU would take it."""
         size = mib * MIB
         piece = Piece(int(ok(d.cuMemAlloc(size))), size)
         self.more.append(piece)
