@@ -58,10 +58,11 @@ DEFAULTS = ("huge pages, pre-faulted, then pinned", "pre-faulted, huge pages")
 def main() -> int:
     """Measure, tell, judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, nargs="+", default=list(GIB_SIZES), metavar="N", help="sizes")
-    parser.add_argument("--rounds", type=int, default=3, help="of each size (small ones more, large ones two)")
+    parser.add_argument("--gib", type=gibibytes, nargs="+", default=list(GIB_SIZES), metavar="N", help="sizes")
+    parser.add_argument("--rounds", type=at_least_once, default=3, metavar="N",
+                        help="of each size (small ones more, large ones two)")  # fmt: skip
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()), help="for images, on the disk")
-    parser.add_argument("--image-gib", type=float, nargs="*", default=[1, 10], metavar="N", help="sizes of images")
+    parser.add_argument("--image-gib", type=gibibytes, nargs="*", default=[1, 10], metavar="N", help="sizes of images")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--resume", action="store_true", help="keep what the file has of this machine already")
     parser.add_argument("--out", type=Path, help="JSON file [benchmarks/results/gpu.json; emulated: out/gpu/...]")
@@ -69,7 +70,14 @@ def main() -> int:
     machine = find()
     if isinstance(machine, Missing):
         return skipped(machine, options.out)
-    path = options.out or (EMULATED if machine.emulated else HARDWARE)
+    path: Path = options.out or (EMULATED if machine.emulated else HARDWARE)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe = path.with_name(path.name + ".new")
+        probe.touch()
+        probe.unlink()
+    except OSError as error:  # sooner told than after the first measurement
+        parser.error(f"{path} cannot be written ({error.strerror}): --out names another file")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what runs on the GPU is looked after
     with closing(NvmlDriver()) as nvml, closing(Cuda(driver_version=nvml.version)) as cuda:
         can = cuda.capabilities()
@@ -81,6 +89,21 @@ def main() -> int:
     report.show(found)
     print(f"\nwritten: {path}")
     return 1 if found["failed"] or any(one["met"] is False for one in found["goals"]) else 0
+
+
+def gibibytes(text: str) -> float:
+    """A size that GPU memory may have. Raises ``ValueError``."""
+    value = float(text)
+    if not 1 / 64 <= value <= 1 << 20:
+        raise ValueError(text)
+    return value
+
+
+def at_least_once(text: str) -> int:
+    """How often. Raises ``ValueError``."""
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +155,15 @@ def everything(bench: Bench, options: argparse.Namespace, path: Path) -> dict[st
     }
     if options.resume:
         found = {**_earlier(path, found["machine"]), **found}
-    wanted = list(EMULATED_MIB) if machine.emulated else [int(gib * 1024) for gib in options.gib]
-    fit, found["left_out"] = measure.sizes(machine, bench.nvml, wanted)
+    asked, all_sizes = ([int(gib * 1024) for gib in some] for some in (options.gib, {*GIB_SIZES, *options.gib}))
+    if machine.emulated:
+        asked = all_sizes = list(EMULATED_MIB)
+    fit, found["left_out"] = measure.sizes(machine, bench.nvml, sorted(all_sizes))
     found["failed"] = []
-    for step in _steps(bench, options, fit):
-        if step.part not in options.only or (options.resume and step.done(found)):
+    steps = list(_steps(bench, options, fit))
+    for step in steps:
+        wanted = step.part in options.only and (step.part != "staging" or step.size in {mib * MIB for mib in asked})
+        if not wanted or (options.resume and step.done(found)):
             continue
         say(step.text)
         try:
@@ -147,7 +174,7 @@ def everything(bench: Bench, options: argparse.Namespace, path: Path) -> dict[st
         finally:
             bench.run.close()
         _save(path, found)
-    found["complete"] = not found["failed"]
+    found["complete"] = not found["failed"] and all(step.done(found) for step in steps)
     _save(path, found)
     return found
 

@@ -188,14 +188,22 @@ def stored(run: Programs, ours: Ours, mib: int, directory: Path, rounds: int) ->
                 ours.cuda.unlock(program.pid)
                 for one in files:
                     (Path(place) / one.file).unlink()
-    except CudaError as error:
+    except (CudaError, OSError) as error:
         return f"{directory}: {error}"
     finally:
         run.close()
         ours.cuda.close()  # its helper holds a context on the GPU now
         ours.cuda.devices()  # a new one, initialised
     medians = {one: statistics.median(values) for one, values in taken.items()}
-    return {"directory": str(directory), "bytes": mib * MIB, "seconds": medians}
+    return {"directory": str(directory), "file_system": file_system(directory), "bytes": mib * MIB, "seconds": medians}
+
+
+def file_system(directory: Path) -> str:
+    """Of which type it is: ``tmpfs`` is memory, whatever its name says."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    here = directory.resolve()
+    above = {Path(point.encode().decode("unicode_escape")): kind for _, point, kind, *_ in mounts}
+    return next((above[one] for one in (here, *here.parents) if one in above), "unknown")
 
 
 def parallel(run: Programs, nvml: NvmlDriver, mib: int, counts: tuple[int, ...] = (2, 4)) -> list[dict[str, Any]]:
@@ -243,7 +251,8 @@ def imaged(run: Programs, ours: Ours, machine: Machine, mib: int, directory: Pat
         try:
             if (mib * 1.1 + machine.besides_mib) * MIB > store.usage().free:
                 return {"bytes": mib * MIB, "why_not": f"{mib / 1024:g} GiB do not fit on the disk of {directory}"}
-            return {"directory": str(directory), **_imaged(run, ours, Criu(program=machine.criu), store, mib)}
+            where = {"directory": str(directory), "file_system": file_system(directory)}
+            return {**where, **_imaged(run, ours, Criu(program=machine.criu), store, mib)}
         finally:
             store.close()
 

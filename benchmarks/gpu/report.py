@@ -63,7 +63,7 @@ def show(found: dict[str, Any]) -> None:
             continue
         taken = store["seconds"]
         out, back = _rate(store["bytes"], taken["out"]), _rate(store["bytes"], taken["in"])
-        print(f"  {store['directory']:30}{out} out, {back} in")
+        print(f"  {_place(store):30}{out} out, {back} in")
     print("\nseveral processes, seconds          out in turn  out at once   in in turn   in at once")
     for one in found.get("parallel", ()):
         turn, once = one["in_turn"], one["at_once"]
@@ -71,13 +71,13 @@ def show(found: dict[str, Any]) -> None:
             f"  {one['processes']} with {_gib(one['bytes'])} together{'':10}{turn['checkpoint_s']:10.3f}"
             f"{once['checkpoint_s']:13.3f}{turn['restore_s']:13.3f}{once['restore_s']:13.3f}"
         )
-    print("\nthrough CRIU and an image on disk")
+    print("\nthrough CRIU and an image in files")
     for image in found.get("images", ()):
         if "why_not" in image:
             print(f"  {_gib(image['bytes'])} not measured: {image['why_not']}")
             continue
         rates = ", ".join(f"{name} {_rate(image['bytes'], taken)}" for name, taken in image["seconds"].items())
-        print(f"  {_gib(image['bytes'])}: {rates}")
+        print(f"  {_gib(image['bytes'])}, {_place(image)}: {rates}")
     print("\npublished")
     for published in PUBLISHED:
         rates = "" if published.out_gbps is None else f"{published.out_gbps:g} GB/s out, {published.in_gbps:g} in; "
@@ -112,6 +112,11 @@ def _pages(pages: Iterable[dict[str, Any]]) -> None:
             f"  {one['huge_pages']:30}{_rate(one['bytes'], taken['checkpoint'])} out,"
             f" {_rate(one['bytes'], taken['restore'])} in"
         )
+
+
+def _place(found: dict[str, Any]) -> str:
+    kind = found.get("file_system", "unknown")
+    return f"{found['directory']} ({kind}{', which is memory' if kind in ('tmpfs', 'ramfs') else ''})"
 
 
 def _gib(size: int) -> str:
