@@ -22,8 +22,7 @@
 #define NAMESPACE_MS 10000
 #define PLACE_MS 30000
 
-/* Waits for the end of a child at most so long; it is killed then. */
-static bool ended_well(pid_t child, int timeout_ms)
+bool ended_well(pid_t child, int timeout_ms)
 {
     struct timespec pause = {.tv_nsec = 200000};
     int64_t deadline = now_ns() + (int64_t)timeout_ms * 1000000;

@@ -33,6 +33,9 @@ struct keeper_job {
  * Where all went well the task does not return: it keeps, then ends. */
 bool keeper_divide(const struct keeper_job *job, int *channel, char *error, size_t size);
 
+/* Waits for the end of a child at most so long; it is killed then. Whether it ended with status 0. */
+bool ended_well(pid_t child, int timeout_ms);
+
 /* Ends this process as a process with this wait status has ended, without a core file. */
 void mirror(int wait_status) __attribute__((noreturn));
 

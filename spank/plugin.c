@@ -22,6 +22,10 @@
 #include <slurm/slurm.h>
 #pragma GCC diagnostic pop
 
+#if SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(23, 11, 0)
+#error "slurm-affinode needs the headers of Slurm 23.11 or newer: SLURM_CFLAGS=-I... names their place"
+#endif
+
 /* Everything else is hidden (-fvisibility=hidden, plugin.map). */
 #pragma GCC visibility push(default)
 #include <slurm/spank.h>
@@ -30,8 +34,11 @@ SPANK_PLUGIN(slurm_affinode, 1)
 
 #define NUMBER_BYTES 12
 
-/* Slurm leaves the option in the environment of the job, where what the job submits would find it. */
-#define OPTION_VARIABLE "SLURM_SPANK__SLURM_SPANK_OPTION_slurm_affinode_gpu_suspend_idle"
+#define STORES_MS 3000
+
+/* Slurm leaves the option in the environment of the job and of salloc's shell, where what they submit would find it. */
+#define OPTION_OF_CLIENT "_SLURM_SPANK_OPTION_slurm_affinode_gpu_suspend_idle"
+#define OPTION_VARIABLE "SLURM_SPANK_" OPTION_OF_CLIENT
 
 static struct settings settings;
 static struct suspend_option option;
@@ -85,6 +92,8 @@ static int take_option(int value, const char *text, int remote)
     was_given = true;
     is_on = option_parse(text, &settings.defaults, &option, error, sizeof(error)) &&
             option_check(&option, &settings.limits, error, sizeof(error));
+    if (is_on && !remote && submission_is_crontab())
+        slurm_info("--" OPTION_NAME " has no effect here: scrontab does not hand it on; let the entry call sbatch");
     if (is_on)
         return ESPANK_SUCCESS;
     if (remote) {
@@ -104,12 +113,14 @@ int slurm_spank_init(spank_t spank, int argc, char **argv)
 }
 
 /* sbatch, salloc, srun: what can be known of the job before it is submitted. */
-static void check_submission(void)
+static void check_submission(spank_t spank)
 {
     char allowed[512];
     char refused[80];
 
     if (!submission_is_batch()) {
+        unsetenv(OPTION_OF_CLIENT);
+        spank_job_control_unsetenv(spank, OPTION_OF_CLIENT);
         /* Steps of a job inherit the option without having been asked. */
         if (getenv("SLURM_JOB_ID") == NULL)
             slurm_info("--" OPTION_NAME " has no effect here: only batch jobs (sbatch) can be suspended");
@@ -153,7 +164,7 @@ int slurm_spank_init_post_opt(spank_t spank, int argc, char **argv)
     (void)argv;
     if (!spank_remote(spank)) {
         if (is_on)
-            check_submission();
+            check_submission(spank);
         return ESPANK_SUCCESS;
     }
     if (!is_batch_step(spank)) {
@@ -185,21 +196,28 @@ static uint32_t count_restarts(spank_t spank)
 }
 
 /* Whether a store that this node sees has an image of the job: root sees it, and while this is root the count of restarts
- * is not known yet. What the image is worth, the agent knows. */
+ * is not known yet. What the image is worth, the agent knows. A store that does not answer (a file server that is gone)
+ * keeps no job from starting, and may have one. */
 static bool find_image(spank_t spank, uint32_t job_id)
 {
     char cluster[65];
     char path[4096];
+    pid_t child;
 
-    if (spank_getenv(spank, "SLURM_CLUSTER_NAME", cluster, sizeof(cluster)) != ESPANK_SUCCESS ||
+    if (settings.store_count == 0 ||
+        spank_getenv(spank, "SLURM_CLUSTER_NAME", cluster, sizeof(cluster)) != ESPANK_SUCCESS ||
         strchr(cluster, '/') != NULL)
         return false;
-    for (int i = 0; i < settings.store_count; i++) {
-        snprintf(path, sizeof(path), "%s/%s.%u", settings.stores[i], cluster, job_id);
-        if (access(path, F_OK) == 0)
-            return true;
+    child = fork();
+    if (child == 0) {
+        for (int i = 0; i < settings.store_count; i++) {
+            snprintf(path, sizeof(path), "%s/%s.%u", settings.stores[i], cluster, job_id);
+            if (access(path, F_OK) == 0)
+                _exit(1);
+        }
+        _exit(0);
     }
-    return false;
+    return child < 0 || !ended_well(child, STORES_MS);
 }
 
 static bool read_job(spank_t spank, struct keeper_job *job)

@@ -10,6 +10,11 @@ bool submission_is_batch(void)
     return strcmp(program_invocation_short_name, "sbatch") == 0;
 }
 
+bool submission_is_crontab(void)
+{
+    return strcmp(program_invocation_short_name, "scrontab") == 0;
+}
+
 bool submission_partition_allowed(const struct settings *settings, char *refused, size_t size)
 {
     char *(*get)(void *, const char *);

@@ -7,6 +7,9 @@
 
 bool submission_is_batch(void);
 
+/* scrontab reads the options of plugins, and submits without them. */
+bool submission_is_crontab(void);
+
 /* False: REFUSED has the partition that is not among those that the site allows. */
 bool submission_partition_allowed(const struct settings *settings, char *refused, size_t size);
 

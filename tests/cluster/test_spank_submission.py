@@ -163,6 +163,40 @@ def test_interactive_jobs_are_told(cluster: Cluster, command: str) -> None:
     assert done.stderr.count("has no effect") == 1
 
 
+def test_what_is_submitted_from_salloc_does_not_inherit_the_option(cluster: Cluster) -> None:
+    """Nobody has asked that it be suspended: neither its shell nor what that submits knows of the option."""
+    inner = "env | grep SPANK; sbatch --parsable --partition=cpu --wrap='echo $$'"
+    done = cluster.run("login", "salloc", "--gpu-suspend-idle=15m", "--partition=cpu", "sh", "-c", inner, user="alice")
+    assert "has no effect here" in done.stderr
+    assert "SPANK" not in done.stdout
+    job = done.stdout.split()[-1]
+    assert outcome(cluster, job).state == "COMPLETED"
+    assert int(cluster.output(job)) > 2
+
+
+@pytest.fixture
+def crontabs(cluster: Cluster) -> Iterator[str]:
+    """A file for a crontab of alice's; scrontab works, until the end of the test."""
+    for machine in ("slurmctld", "login"):
+        cluster.shell(machine, "echo ScronParameters=enable >>/etc/slurm/slurm.conf")
+    cluster.exec("slurmctld", "scontrol", "reconfigure")
+    yield "/tmp/crontab"
+    cluster.run("login", "scrontab", "-r", user="alice")
+    for machine in ("slurmctld", "login"):
+        cluster.shell(machine, "sed -i /ScronParameters=enable/d /etc/slurm/slurm.conf")
+    cluster.exec("slurmctld", "scontrol", "reconfigure")
+
+
+def test_crontab_is_told_that_the_option_has_no_effect(cluster: Cluster, crontabs: str) -> None:
+    """scrontab reads the option and hands it to nobody; a wrong value is refused all the same."""
+    entry = "#SCRON --gpu-suspend-idle={}\n0 0 1 1 * true\n"
+    cluster.exec("login", "tee", crontabs, stdin=entry.format("15m"))
+    done = cluster.run("login", "scrontab", crontabs, user="alice")
+    assert "--gpu-suspend-idle has no effect here: scrontab does not hand it on" in done.stderr
+    cluster.exec("login", "tee", crontabs, stdin=entry.format("soon"))
+    assert "--gpu-suspend-idle: window 'soon'" in cluster.run("login", "scrontab", crontabs, user="alice").stderr
+
+
 def test_without_the_option_nothing_changes(cluster: Cluster) -> None:
     """The process tree of a job is slurmstepd, script, command: no shepherd, no namespace."""
     job = cluster.submit("--partition=gpu", "--nodelist=c1", wrap="echo ready; sleep 1234")
