@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -51,3 +52,13 @@ def test_demo_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     assert (tmp_path / "demo" / "report.html").stat().st_size > 20_000
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
     assert summary["total"]["gpu_hours_allocated"] > 0
+
+
+def test_source_distribution_has_the_plugin(tmp_path: Path) -> None:
+    """It is built for each site's Slurm: from the source, and from nothing else."""
+    run(UV, "build", "--quiet", "--sdist", "--out-dir", tmp_path, cwd=REPOSITORY)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for path in (*(REPOSITORY / "spank").glob("*.[ch]"), *(REPOSITORY / "spank").glob("tests/*.[ch]")):
+        assert str(path.relative_to(REPOSITORY)) in names
+    assert {"spank/Makefile", "spank/plugin.map"} <= names
