@@ -15,9 +15,9 @@ _CONFIG = click.option(
 )  # fmt: skip
 
 _EPILOG = """\b
-In slurm.conf (PrologFlags=Alloc,Contain is advised), or a script in a directory that is there already:
-  Prolog=/etc/slurm/prolog.d/*        exec slurm-affinode prolog
-  Epilog=/etc/slurm/epilog.d/*        exec slurm-affinode epilog
+In slurm.conf (PrologFlags=Alloc,Contain is advised), and a line of a script in a directory that is there already:
+  Prolog=/etc/slurm/prolog.d/*        /usr/local/bin/slurm-affinode prolog || true
+  Epilog=/etc/slurm/epilog.d/*        /usr/local/bin/slurm-affinode epilog || true
 
 \b
 Exit status: 0, whatever happens, unless agent.strict_hooks is set: then 1 where the agent could not be told.
