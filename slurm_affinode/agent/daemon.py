@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -167,9 +167,13 @@ class Daemon:
     def _ask(self, call: Callable[[], None]) -> None:
         try:
             future: Future[None] = self._slurm.submit(_safely, call)
-            future.result(ASK_S)
-        except (RuntimeError, FutureTimeoutError):
+        except RuntimeError:  # the agent is being stopped
             return
+        try:
+            future.result(ASK_S)
+        except (FutureTimeoutError, CancelledError):
+            # Nobody waits for it any more: while slurmctld is silent such questions would pile up before our own.
+            future.cancel()
 
     def _gpus_of(self, job_id: int) -> list[str] | None:
         """By the prolog's word."""

@@ -231,9 +231,10 @@ class Service:
         if refusals:
             raise RequestError(refusals[0].code, f"job {job_id} cannot be suspended: {refusals[0].text}")
         log.info("job %d: %s (uid %d) asks that it is suspended", job_id, one_line(caller.name, 64), caller.uid)
+        at = self.now()
         if not self.work.suspend(job, f"asked by {one_line(caller.name, 64)}", lambda: None):
             raise RequestError("under-way", f"job {job_id} is being worked on")
-        return {"job_id": job_id, "node": self.node, "begun": True}
+        return {"job_id": job_id, "node": self.node, "begun": True, "at": at}
 
     def _wake(self, job_id: int, caller: Caller) -> dict[str, Any]:
         job = self._find(job_id, caller)

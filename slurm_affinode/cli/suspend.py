@@ -54,12 +54,12 @@ def suspend(*, config: Config, job: str, no_wait: bool, timeout: str, as_json: b
     """
     timeout_s = parse_span_s(timeout)
     with reach_of(config) as reach:
-        began = time.time()
+        before = time.time() - 1  # an agent of an older version does not say when it began
         answer = reach.about(job, {"verb": "suspend"})
         if not no_wait:
             with stages() as stage:
                 stage(f"suspending job {job}")
-                answer = {**answer, "job": _wait(reach, job, began, timeout_s)}
+                answer = {**answer, "job": _wait(reach, job, answer.get("at", before), timeout_s)}
     if as_json:
         print_json(answer)
     elif no_wait:
@@ -76,7 +76,10 @@ def suspend(*, config: Config, job: str, no_wait: bool, timeout: str, as_json: b
 
 
 def _wait(reach: Reach, job: str, began: float, timeout_s: float) -> dict[str, Any]:
-    """The job's status once it is suspended. Raises ``AffinodeError`` where it is not going to be."""
+    """The job's status once it is suspended. Raises ``AffinodeError`` where it is not going to be.
+
+    ``began``: when the agent took the request, by its own clock; this machine's may be another.
+    """
     deadline, seen = time.monotonic() + timeout_s, time.monotonic()
     while time.monotonic() < deadline:
         try:
@@ -89,7 +92,7 @@ def _wait(reach: Reach, job: str, began: float, timeout_s: float) -> dict[str, A
             if row["state"] in ("suspended", "asleep", "waking"):
                 return row
             last = row["last"]
-            if row["state"] == "watched" and last is not None and last["at"] >= began - 1:
+            if row["state"] == "watched" and last is not None and last["at"] >= began:
                 if not last["done"]:
                     raise AnswerError("failed", f"job {job}: {last['text']}", hint=None, exit_code=1)
                 if row["option"]["mode"] == Mode.INPLACE.value:  # somebody asked something of it: it is awake again

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from agent_stand_ins import ALICE, BOB, ROOT, Node1, agent, ask, config_of, job,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_affinode.agent import control
+from slurm_affinode.agent import control, daemon
 from slurm_affinode.agent.client import AnswerError, ask_local
 from slurm_affinode.agent.interface import SuspendedJob
 from slurm_affinode.agent.service import Caller
@@ -253,3 +254,36 @@ def test_slow_and_many_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def control_peer(uid: int) -> Any:
     """A peer by its uid."""
     return type("Peer", (), {"uid": uid, "gid": uid, "pid": os.getpid()})()
+
+
+def test_prolog_does_not_wait_for_requests_of_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that does not answer holds up all who ask for their jobs, and no job that begins."""
+    peers = iter([2001] * 12)
+    monkeypatch.setattr(control, "peer_of", lambda sock: control_peer(next(peers, 0)))
+    store = threading.Event()
+    with agent(config_of(tmp_path)) as node:
+        monkeypatch.setattr(node.acts, "suspended", lambda: store.wait(30) and ())
+        users = [connect(node) for _ in range(12)]
+        for one in users:
+            one.sendall(b'{"service": "slurm-affinode", "verb": "status"}\n')
+        try:
+            told = ask_local(node.run_dir, {"verb": "prolog", "job": 9, "uid": 2001, "gpus": [0]}, timeout_s=5)
+        finally:
+            store.set()
+        assert told["job_id"] == 9
+        for one in users:
+            assert json.loads(one.makefile("rb").read())["ok"] is True
+            one.close()
+
+
+def test_questions_that_nobody_waits_for_do_not_pile_up(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While slurmctld is silent; what is asked when it answers again is not behind them."""
+    monkeypatch.setattr(daemon, "ASK_S", 0.02)
+    silent, asked = threading.Event(), []
+    node.daemon.later(lambda: silent.wait(30) and None)
+    for number in range(5):
+        node.daemon._ask(lambda number=number: asked.append(number))
+    monkeypatch.setattr(daemon, "ASK_S", 10.0)
+    silent.set()
+    node.daemon._ask(lambda: asked.append(99))
+    assert asked == [99]
