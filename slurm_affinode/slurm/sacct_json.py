@@ -349,6 +349,8 @@ def _number(value: Any) -> float | None:
         return None
     if not isinstance(value, int | float):
         raise TypeError(f"{value!r} is not a number")
+    if value > 1 << 64:  # nothing of Slurm's is: neither a value nor its "not set"
+        raise ValueError("a number in it is too large")
     # NO_VAL and INFINITE of 32 and 64 bits, which some fields print as they are, or as -2 and -1.
     return None if value < 0 or value in (0xFFFFFFFE, 0xFFFFFFFF) or value >= units.NO_VALUE else float(value)
 

@@ -83,6 +83,8 @@ def test_limits_and_numbers_that_are_not_set() -> None:
         ({"name": "no id"}, "has no 'job_id'"),
         (job(7, time="yesterday"), "not an object"),
         (job(7, state={"current": ["??"]}), "not a job state"),
+        (job(7, time={"submission": 1767261600, "start": 1e30}), "too large"),
+        (job(7, tres={"allocated": [{"type": "gres", "name": "gpu", "count": 1e30}]}), "too large"),
         ("text", "is not"),
     ],
 )
