@@ -13,13 +13,13 @@ from slurm_affinode.errors import UnreachableError
 
 @contextlib.contextmanager
 def exclusive(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold ``path``; the file stays, only the lock counts.
+    """Hold ``path``; the file stays, only the lock counts. It is written to: a link there is not followed.
 
     Raises ``UnreachableError`` where another process holds it (unless ``wait``), or it cannot be made.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise UnreachableError(f"{path}: cannot be made: {error.strerror}") from error
     try:

@@ -77,3 +77,12 @@ def test_a_full_disk_does_not_stop_the_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pwrite", full)
     with exclusive(tmp_path / "lock"):
         assert (tmp_path / "lock").read_text() == ""
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path):
+    """Where root runs it, the directory may be another user's: what the link names would be written over."""
+    (tmp_path / "other").write_text("theirs")
+    (tmp_path / "lock").symlink_to(tmp_path / "other")
+    with pytest.raises(UnreachableError, match="lock: cannot be made"), exclusive(tmp_path / "lock"):
+        pytest.fail("held")
+    assert (tmp_path / "other").read_text() == "theirs"
