@@ -137,9 +137,13 @@ class JobKeeper:
 
     def _world(self, record: Record) -> World:
         facts = record.facts
-        restarts = int(facts["restarts"])
-        job = self._requeuer.fact(record.key.job_id, restarts, facts.get("uid"))
-        return World(job, self._has_tree(record), self._has_image(record), in_place=bool(facts.get("in_place")))
+        tree, in_place = self._has_tree(record), bool(facts.get("in_place"))
+        job = JobFact.UNKNOWN
+        # What sleeps in place does not wait for Slurm to answer: requests come. Of a job that is over Slurm itself ends
+        # the processes, and they are let go when it tells them.
+        if not (tree and in_place):
+            job = self._requeuer.fact(record.key.job_id, int(facts["restarts"]), facts.get("uid"))
+        return World(job, tree, self._has_image(record), in_place=in_place)
 
     def _has_tree(self, record: Record) -> bool:
         facts = record.facts

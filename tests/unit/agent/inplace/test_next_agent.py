@@ -216,3 +216,15 @@ def test_when_a_process_began_is_known() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_slurm_that_is_silent_keeps_no_sleeper_waiting(world, node, monkeypatch):
+    """It would take its time to be silent for each of them, and requests would wait so long."""
+    node.sleep()
+    after = Node(world)
+    monkeypatch.setattr(after.agent.parts.slurm, "job", lambda job: pytest.fail("Slurm was asked"))
+    after.recover()
+    assert after.director.holds(7) is Phase.FROZEN
+    after.connection()
+    after.round()
+    assert awake(world)
