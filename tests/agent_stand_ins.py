@@ -182,6 +182,7 @@ class Acts:
     registered_jobs: list[int] = field(default_factory=list)
     asleep: list[SuspendedJob] = field(default_factory=list)
     full: str | None = None
+    unknown: str | None = None
     reply: Reply = field(default_factory=lambda: Restored(17))
     go: threading.Event = field(default_factory=threading.Event)
     begun: threading.Event = field(default_factory=threading.Event)
@@ -228,6 +229,9 @@ class Acts:
 
     def suspended(self) -> Sequence[SuspendedJob]:
         return tuple(self.asleep)
+
+    def silent(self) -> str | None:
+        return self.unknown
 
     def room(self) -> str | None:
         return self.full

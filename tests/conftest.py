@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["servers", "prometheus_server"]
+pytest_plugins = ["servers", "prometheus_server", "stalling"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -137,6 +137,10 @@ class Keeper(Protocol):
         """Every suspended job whose image this node can see (its own store and the shared one)."""
         ...
 
+    def silent(self) -> str | None:
+        """Why not all of these may be known, one line: a file system does not answer; ``None``: all are."""
+        ...
+
     def room(self) -> str | None:
         """Why nothing more fits into the store by the site's budget; ``None``: there is room."""
         ...

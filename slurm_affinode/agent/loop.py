@@ -322,13 +322,15 @@ class Loop:
         """Find out whether a job could be suspended at all, and whether there is room for its image."""
         try:
             job = self.registry.get(job_id)
-            found = () if job is None else tuple(self.orchestration.suspender.refusals(job))
+            try:
+                found = () if job is None else tuple(self.orchestration.suspender.refusals(job))
+            except AffinodeError as error:
+                log.warning("job %d: %s", job_id, one_line(str(error)))
+                found = (Refusal("not-known", f"whether it can be is not known: {error}"),)
             self._no_room = self.orchestration.keeper.room()
             state = self.states.get(job_id)
             if state is not None:
                 state.refusals, state.refusals_s = found, self.clock()
-        except AffinodeError as error:
-            log.warning("job %d: %s", job_id, one_line(str(error)))
         finally:
             self._asking.discard(job_id)
             self.answered()

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -19,8 +20,12 @@ from typing import Any
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.files import fsync_dir, write_text
 from slurm_affinode.model.suspension import JobKey
+from slurm_affinode.patience import Patience
 
 _CLAIM = re.compile(r"(?P<job>[A-Za-z0-9_-]+\.\d+)\.\d+")
+
+_STALE_S = 60.0
+"""So long it counts who is alive."""
 
 NO_NOTE = "its note is not beside the shared store: is that mounted, and can it be written?"
 """Of a job that sleeps."""
@@ -79,19 +84,27 @@ class Plan:
 
 
 class Notes:
-    """The two directories; ``None``: there is no shared store, and nobody to tell."""
+    """The two directories; ``None``: there is no shared store, and nobody to tell.
+
+    Where their file system does not answer it is as where it answers with errors.
+    """
 
     def __init__(self, root: Path | None) -> None:
         self._root = root
+        self._ask = Patience(root)
 
     def write(self, note: Note) -> None:
         """Put a note in place of an earlier one of the job. Raises ``AffinodeError``."""
         if self._root is None:
             return
         path = _file(self._root, note.cluster, note.job_id)
-        try:
+
+        def put() -> None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_text(path, json.dumps(asdict(note)) + "\n", mode=0o600)
+
+        try:
+            self._ask(put)
         except OSError as error:
             raise AffinodeError(f"{path}: cannot be written: {error.strerror or error}") from error
 
@@ -99,31 +112,37 @@ class Notes:
         """The note of a job; ``None`` where there is none that can be read."""
         if self._root is None:
             return None
-        return _note(_file(self._root, cluster, job_id))
+        path = _file(self._root, cluster, job_id)
+        with contextlib.suppress(OSError):
+            return self._ask(lambda: _note(path))
+        return None
 
     def all(self) -> list[Note]:
         """Every note, by job."""
         if self._root is None:
             return []
-        found = []
+        found: list[Note] = []
+        asleep = self._root / "asleep"
         with contextlib.suppress(OSError):
-            found = [note for path in (self._root / "asleep").glob("*.json") if (note := _note(path)) is not None]
+            found = self._ask(lambda: [note for path in asleep.glob("*.json") if (note := _note(path)) is not None])
         return sorted(found, key=lambda note: note.key)
 
     def remove(self, cluster: str, job_id: int) -> None:
         """The job is awake, or over."""
         if self._root is not None:
+            path = _file(self._root, cluster, job_id)
             with contextlib.suppress(OSError):
-                _file(self._root, cluster, job_id).unlink(missing_ok=True)
+                self._ask(lambda: path.unlink(missing_ok=True))
 
     # --- what Slurm plans
 
     def write_plan(self, plans: Mapping[int, Plan]) -> None:
         """Where and when jobs that were released are expected to start: one agent asks Slurm, all read it."""
         if self._root is not None:
+            path = self._root / "plan.json"
             text = json.dumps({job: [one.start_epoch, list(one.nodes)] for job, one in sorted(plans.items())})
             try:
-                write_text(self._root / "plan.json", text + "\n", mode=0o600)
+                self._ask(lambda: write_text(path, text + "\n", mode=0o600))
             except OSError as error:
                 raise AffinodeError(f"{self._root}: cannot be written: {error.strerror or error}") from error
 
@@ -131,8 +150,9 @@ class Notes:
         """See ``write_plan``; empty where there is none that can be read."""
         if self._root is None:
             return {}
+        path = self._root / "plan.json"
         try:
-            value = json.loads((self._root / "plan.json").read_text(encoding="utf-8"))
+            value = json.loads(self._ask(lambda: path.read_text(encoding="utf-8")))
             return {
                 int(job): Plan(float(start), tuple(str(node) for node in nodes))
                 for job, (start, nodes) in value.items()
@@ -151,32 +171,43 @@ class Notes:
             return None
         path = self._root / "claims" / f"{cluster}.{job_id}.{restarts}"
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            draft = path.with_name(f".{path.name}.{who.replace('/', '_')}")
-            draft.write_text(who)
-            try:
-                # A link appears whole or not at all, also for other clients of a network file system.
-                os.link(draft, path)
-                fsync_dir(path.parent)
-            except FileExistsError:
-                there = path.read_text()
-                return None if there == who else there
-            finally:
-                draft.unlink(missing_ok=True)
+            return self._ask(lambda: _claim(path, who))
         except OSError as error:
             raise AffinodeError(f"{path}: cannot be claimed: {error.strerror or error}") from error
-        return None
 
     def unclaim(self, live: Iterable[tuple[str, int]]) -> None:
         """Remove the claims of all jobs but these (cluster, job id)."""
         if self._root is None:
             return
         names = {f"{cluster}.{job_id}" for cluster, job_id in live}
-        with contextlib.suppress(OSError):
-            for path in (self._root / "claims").iterdir():
+        claims, asked = self._root / "claims", time.monotonic()
+
+        def remove() -> None:
+            for path in claims.iterdir():
                 match = _CLAIM.fullmatch(path.name)
+                if time.monotonic() - asked > _STALE_S:
+                    return  # others may have claimed meanwhile
                 if match is not None and match["job"] not in names:
                     path.unlink(missing_ok=True)
+
+        with contextlib.suppress(OSError):
+            self._ask(remove)
+
+
+def _claim(path: Path, who: str) -> str | None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{who.replace('/', '_')}")
+    draft.write_text(who)
+    try:
+        # A link appears whole or not at all, also for other clients of a network file system.
+        os.link(draft, path)
+        fsync_dir(path.parent)
+    except FileExistsError:
+        there = path.read_text()
+        return None if there == who else there
+    finally:
+        draft.unlink(missing_ok=True)
+    return None
 
 
 def _file(root: Path, cluster: str, job_id: int) -> Path:

@@ -34,8 +34,9 @@ from slurm_affinode.agent.waker import JobWaker, Lease
 from slurm_affinode.agent.words import one
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.facts import collect, memory_facts
+from slurm_affinode.checkpoint.facts import memory_facts
 from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.looker import Looker
 from slurm_affinode.checkpoint.manifest import load_key
 from slurm_affinode.checkpoint.opening import open_tiers
 from slurm_affinode.checkpoint.rootdir import check_above
@@ -44,6 +45,7 @@ from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import JobKey, Versions
+from slurm_affinode.patience import Patience
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.timespec import parse_span_s
 
@@ -135,7 +137,7 @@ def build(context: AgentContext) -> Orchestration:
         notes=Notes(root),
         registry=context.registry,
         gpu_indices=context.gpu_indices,
-        look=collect,
+        look=Looker(),
         memory=memory_facts,
         versions=lambda: _versions(slurm, criu, gpus),
         settings=Settings.of(suspend),
@@ -149,7 +151,7 @@ def build(context: AgentContext) -> Orchestration:
         parts, aftermath, in_place, freezer=LinuxFreezer(), sockets=NodeSockets(warn=parts.log.warning), cards=gpus,
         freeze_s=parse_span_s(config.inplace.freeze_timeout),
     )  # fmt: skip
-    lease = Lease(None if root is None else root / "waker.json", context.node)
+    lease = Lease(None if root is None else root / "waker.json", context.node, Patience(root))
     prefetcher = Prefetcher(parts, parse_span_s(suspend.tiers.prefetch), demand)
 
     def tidy(holds_lease: bool) -> None:

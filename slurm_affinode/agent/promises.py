@@ -15,13 +15,15 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from slurm_affinode.core.policy import Promise, Waiting
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.files import write_text
+from slurm_affinode.patience import Patience
 
 SETTLE_S = 60.0
 """So long Slurm has, once the GPUs are free, to start the pending job; and other agents to hear of it."""
@@ -50,6 +52,7 @@ class Promises:
         """
         self._directory = None if root is None else root / "promises"
         self._cluster, self._node = cluster, node
+        self._ask = Patience(root)
         self._lasts_s, self._now = lasts_s, now
         self._files = threading.Lock()
         self._all: dict[str, _Given] = {}
@@ -65,14 +68,20 @@ class Promises:
         with self._files:
             now = self._now()
             found = {name: one for name, one in self._all.items() if one.promise.node == self._node and one.until > now}
-            with contextlib.suppress(OSError):
-                for path in [] if self._directory is None else sorted(self._directory.glob(f"{self._cluster}.*")):
-                    given = _read(path)
-                    if given is not None and given.until > now and given.promise.node != self._node:
-                        found[path.name] = given
-                    elif path.name not in found:  # over, or of an agent that ran here before
-                        path.unlink(missing_ok=True)
+            if self._directory is not None:
+                with contextlib.suppress(OSError):
+                    found |= self._ask(partial(self._others, self._directory, now, frozenset(found)))
             self._all = found
+
+    def _others(self, directory: Path, now: float, mine: Collection[str]) -> dict[str, _Given]:
+        found = {}
+        for path in sorted(directory.glob(f"{self._cluster}.*")):
+            given = _read(path)
+            if given is not None and given.until > now and given.promise.node != self._node:
+                found[path.name] = given
+            elif path.name not in mine:  # over, or of an agent that ran here before
+                path.unlink(missing_ok=True)
+        return found
 
     def take(self, waiting: Waiting, gpus: int) -> str | None:
         """Promise ``gpus`` of this node to a pending job; its name for ``leave``. ``None``: others have promised it.
@@ -119,8 +128,9 @@ class Promises:
         """Nothing is promised any more."""
         self._all = {other: one for other, one in self._all.items() if other != name}
         if self._directory is not None:
+            path = self._directory / name
             with contextlib.suppress(OSError):
-                (self._directory / name).unlink(missing_ok=True)
+                self._ask(lambda: path.unlink(missing_ok=True))
 
     def _link(self, name: str, given: _Given) -> bool:
         """Make the file; ``False``: another node has it."""
@@ -128,32 +138,38 @@ class Promises:
             return True
         path = self._directory / name
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            there = _read(path)
-            if there is not None and (there.until <= self._now() or there.promise.node == self._node):
-                path.unlink(missing_ok=True)  # over, or of an agent that ran here before
-            draft = path.with_name(f".{name}.{self._node}")
-            draft.write_text(_text(given), encoding="utf-8")
-            try:
-                # A link appears whole or not at all, also for other clients of a network file system.
-                os.link(draft, path)
-            except FileExistsError:
-                there = _read(path)
-                if there is not None:
-                    self._all = {**self._all, name: there}
-                return False
-            finally:
-                draft.unlink(missing_ok=True)
+            made, there = self._ask(
+                lambda: self._linked(path, given), late=lambda found: path.unlink() if found[0] else None
+            )
         except OSError as error:
             raise AffinodeError(f"{path}: cannot be written: {error.strerror or error}") from error
-        return True
+        if there is not None:
+            self._all = {**self._all, name: there}
+        return made
+
+    def _linked(self, path: Path, given: _Given) -> tuple[bool, _Given | None]:
+        """Whether the file was made, and what another node has put there, as far as it can be read."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        there = _read(path)
+        if there is not None and (there.until <= self._now() or there.promise.node == self._node):
+            path.unlink(missing_ok=True)  # over, or of an agent that ran here before
+        draft = path.with_name(f".{path.name}.{self._node}")
+        draft.write_text(_text(given), encoding="utf-8")
+        try:
+            # A link appears whole or not at all, also for other clients of a network file system.
+            os.link(draft, path)
+        except FileExistsError:
+            return False, _read(path)
+        finally:
+            draft.unlink(missing_ok=True)
+        return True, None
 
     def _keep(self, name: str, given: _Given) -> None:
         if self._directory is None:
             return
         path = self._directory / name
         try:
-            write_text(path, _text(given), mode=0o600)
+            self._ask(lambda: write_text(path, _text(given), mode=0o600))
         except OSError as error:
             raise AffinodeError(f"{path}: cannot be written: {error.strerror or error}") from error
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from slurm_affinode.agent.aftermath import Aftermath, entry_of
+from slurm_affinode.agent.asleep import asleep
 from slurm_affinode.agent.interface import SuspendedJob
 from slurm_affinode.agent.journal import Record
-from slurm_affinode.agent.notes import NO_NOTE, Note
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.requeue import NotRequeued, Requeuer, Silent
@@ -26,6 +28,7 @@ from slurm_affinode.core.suspension import IN_PLACE, Action, JobFact, World, rec
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, Mode, Phase
+from slurm_affinode.patience import SILENT, NoAnswerError, Patience
 
 _RETRY_S = 2.0
 _SWEEP_S = 60.0
@@ -114,7 +117,7 @@ class JobKeeper:
         parts = self._parts
         if not record.entries:
             return True
-        if any(store.busy(record.key) for store in parts.tiers.stores):
+        if "seq" in record.facts and any(store.busy(record.key) for store in parts.tiers.stores):
             return False  # a CRIU that has outlived the agent: it must end by itself, or it would harm the tree
         world = self._world(record)
         todo = recover(record.phase, world)
@@ -299,7 +302,8 @@ class JobKeeper:
             try:
                 for image in store.images():
                     if isinstance(image, Image) and wanted(image.manifest):
-                        remaps.gone(store, image)
+                        with suppress(NoAnswerError):  # of the file system where the job had its files
+                            Patience(None)(partial(remaps.gone, store, image))
                         store.remove(image)
             except (CheckpointError, OSError) as error:
                 self._parts.log.warning("job %s: its image in %s stays: %s", job_id, store.path, error)
@@ -313,6 +317,7 @@ class JobKeeper:
         try:
             if not holds_lease and not any(tier.store.images() for tier in parts.tiers.node):
                 return  # nothing of this node's, and another one looks after what is shared
+            asked = time.monotonic()
             live = [
                 LiveRun(JobKey(parts.cluster, job.job_id, round(job.submit.timestamp())), job.uid or 0, job.restarts)
                 for job in parts.slurm.jobs()
@@ -327,17 +332,20 @@ class JobKeeper:
             newest = sweeping.newest([] if parts.shared is None else parts.shared.images(), live)
             newest |= {note.key.name: note.seq + 1 for note in parts.notes.all() if note.given_up}
             for store in parts.tiers.stores:
-                self._sweep(store, live, newest)
+                self._sweep(store, live, newest, young_s=_YOUNG_S + time.monotonic() - asked)
             self._forget_journals()
             parts.notes.unclaim((parts.cluster, job_id) for job_id in ids)
         except (AffinodeError, OSError) as error:
             parts.log.warning("sweep: %s", error)
 
-    def _sweep(self, store: DirectoryStore, live: Sequence[LiveRun], newest: Mapping[str, int]) -> None:
+    def _sweep(
+        self, store: DirectoryStore, live: Sequence[LiveRun], newest: Mapping[str, int], *, young_s: float
+    ) -> None:
+        """``young_s``: as of ``sweep`` of a store; a job that is not among ``live`` may have begun since."""
         parts, log = self._parts, self._parts.log
         try:
             failed = partial(log.warning, "sweep: %s")  # read-only, for one
-            for name in store.sweep(live, cluster=parts.cluster, newest=newest, young_s=_YOUNG_S, failed=failed):
+            for name in store.sweep(live, cluster=parts.cluster, newest=newest, young_s=young_s, failed=failed):
                 log.info("removed %s: its job is over, or has a newer one", name)
         except (CheckpointError, OSError) as error:
             log.warning("sweep: %s: %s", store.path, error)
@@ -363,32 +371,12 @@ class JobKeeper:
 
     def suspended(self) -> Sequence[SuspendedJob]:
         """Jobs that sleep: those with a note whose image this node sees."""
-        parts = self._parts
-        shared = _present(parts.shared.images() if parts.shared is not None else [])
-        local = _present([image for tier in parts.tiers.node for image in tier.store.images()])
-        found = []
-        for note in (*parts.notes.all(), *self._without_note()):
-            where = "shared" if (note.key.name, note.seq) in shared else "node"
-            here = where == "shared" or (note.key.name, note.seq) in local or note.node != parts.node
-            if not here and not note.given_up:
-                continue
-            found.append(
-                SuspendedJob(
-                    key=note.key, uid=note.uid, node=note.node, seq=note.seq, since_epoch=note.since_epoch,
-                    image_bytes=note.image_bytes, gpu_bytes=note.gpu_bytes, gpus=note.gpus, where=where,
-                    wake=note.wake if note.failure is None else "hold", why=note.why, failure=note.problem,
-                    passed=note.passed,
-                )
-            )  # fmt: skip
-        return found
+        return asleep(self._parts, self._aftermath)
 
-    def _without_note(self) -> Iterator[Note]:
-        """What this node alone knows of jobs that sleep, while nothing can be written beside the shared store."""
-        parts = self._parts
-        for record in parts.journal.open_records():
-            key = record.key
-            if record.phase is Phase.QUEUED and parts.notes.read(key.cluster, key.job_id) is None:
-                yield replace(self._aftermath.note_of(record), trouble=NO_NOTE)
+    def silent(self) -> str | None:
+        """What jobs that sleep have to do without, one line; ``None``: nothing."""
+        places = self._parts.tiers.silent
+        return f"{', '.join(places)}: {SILENT}: what sleeps is not known" if places else None
 
     def room(self) -> str | None:
         """Why the stores take nothing more."""
@@ -397,7 +385,3 @@ class JobKeeper:
         except CheckpointError as error:
             return str(error)
         return None
-
-
-def _present(images: Sequence[object]) -> set[tuple[str, int]]:
-    return {(one.manifest.key.name, one.manifest.seq) for one in images if isinstance(one, Image)}

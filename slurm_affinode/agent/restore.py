@@ -76,7 +76,7 @@ class JobRestorer:
         job = self._patiently("ask Slurm for the job", lambda: parts.slurm.job(arrival.job_id), parts.settings.slurm_s)
         run = self._run(job, arrival)
         try:
-            found = self._find(run)
+            found = self._find_patiently(run)
         except ImageDamaged as error:
             return self._failed(arrival, job, None, str(error))
         if not found:
@@ -104,6 +104,18 @@ class JobRestorer:
             raise AffinodeError("Slurm does not say when the job was submitted")
         key = JobKey(self._parts.cluster, arrival.job_id, round(job.submit.timestamp()))
         return LiveRun(key, arrival.uid, job.restarts)
+
+    def _find_patiently(self, run: LiveRun) -> list[Copy]:
+        """As ``_find``. A file server that is away for some time is no reason to hold the job."""
+        parts = self._parts
+        deadline = parts.now() + parts.settings.restore_s
+        while True:
+            try:
+                return self._find(run)
+            except ImageDamaged:
+                if not parts.tiers.silent or parts.now() >= deadline:
+                    raise
+            parts.sleep(_PAUSE_S)
 
     def _find(self, run: LiveRun) -> list[Copy]:
         """The copies of the newest image, the fastest first. Raises ``ImageDamaged`` where it is not sound."""

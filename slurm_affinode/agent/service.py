@@ -139,7 +139,10 @@ class Service:
             for job in mine
         ]  # fmt: skip
         rows += [statusrows.suspended(one, user=self.name_of(one.uid), now_epoch=self.now()) for one in asleep]
-        return {"node": self.node, "cluster": self.cluster, "dry_run": self.loop.policy.dry_run, "jobs": rows}
+        return {
+            "node": self.node, "cluster": self.cluster, "dry_run": self.loop.policy.dry_run, "jobs": rows,
+            "silent": self.orchestration.keeper.silent(),
+        }  # fmt: skip
 
     def _look(self, jobs: list[WatchedJob]) -> None:
         """What the policy needs to know: the queue and the refusals, as fresh as they may be."""
@@ -164,6 +167,8 @@ class Service:
         if found is None:
             found = next((one for one in self._asleep() if one.key.job_id == job_id), None)
         owner = self._present.get(job_id) if found is None else found.uid
+        if found is None and (silent := self.orchestration.keeper.silent()) is not None:
+            raise RequestError("no-answer", f"nothing can be said of job {job_id}: {silent}", exit_code=3)
         if owner is None:
             raise RequestError(
                 "unknown-job", f"the agent on {self.node} knows no job {job_id}", hint="see: squeue --me --all"

@@ -24,6 +24,7 @@ from slurm_affinode.checkpoint.asuser import User, as_user
 from slurm_affinode.checkpoint.interface import InheritFd, RestoreFailed
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.suspension import SavedOutput
+from slurm_affinode.patience import Patience
 
 STREAMS = (0, 1, 2)
 _SYS_PIDFD_GETFD = 438
@@ -83,7 +84,7 @@ def save(init_pid: int, write: Save, user: User, *, proc: Path = Path("/proc")) 
     found: list[SavedOutput] = []
 
     def copy(name: str, fd: int, size: int) -> int:
-        reading = _open_again(fd, os.O_RDONLY, user)
+        reading = Patience(None)(lambda: _open_again(fd, os.O_RDONLY, user), late=os.close)
         try:
             return write(name, reading, size)
         finally:
@@ -94,12 +95,15 @@ def save(init_pid: int, write: Save, user: User, *, proc: Path = Path("/proc")) 
             if fd is None:
                 continue
             path = str((proc / str(init_pid) / "fd" / str(number)).readlink())
-            found.append(_saved(number, fd, path, found, copy))
+            try:
+                found.append(_saved(number, fd, path, found, copy))
+            except OSError as error:
+                raise StreamsError(f"the job's output {path} cannot be read: {error.strerror}") from error
     return tuple(found)
 
 
 def _saved(number: int, fd: int, path: str, before: list[SavedOutput], copy: Save) -> SavedOutput:
-    facts = os.fstat(fd)
+    facts = Patience(None)(lambda: os.fstat(fd))
     if not stat.S_ISREG(facts.st_mode):
         null = stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3)
         pipe = re.fullmatch(r"pipe:\[\d+\]", path)
@@ -113,10 +117,7 @@ def _saved(number: int, fd: int, path: str, before: list[SavedOutput], copy: Sav
         if other.kind == "file" and other.file is not None and other.path == path:
             return SavedOutput(number, "file", path, same_as=other.fd, **common)  # type: ignore[arg-type]
     name = f"out.{number}"
-    try:
-        size = copy(name, fd, facts.st_size)
-    except OSError as error:
-        raise StreamsError(f"the job's output {path} cannot be read: {error.strerror}") from error
+    size = copy(name, fd, facts.st_size)
     return SavedOutput(number, "file", path, file=name, **{**common, "size": size})  # type: ignore[arg-type]
 
 

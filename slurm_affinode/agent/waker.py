@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from slurm_affinode.files import write_text
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Refusal
+from slurm_affinode.patience import Patience
 from slurm_affinode.slurm.faults import ControllerDownError, UnknownJobError
 from slurm_affinode.slurm.interface import SlurmClient
 
@@ -42,19 +43,23 @@ class Lease:
     path: Path | None
     """``None``: there is no shared store, and nobody else."""
     node: str
+    patience: Patience = field(default_factory=lambda: Patience(None))
+    """With the file system that it is on."""
 
     def held(self, now: float, lasts_s: float) -> bool:
         """Take or renew it; whether it is ours."""
-        if self.path is None:
+        path = self.path
+        if path is None:
             return True
         try:
-            value = json.loads(self.path.read_text(encoding="utf-8"))
+            value = json.loads(self.patience(lambda: path.read_text(encoding="utf-8")))
             if value["node"] != self.node and now < float(value["until"]) <= now + 10 * lasts_s:
                 return False
         except (OSError, ValueError, KeyError, TypeError):
             pass  # nobody has it, or nobody who can be read
+        text = json.dumps({"node": self.node, "until": now + lasts_s}) + "\n"
         try:
-            write_text(self.path, json.dumps({"node": self.node, "until": now + lasts_s}) + "\n", mode=0o600)
+            self.patience(lambda: write_text(path, text, mode=0o600))
         except OSError:
             return False
         return True

@@ -12,21 +12,25 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from slurm_affinode.checkpoint import packing, rootdir, sweeping
 from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.budget import Budget
 from slurm_affinode.checkpoint.copying import How, Stopped, copy_files, shorten
 from slurm_affinode.checkpoint.entries import JOB, Entries
-from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Pages, Take, Usage
-from slurm_affinode.checkpoint.verifying import same_contents, same_files
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Pages, Usage
+from slurm_affinode.checkpoint.patiently import Patiently
+from slurm_affinode.checkpoint.verifying import NamedPages, named, same_contents, same_files
 from slurm_affinode.checkpoint.writer import CRIU, TMP, ImageWriter, Place, begin_directory, locked
 from slurm_affinode.core.suspension import owns
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
+from slurm_affinode.patience import NoAnswerError, Patience
 
+T = TypeVar("T")
+_PATIENTLY, _OR_FULL = Patiently(), Patiently(full=True)
 _PLAIN = How(Limiter(0))
 _NONE: Mapping[str, int] = {}
 
@@ -45,12 +49,15 @@ class DirectoryStore:
         owner: int | None = None,
         create: bool = True,
         clock: Callable[[], float] = time.time,
+        patience: Patience | None = None,
     ) -> None:
         """``quota``, ``user_quota``: bytes of all images, and of one user's. ``reserve``: bytes to leave free.
 
-        ``owner``: the user that the store belongs to (this process's). Raises ``CheckpointError``.
+        ``owner``: the user that the store belongs to (this process's). ``patience``: with a file system that may not
+        answer; all but reading and copying whole images then fails soon. Raises ``CheckpointError``.
         """
         self.path = path
+        self.patience = patience
         self._key = key
         self._owner = os.geteuid() if owner is None else owner
         self._clock = clock
@@ -64,6 +71,7 @@ class DirectoryStore:
 
     # --- room
 
+    @_OR_FULL
     def check_room(self, uid: int, estimate: int, *, freeable: int = 0) -> None:
         """Whether an image of so many bytes would fit. Raises ``NoRoom`` with the numbers.
 
@@ -76,11 +84,13 @@ class DirectoryStore:
         self._entries.mounted()
         self.budget.check(self.usage(), uid, size, freeable)
 
+    @_OR_FULL
     def room(self) -> int:
         """Bytes that an image may still have here; below 0: there are so many more than there may be."""
         with self._mutex:
             return self.budget.left(self.usage())
 
+    @_OR_FULL
     def usage(self) -> Usage:
         """What is used, by whom. Images that are being written count for the store, not yet for their user.
 
@@ -98,6 +108,7 @@ class DirectoryStore:
 
     # --- writing
 
+    @Patiently(late=ImageWriter.abandon, full=True)
     def begin(self, key: JobKey, *, uid: int, estimate: int, at_least: int = 1) -> ImageWriter:
         """A new image. ``at_least``: lowest sequence number, where another store has older ones. Raises ``NoRoom``."""
         with self._mutex:
@@ -114,6 +125,7 @@ class DirectoryStore:
                 raise
             return self._writer(key.name, job_fd, seq, fds, (uid, estimate))
 
+    @Patiently(late=ImageWriter.leave, full=True)
     def take_up(self, image: Image) -> ImageWriter:
         """A writer for a copy of an image, begun before or not. Raises ``NoRoom``, ``CheckpointError``."""
         facts, entry = image.manifest, image.entry
@@ -143,6 +155,7 @@ class DirectoryStore:
 
     # --- reading
 
+    @_PATIENTLY
     def find(self, run: LiveRun) -> Image | None:
         """The newest image that may be put in place of this run. ``ImageDamaged`` where the newest one is not sound."""
         with self._entries.job(run.key.name) as job_fd:
@@ -152,6 +165,7 @@ class DirectoryStore:
             image = self._entries.image(job_fd, run.key.name, seqs[-1])
             return image if owns(image.manifest, run) else None
 
+    @_PATIENTLY
     def get(self, name: str, seq: int) -> Image:
         """One image by its name. Raises ``ImageDamaged``, also where there is none."""
         with self._entries.job(name) as job_fd:
@@ -162,23 +176,39 @@ class DirectoryStore:
     def has(self, image: Image) -> bool:
         """Whether something has the name of a complete image; also what is damaged, or cannot be looked at."""
         try:
-            with self._entries.job(image.job) as job_fd:
-                return job_fd is not None and image.entry in rootdir.names(job_fd)
+            return self._has(image)
         except (CheckpointError, OSError):
             return True
 
+    @_PATIENTLY
+    def _has(self, image: Image) -> bool:
+        with self._entries.job(image.job) as job_fd:
+            return job_fd is not None and image.entry in rootdir.names(job_fd)
+
     def images(self) -> list[Image | ImageDamaged]:
         """All of them; an error for each that is not sound."""
-        return list(self._entries.images())
+        try:
+            return self._listed(self._entries.images)
+        except NoAnswerError as error:
+            return [ImageDamaged(f"{self.path}: cannot be read: {error.strerror}")]
 
     def begun(self, *, growing: bool = False) -> list[tuple[Manifest, int]]:
         """Copies that are not complete, with the bytes that there are of them. ``growing``: also what grows now."""
-        return list(self._entries.begun(growing=growing))
+        with suppress(NoAnswerError):
+            return self._listed(partial(self._entries.begun, growing=growing))
+        return []
 
     def aside(self) -> list[str]:
         """What was set aside: ``CLUSTER.JOBID/SEQ.N.bad``."""
-        return list(self._entries.aside())
+        with suppress(NoAnswerError):
+            return self._listed(self._entries.aside)
+        return []
 
+    @_PATIENTLY
+    def _listed(self, found: Callable[[], Iterator[T]]) -> list[T]:
+        return list(found())
+
+    @Patiently(late=os.close)
     def open(self, image: Image) -> int:
         """A descriptor of the image's directory (the caller closes it). Raises ``ImageDamaged``."""
         with self._entries.job(image.job) as job_fd:
@@ -189,6 +219,7 @@ class DirectoryStore:
                 pass
         raise ImageDamaged(f"{image.job}/{image.entry}: is not there any more")
 
+    @Patiently(late=os.close)
     def open_criu(self, image: Image) -> int:
         """A descriptor of the directory with CRIU's files (the caller closes it). Raises ``ImageDamaged``."""
         fd = self.open(image)
@@ -199,6 +230,7 @@ class DirectoryStore:
         finally:
             os.close(fd)
 
+    @_PATIENTLY
     def packed(self, image: Image) -> bool:
         """Whether it is compressed: it cannot be restored from where it is."""
         fd = self.open_criu(image)
@@ -221,12 +253,12 @@ class DirectoryStore:
         with ExitStack() as stack:
             fd = self.open(image)
             stack.callback(os.close, fd)
-            with _named(label):
+            with named(label):
                 criu_fd = stack.enter_context(rootdir.directory(fd, CRIU, owner=self._owner))
                 same_files(fd, criu_fd, image.manifest)
                 contents = same_contents(fd, criu_fd, image.manifest, self._owner, progress, known=known)
                 pages = stack.enter_context(contents)
-            yield _NamedPages(pages, label)
+            yield NamedPages(pages, label)
 
     # --- copying
 
@@ -265,12 +297,14 @@ class DirectoryStore:
 
     # --- removing
 
+    @_PATIENTLY
     def set_aside(self, image: Image) -> None:
         """Put a damaged image out of the way: nobody finds it, and it can be looked at while its job lives."""
         with self._entries.job(image.job) as job_fd:
             if job_fd is not None:
                 self._entries.set_aside(job_fd, image.entry)
 
+    @_PATIENTLY
     def cut(self, image: Image, keep: int) -> None:
         """Leave about ``keep`` bytes of a copy, as one that was begun; 0: nothing. What is elsewhere must be whole."""
         entry = image.entry
@@ -284,24 +318,33 @@ class DirectoryStore:
             with suppress(FileNotFoundError), rootdir.directory(job_fd, entry + TMP, owner=self._owner) as fd:
                 shorten(image.manifest, fd, keep, owner=self._owner)
 
+    @_PATIENTLY
     def remove(self, image: Image) -> None:
         """Remove it; from the first moment on nobody finds it. Removing it twice is no error."""
         self._entries.remove(image.job, image.entry)
 
+    @_PATIENTLY
     def discard(self, key: JobKey, seq: int) -> None:
         """Remove what there is of one suspension's image, complete or not. ``CheckpointError`` while it grows."""
         self._entries.remove(key.name, f"{seq:04d}", f"{seq:04d}{TMP}")
 
     def busy(self, key: JobKey) -> bool:
-        """Whether somebody writes an image of the job now: also a CRIU that has outlived its agent.
+        """Whether somebody may be writing an image of the job now: also a CRIU that has outlived its agent.
 
         The tree must not be let go on before that is over.
         """
+        with suppress(NoAnswerError):
+            return self._busy(key)
+        return True
+
+    @_PATIENTLY
+    def _busy(self, key: JobKey) -> bool:
         with self._entries.job(key.name) as job_fd:
             return job_fd is not None and any(
                 locked(job_fd, name) for name in rootdir.names(job_fd) if name.endswith(TMP)
             )
 
+    @_PATIENTLY
     def sweep(
         self, live: Collection[LiveRun], *, cluster: str, newest: Mapping[str, int] = _NONE, young_s: float = 600,
         dry_run: bool = False, failed: Callable[[str], None] = lambda why: None,
@@ -335,33 +378,3 @@ class DirectoryStore:
             if not dry_run:
                 self._entries.tidy(name)
         return removed
-
-
-@dataclass(frozen=True, slots=True)
-class _NamedPages:
-    """``Pages`` that say of which image they are."""
-
-    pages: Pages
-    label: str
-
-    def begin(self, take: Take | None = None) -> None:
-        """As ``Pages.begin``."""
-        self.pages.begin(take)
-
-    def sound(self, timeout_s: float | None = None) -> None:
-        """As ``Pages.sound``."""
-        with _named(self.label):
-            self.pages.sound(timeout_s)
-
-
-@contextmanager
-def _named(label: str) -> Iterator[None]:
-    """What is wrong with an image, said with its name."""
-    try:
-        yield
-    except (FileNotFoundError, EOFError):
-        raise ImageDamaged(f"{label}: is not complete") from None
-    except OSError as error:
-        raise ImageDamaged(f"{label}: cannot be read: {error.strerror}") from None
-    except CheckpointError as error:
-        raise type(error)(f"{label}: {error}", hint=error.hint) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from slurm_affinode.checkpoint import packing
@@ -15,6 +16,7 @@ from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.tier import Tier
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.nodeconfig import SuspendConfig
+from slurm_affinode.patience import NoAnswerError, Patience
 from slurm_affinode.sizes import parse_size
 from slurm_affinode.tierconfig import TiersConfig
 
@@ -63,19 +65,20 @@ def open_tiers(
     if suspend.shared_store is not None:
         places.append(("shared", suspend.shared_store))
     for name, path in places:
-        if name == "shared" and create and not path.parent.is_dir():
-            # An empty directory on the node's own disk in its place would be a store without the images of all jobs.
-            raise CheckpointError(
-                f"{path.parent}: is not there",
-                hint=f"mount its file system; if it is new: install -d -m 0700 -o root -g root {path.parent}",
-            )
-        if create or path.exists():
-            store = DirectoryStore(path, key, quota=quota, user_quota=user_quota, owner=owner, create=create)
-            shared = name == "shared"
-            level = config.compress if shared and packing.zstd() is not None else 0
-            tiers.append(Tier(name, store, shared=shared, direct=config.direct, level=level))
-        else:
+        shared = name == "shared"
+        open_store = partial(DirectoryStore, path, key, quota=quota, user_quota=user_quota, owner=owner, create=create)
+        try:
+            store = _shared(path, open_store, create=create) if shared else _there(path, open_store, create=create)
+        except NoAnswerError as error:
+            if create:
+                raise CheckpointError(f"{path}: {error.strerror}") from None
+            missing.append(f"{path}: {error.strerror}")
+            continue
+        if store is None:
             missing.append(f"{path}: is not there")
+            continue
+        level = config.compress if shared and packing.zstd() is not None else 0
+        tiers.append(Tier(name, store, shared=shared, direct=config.direct, level=level))
     if config.compress and packing.zstd() is None:
         missing.append("images are not compressed: the Python package zstandard is not installed")
     return Tiers(
@@ -104,6 +107,26 @@ def _memory_tier(
         store.close()
         raise CheckpointError(f"{path}: is on a tmpfs without a limit, which tells no room", hint="mount it with size=")
     return Tier("memory", store, durable=False, left=left)
+
+
+def _there(path: Path, open_store: Callable[..., DirectoryStore], *, create: bool) -> DirectoryStore | None:
+    return open_store() if create or path.exists() else None
+
+
+def _shared(path: Path, open_store: Callable[..., DirectoryStore], *, create: bool) -> DirectoryStore | None:
+    """The store on a file system of another machine. Raises ``NoAnswerError``."""
+    patience = Patience(path.parent)
+
+    def look() -> DirectoryStore | None:
+        if create and not path.parent.is_dir():
+            # An empty directory on the node's own disk in its place would be a store without the images of all jobs.
+            raise CheckpointError(
+                f"{path.parent}: is not there",
+                hint=f"mount its file system; if it is new: install -d -m 0700 -o root -g root {path.parent}",
+            )
+        return _there(path, partial(open_store, patience=patience), create=create)
+
+    return patience(look)
 
 
 def _rate(text: str | None) -> float:

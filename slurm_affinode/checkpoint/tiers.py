@@ -73,6 +73,12 @@ class Tiers:
         return self.retention.tiers
 
     @property
+    def silent(self) -> tuple[str, ...]:
+        """Directories of tiers whose file system does not answer."""
+        patient = (store for store in self.stores if store.patience is not None and store.patience.silent)
+        return tuple(str(store.path) for store in patient)
+
+    @property
     def demand(self) -> SharedDemand:
         """How often images are wanted."""
         return self.retention.demand

@@ -138,3 +138,33 @@ class _Files:
         if self.stop.is_set():
             raise _Stopped
         return (packing.block if packed else digest.block)(self.kind, opened, number, size, piece)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPages:
+    """``Pages`` that say of which image they are."""
+
+    pages: Pages
+    label: str
+
+    def begin(self, take: Take | None = None) -> None:
+        """As ``Pages.begin``."""
+        self.pages.begin(take)
+
+    def sound(self, timeout_s: float | None = None) -> None:
+        """As ``Pages.sound``."""
+        with named(self.label):
+            self.pages.sound(timeout_s)
+
+
+@contextmanager
+def named(label: str) -> Iterator[None]:
+    """What is wrong with an image, said with its name."""
+    try:
+        yield
+    except (FileNotFoundError, EOFError):
+        raise ImageDamaged(f"{label}: is not complete") from None
+    except OSError as error:
+        raise ImageDamaged(f"{label}: cannot be read: {error.strerror}") from None
+    except CheckpointError as error:
+        raise type(error)(f"{label}: {error}", hint=error.hint) from None

@@ -8,17 +8,20 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from slurm_affinode.checkpoint import digest, manifest, rootdir
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom
 from slurm_affinode.checkpoint.writeback import Writeback
 from slurm_affinode.model.suspension import FileFact, Manifest
+from slurm_affinode.patience import NoAnswerError, Patience
 
 CRIU = "criu"
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.hmac"
 TMP = ".tmp"
 _COPY = 4 << 20
+_READ_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,9 @@ class ImageWriter:
     def save(self, name: str, source_fd: int, size: int) -> int:
         """Copy the first ``size`` bytes of an open file to ``name``; the number of bytes that there were.
 
-        Raises ``NoRoom``.
+        Raises ``NoRoom``, and ``NoAnswerError`` where it cannot be read.
         """
+        read = Patience(None, look_s=_READ_S)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         at, free = 0, os.fstatvfs(self._fd)
         if size > free.f_bavail * free.f_frsize:  # also of a hole: that would be filled for hours before it fails
@@ -122,10 +126,12 @@ class ImageWriter:
         try:
             fd = os.open(name, flags, rootdir.FILE_MODE, dir_fd=self._fd)
             try:
-                while at < size and (chunk := os.pread(source_fd, min(_COPY, size - at), at)):
+                while at < size and (chunk := read(partial(os.pread, source_fd, min(_COPY, size - at), at))):
                     at += _write_all(fd, chunk)
             finally:
                 os.close(fd)
+        except NoAnswerError:
+            raise
         except OSError as error:
             raise NoRoom(f"{self._place.store}: {name} cannot be written: {error.strerror}") from None
         return at

@@ -1,0 +1,58 @@
+"""A file system that stops answering, for tests that are root's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PASSTHROUGH = Path(__file__).with_name("passthrough.py")
+
+
+@dataclass
+class Stalling:
+    """One, mounted."""
+
+    path: Path
+    program: subprocess.Popen[str]
+
+    def stall(self) -> None:
+        """Whoever asks it something from now on waits."""
+        self.program.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """It answers, also what it was asked meanwhile."""
+        self.program.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def stalling(tmp_path: Path) -> Iterator[Callable[[Path], Stalling]]:
+    """Mounts one on a directory."""
+    if os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("FUSE needs root and /dev/fuse")
+    made: list[Stalling] = []
+
+    def mount(path: Path) -> Stalling:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        behind = tmp_path / f"behind-{len(made)}"
+        behind.mkdir(mode=0o700)
+        argv = [sys.executable, str(PASSTHROUGH), str(behind), str(path)]
+        program = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert program.stdout is not None
+        made.append(Stalling(path, program))
+        if program.stdout.readline() != "mounted\n":
+            _, said = program.communicate()
+            pytest.skip(f"no FUSE can be mounted: {said.strip()}")
+        return made[-1]
+
+    yield mount
+    for one in made:
+        one.program.kill()  # who waits for it gets an error
+        one.program.communicate()
+        subprocess.run(["umount", "-l", one.path], check=False, capture_output=True)
