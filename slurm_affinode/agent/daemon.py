@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from slurm_affinode import process
 from slurm_affinode.agent import settings
 from slurm_affinode.agent.arrivals import Arrivals
 from slurm_affinode.agent.control import ControlServer
@@ -40,6 +41,7 @@ from slurm_affinode.config import Config, policy_path
 from slurm_affinode.gpu.interface import GpuDriver
 from slurm_affinode.nodeconfig import listen_address
 from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.starter import Starter
 from slurm_affinode.timespec import parse_span_s
 from slurm_affinode.users import name_of_user
 
@@ -253,6 +255,16 @@ def _safely(call: Callable[[], None]) -> None:
 
 def serve(config: Config, parts: Parts) -> None:
     """Run an agent until SIGTERM or SIGINT. Raises ``AffinodeError`` where it cannot begin."""
+    starter = Starter()
+    process.run_by(starter.run)
+    try:
+        _serve(config, parts)
+    finally:
+        process.run_by(None)
+        starter.close()
+
+
+def _serve(config: Config, parts: Parts) -> None:
     daemon = Daemon(config, parts)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.end())

@@ -1,0 +1,92 @@
+"""Programs that another process starts."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from stalling import Stalling
+
+from slurm_affinode import process
+from slurm_affinode.errors import UnreachableError
+from slurm_affinode.process import run
+from slurm_affinode.starter import Starter
+
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def starter() -> Iterator[Starter]:
+    """One that starts what is run."""
+    made = Starter()
+    process.run_by(made.run)
+    yield made
+    process.run_by(None)
+    made.close()
+
+
+def test_it_is_as_if_we_had_started_it(starter: Starter) -> None:
+    """Its input, output, status, environment, and the descriptors that it inherits, under their numbers."""
+    readable, writable = os.pipe()
+    try:
+        argv = ["sh", "-c", f'cat; echo "$WORD" >/dev/fd/{writable}; echo told >&2; exit 3']
+        env = {"PATH": os.environ["PATH"], "WORD": "hello"}
+        done = run(argv, timeout_s=WAIT_S, env=env, stdin=b"\xff\0in", pass_fds=(writable,), check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (3, b"\xff\0in", "told\n")
+        assert os.read(readable, 99) == b"hello\n"
+    finally:
+        os.close(readable)
+        os.close(writable)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["no-such-program"], "no such program"),
+        (["sleep", "60"], "no answer within"),
+        (["false"], "ended with status 1"),
+    ],
+)
+def test_what_goes_wrong_is_told(starter: Starter, argv: list[str], said: str) -> None:
+    """In the same words."""
+    with pytest.raises(UnreachableError, match=said):
+        run(argv, timeout_s=0.5, group=True)
+
+
+def test_where_it_has_ended_we_do_it(starter: Starter) -> None:
+    """Somebody has killed it."""
+    starter._child._process.kill()
+    starter._child._process.wait()
+    assert run(["echo", "there"], timeout_s=WAIT_S).stdout == b"there\n"
+
+
+def test_several_at_once(starter: Starter) -> None:
+    """Each has its own answer."""
+    found: dict[int, bytes] = {}
+
+    def one(number: int) -> None:
+        found[number] = run(["echo", str(number)], timeout_s=WAIT_S).stdout
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {number: f"{number}\n".encode() for number in range(8)}
+
+
+def test_a_file_that_cannot_be_closed_keeps_nothing_from_being_run(
+    starter: Starter, stalling: Callable[..., Stalling], tmp_path: Path
+) -> None:
+    """Of a copy that is under way to a tier that stalls, or of a job's output."""
+    shared = stalling(tmp_path / "shared")
+    fd = os.open(shared.path / "image", os.O_WRONLY | os.O_CREAT)
+    shared.stall()
+    try:
+        assert run(["echo", "there"], timeout_s=WAIT_S).stdout == b"there\n"
+    finally:
+        shared.go_on()
+        os.close(fd)
