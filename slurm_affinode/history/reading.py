@@ -100,10 +100,8 @@ class Identifier:
     def identify(self, raw: Mapping[str, str]) -> Identity | str:
         """The identity of texts by column of ``IDENTITY``, or the reason why there is none."""
         uuid, pci, index, mig = _marks(raw)
-        named = node_name(raw.get("node", ""))
-        if named is not None and named.lower() in _LOCAL:
-            named = None
-        node = named or self._fallback
+        given = raw.get("node", "")
+        node = (None if _is_local(given) else node_name(given)) or self._fallback
         if node is None:
             return "names no node: give --node NAME, or a label or column that names it"
         if uuid is None and pci is None and index is None and mig is None:
@@ -115,10 +113,11 @@ class Identifier:
         """The identity that the labels of a series name."""
         raw: dict[str, str] = {}
         for column, names in self._options.aliases.labels.items():
-            for name in names:
-                if labels.get(name):
-                    raw[column] = labels[name]
-                    break
+            told = [labels[name] for name in names if labels.get(name)]
+            if column == "node":  # an exporter in a container may name itself so, and the scrape the machine
+                told = [one for one in told if not _is_local(one)]
+            if told:
+                raw[column] = told[0]
         return self.identify(raw)
 
     def job_of(self, labels: Mapping[str, str]) -> str | None:
@@ -127,6 +126,11 @@ class Identifier:
             if name in labels:
                 return job_ids(labels[name])
         return None
+
+
+def _is_local(node: str) -> bool:
+    """Whether ``node`` is a name that every machine has for itself."""
+    return (node_name(node) or "").lower() in _LOCAL
 
 
 def _marks(raw: Mapping[str, str]) -> tuple[str | None, str | None, int | None, str | None]:

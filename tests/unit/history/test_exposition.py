@@ -70,6 +70,22 @@ def test_mig_instances_are_devices_and_the_parent_is_kept(read: Reader, recorded
     assert {row["uuid"] for row in (parent, one, two)} == {"GPU-5c7e1b3a-0000-4000-8000-000000000003"}
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        'Hostname="localhost",instance="n1:9400"',
+        'exported_Hostname="n1",instance="10.0.0.7:9400"',
+        'exported_node="n1.example.org",instance="10.0.0.7:9400"',
+        'Hostname="n1",exported_Hostname="3f2a9c1b7d4e",instance="10.0.0.7:9400"',
+    ],
+)
+def test_the_label_that_names_the_node(read: Reader, tmp_path: Path, labels: str) -> None:
+    """Not what every machine calls itself; and what the scrape says goes before what the exporter says."""
+    path = tmp_path / "m.prom"
+    path.write_text(f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",UUID="GPU-1",{labels}}} 5 1793520000000\n')
+    assert [row["node"] for row in read(path).rows] == ["n1"]
+
+
 def test_openmetrics(read: Reader, recorded: Path) -> None:
     """Seconds with fractions, an exemplar behind the value, escaped quotes."""
     result = read(recorded / "gpu" / "openmetrics.txt")
