@@ -28,6 +28,7 @@ from slurm_affinode.agent.watch import by_index
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.model.gpu import Device, Reading
+from slurm_affinode.users import name_of_user
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class Orphans:
     finder: JobFinder = field(default_factory=JobFinder)
     proc: Path = Path("/proc")
     first_user: int = FIRST_USER
+    name_of: Callable[[int], str] = name_of_user
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -215,16 +217,24 @@ class Orphans:
         if queue is None:
             return NotAnOrphanError("unknown", "slurmctld does not answer: it is not known which jobs run")
         here = [job for job in queue.jobs if job.allocated and self.node in job.nodes]
-        if one.job is not None:
-            # Also where the job runs elsewhere by now: requeued, it may be restored from what is on this node.
-            alive = next((job for job in queue.jobs if job.job_id == one.job and not job.ended), None)
-            if alive is not None:
-                return NotAnOrphanError("has-job", f"process {one.pid} is of job {alive.id}, which is {alive.state}")
-        elif any(job.uid == one.uid for job in here):
+        # Also where the job runs elsewhere by now: requeued, it may be restored from what is on this node.
+        alive = next((job for job in queue.jobs if job.job_id == one.job and not job.ended), None)
+        false = alive is not None and one.source == "environment" and not self._may_be(one.uid, alive.uid)
+        if alive is not None and not false:
+            return NotAnOrphanError("has-job", f"process {one.pid} is of job {alive.id}, which is {alive.state}")
+        if (one.job is None or false) and any(job.uid == one.uid for job in here):
+            what = "names a job of another user" if false else "names no job"
             return NotAnOrphanError(
-                "maybe-job", f"process {one.pid} names no job, and its user has one on {self.node}: it may be of that"
+                "maybe-job", f"process {one.pid} {what}, and its own has one on {self.node}: it may be of that"
             )
         return None
+
+    def _may_be(self, uid: int, owner: int | None) -> bool:
+        """A process of ``uid`` may be of a job of ``owner`` that it names by its own word.
+
+        It is of another user, else, unless nobody has that number: a container's users have such.
+        """
+        return owner is None or uid == owner or self.name_of(uid) == str(uid)
 
     def _end(self, one: OnGpu, term_s: float = TERM_S, kill_s: float = KILL_S) -> str | None:
         """SIGTERM, then SIGKILL, to this very process; what ended it, ``None``: it is still there."""

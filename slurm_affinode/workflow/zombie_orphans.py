@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from slurm_affinode.core.spans import span
@@ -41,7 +41,7 @@ def find(  # noqa: PLR0917
     for job in known:
         for name in job.nodes if job.allocated else ():
             on.setdefault(name, []).append(job)
-    alive = frozenset(job.job_id for job in known if not job.ended)
+    alive = {job.job_id: job.uid for job in known if not job.ended}
     for answer in answers:
         here = on.get(answer.node, [])
         if answer.by != "agent":
@@ -54,24 +54,30 @@ def find(  # noqa: PLR0917
     return found
 
 
-def orphan(process: LiveProcess, alive: Collection[int], here: Iterable[Job]) -> str | None:
+def orphan(process: LiveProcess, alive: Mapping[int, int | None], here: Iterable[Job]) -> str | None:
     """Why a process belongs to no job; ``None``: it does, or may. What is not known speaks for the process.
 
-    ``alive``: raw ids of the jobs that have not ended; ``here``: the jobs on its node.
+    ``alive``: raw id of each job that has not ended -> its user's number; ``here``: the jobs on its node.
     """
-    if process.system:
+    if process.system or process.source == "slurmstepd":
         return None
-    if process.job is not None:
-        if process.job in alive or process.source == "slurmstepd":
-            return None
+    if process.job is not None and process.job not in alive:
         return f"it is of job {process.job}, which does not run any more"
+    if process.job is not None:
+        owner = alive[process.job]
+        # Its own word is none for a job of another user; a container's users, which have no name, may be the same.
+        named = process.user is not None and process.user != str(process.uid)
+        if process.source != "environment" or owner in (None, process.uid) or not named:
+            return None
     if any(job.uid == process.uid for job in here):
         return None
+    if process.job is not None:
+        return f"it names job {process.job}, which is another user's, and its user has none on this node"
     return "it names no job, and its user has none on this node"
 
 
 def _processes(  # noqa: PLR0917
-    cluster: str, answer: NodeAnswer, there: Collection[tuple[str, int, int]], alive: Collection[int],
+    cluster: str, answer: NodeAnswer, there: Collection[tuple[str, int, int]], alive: Mapping[int, int | None],
     here: Sequence[Job], now: datetime,
 ) -> list[Finding]:  # fmt: skip
     on: dict[int, tuple[LiveProcess, list[LiveGpu]]] = {}

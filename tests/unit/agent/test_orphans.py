@@ -114,6 +114,18 @@ def test_a_process_of_a_job_that_has_not_ended_is_spared(world: World, state: st
     assert refused(world, world.process(SLURM_JOB_ID="7")) == "has-job"
 
 
+def test_the_name_of_another_users_job_is_no_shelter(world: World) -> None:
+    """Whoever may choose an environment could stay for ever; a container's users, which have no name, are believed."""
+    other = job(7, uid=os.getuid() + 1)
+    world.queue = Queue(0.0, (other,), (NODE,))
+    child = world.process(SLURM_JOB_ID="7")
+    assert refused(world, child, name_of=str) == "has-job"
+    world.queue = Queue(0.0, (other, job(8)), (NODE,))
+    assert refused(world, child) == "maybe-job"
+    world.queue = Queue(0.0, (other,), (NODE,))
+    assert world.orphans().end(child.pid, started(child), "root")["ended_by"] == "SIGTERM"
+
+
 def test_a_nameless_process_of_a_user_with_a_job_here_is_spared(world: World) -> None:
     """It may have thrown its environment away and still be of that job."""
     world.queue = Queue(0.0, (job(7),), (NODE,))

@@ -195,12 +195,23 @@ def test_an_orphan_is_a_process_of_no_job(tmp_path: Path) -> None:
         process(job=1, source="cgroup"),
         process(job=9, source="slurmstepd"),
         process(),
+        process(job=1, source="environment"),
+        process(job=2, source="environment"),
+        process(job=2, source="cgroup", uid=1003, user="eve"),
+        process(job=2, source="environment", uid=101003, user="101003"),
+        process(job=3, source="environment", uid=1003, user="eve"),
     ],
 )
 def test_what_may_belong_to_a_job_is_no_orphan(case: LiveProcess) -> None:
     """The system's, those of a job that runs, those below a slurmstepd, those of a user with a job there."""
     here = [job(1)]
-    assert zombie_orphans.orphan(case, {1}, here) is None
+    assert zombie_orphans.orphan(case, {1: 1001, 2: 1002, 3: None}, here) is None
+
+
+def test_the_name_of_another_users_job_is_no_shelter() -> None:
+    """Of a process that only its own environment says to be of that job."""
+    why = zombie_orphans.orphan(process(job=2, source="environment"), {2: 1002}, [])
+    assert why == "it names job 2, which is another user's, and its user has none on this node"
 
 
 def test_memory_that_nobody_holds_is_found_with_the_xid(tmp_path: Path) -> None:
