@@ -208,7 +208,7 @@ class Acts:
         self.restored.append(arrival)
         return self.reply
 
-    def wake(self, key: JobKey, who: str) -> bool:
+    def wake(self, key: JobKey, who: str, *, admin: bool = False) -> bool:
         self.woken.append((key.job_id, who))
         return True
 

@@ -78,7 +78,7 @@ def mail_owner(
     parts.mailer.tell(
         SuspensionMail(
             kind, key.cluster, key.job_id, facts["user"], parts.node, parts.now() if at_epoch is None else at_epoch,
-            once, job_name=facts.get("name"), partition=facts.get("partition"), why=why,
+            once, shown=facts.get("shown"), job_name=facts.get("name"), partition=facts.get("partition"), why=why,
             gpus=facts.get("gpus"), gpu_model=facts.get("gpu_model"), gpu_bytes=facts.get("gpu_bytes"),
             slept_s=slept_s, wake=SuspendOption.parse(facts["option"]).wake, in_place=bool(facts.get("in_place")),
             on_request=bool(facts.get("on_request", facts.get("sockets"))), ended=ended,
@@ -144,7 +144,8 @@ class Aftermath:
         parts.ledger.write(entry_of(record, parts.node))
         self._note(record)
         job_id = record.key.job_id
-        self._comment(job_id, words.suspended(facts.get("why") or "", facts.get("gpu_bytes") or 0, str(job_id)))
+        shown = str(facts.get("shown") or job_id)
+        self._comment(job_id, words.suspended(facts.get("why") or "", facts.get("gpu_bytes") or 0, shown))
         mail_owner(parts, record, "suspended", record.phases.get(Phase.QUEUED.value), why=facts.get("why"))
         # A daemon: the agent may end in the middle of a copy; the next one takes it up where it ended.
         thread = threading.Thread(target=self._copy, args=(record,), name=f"copy-{job_id}", daemon=True)
@@ -173,6 +174,7 @@ class Aftermath:
             since_epoch=record.phases.get(Phase.QUEUED.value, self._parts.now()), why=words.one(facts.get("why") or ""),
             gpus=facts.get("gpus") or 0, gpu_bytes=facts.get("gpu_bytes") or 0,
             image_bytes=facts.get("image_bytes") or 0, wake=option.wake, user=facts.get("user"),
+            shown=facts.get("shown"),
             trouble=None if facts.get("trouble") is None else words.one(facts["trouble"]),
             passed=None if facts.get("passed") is None else words.one(facts["passed"]),
         )  # fmt: skip

@@ -28,7 +28,7 @@ def asleep(parts: Parts, aftermath: Aftermath) -> list[SuspendedJob]:
                 key=note.key, uid=note.uid, node=note.node, seq=note.seq, since_epoch=note.since_epoch,
                 image_bytes=note.image_bytes, gpu_bytes=note.gpu_bytes, gpus=note.gpus, where=where,
                 wake=note.wake if note.failure is None else "hold", why=note.why, failure=note.problem,
-                passed=note.passed,
+                passed=note.passed, shown=note.shown,
             )
         )  # fmt: skip
     return found

@@ -24,6 +24,10 @@ LookAgain = Callable[[], str | None]
 lock. A signal that cannot be read is not idle. A suspension by hand passes one that always gives ``None``."""
 
 
+class TakenBack(AffinodeError):  # noqa: N818 - names what is the case
+    """A suspension that was begun does not go on; the text says why."""
+
+
 class Refused(AffinodeError):  # noqa: N818 - names what is the case
     """A job cannot be suspended, restored or woken; nothing was touched. ``refusal`` says why."""
 
@@ -71,6 +75,13 @@ class SuspendedJob:
     """Why its last restore failed."""
     passed: str | None = None
     """Tiers that did not take its image, and why."""
+    shown: str | None = None
+    """What its owner calls it, where that is not its number: ``123_4``."""
+
+    @property
+    def called(self) -> str:
+        """What its owner calls it."""
+        return self.shown or str(self.key.job_id)
 
 
 class Suspender(Protocol):
@@ -99,9 +110,10 @@ class Restorer(Protocol):
 class Waker(Protocol):
     """Lets suspended jobs go back to work."""
 
-    def wake(self, key: JobKey, who: str) -> bool:
+    def wake(self, key: JobKey, who: str, *, admin: bool = False) -> bool:
         """Release a suspended job, because ``who`` asked. Twice is as once. Raises ``Refused``.
 
+        ``admin``: who may also release what an administrator holds.
         ``False``: not yet, since its image is not where every node sees it; that comes by itself.
         """
         ...

@@ -51,6 +51,8 @@ class Note:
     image_bytes: int
     wake: str
     user: str | None = None
+    shown: str | None = None
+    """What its owner calls it: ``123_4`` for a task of an array; none where that is its number."""
     failure: str | None = None
     """Why its last restore failed."""
     trouble: str | None = None

@@ -56,6 +56,11 @@ class WatchedJob:
     suspensions: int = 0
     """Suspensions of this submission that got through so far."""
 
+    @property
+    def called(self) -> str:
+        """What its owner calls it: ``123_4`` for a task of an array."""
+        return str(self.job_id) if self.slurm is None else self.slurm.id
+
     def say(self, text: str) -> bool:
         """Write one line to the job's standard error; ``False`` where its shepherd is gone."""
         return self.link.send(Say(text))

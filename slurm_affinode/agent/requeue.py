@@ -103,6 +103,6 @@ class Requeuer:
         try:
             job = self._parts.slurm.job(job_id)
             if job.pending and not job.held:
-                self._parts.slurm.hold(job_id)
+                self._parts.slurm.hold(job_id, by_user=True)
         except AffinodeError as error:
             self._parts.log.warning("job %s: cannot be held: %s", job_id, error)

@@ -141,10 +141,10 @@ class JobRestorer:
             self._parts.notes.remove(run.key.cluster, run.key.job_id)
         elif note is not None and self._sleeps(note, run):
             # It sleeps, but its image is not here (yet): a fresh start would lose it.
-            return self._hold(arrival, f"its image is still on {note.node}", note)
+            return self._hold(arrival, job, f"its image is still on {note.node}", note)
         elif words.sleeps(job.comment):
             store = "the image store" if self._parts.shared is None else self._parts.shared.path
-            return self._hold(arrival, f"neither its image nor its note is in {store}: is it mounted?", None)
+            return self._hold(arrival, job, f"neither its image nor its note is in {store}: is it mounted?", None)
         if not (job.comment or "").startswith(words.LOST):  # that says why it starts anew
             self._comment(arrival.job_id, None)
         return Start()
@@ -325,7 +325,7 @@ class JobRestorer:
         if note is not None:
             with contextlib.suppress(AffinodeError):
                 parts.notes.write(replace(note, failure=words.one(why)))
-        return self._hold(arrival, why, note)
+        return self._hold(arrival, job, why, note)
 
     def _mail(
         self,
@@ -345,18 +345,18 @@ class JobRestorer:
         parts.mailer.tell(
             SuspensionMail(
                 kind, key.cluster, key.job_id, job.user, parts.node, parts.now(),
-                mailing.event(key, began, job.restarts), job_name=job.name,
+                mailing.event(key, began, job.restarts), shown=job.id, job_name=job.name,
                 partition=job.partitions[0] if job.partitions else None, why=why, gpus=len(held) or None,
                 gpu_model=held[0].model if held else None, gpu_bytes=None if manifest is None else manifest.gpu_bytes,
                 slept_s=slept_s, fresh=parts.settings.fresh,
             )
         )  # fmt: skip
 
-    def _hold(self, arrival: Arrival, why: str, note: Note | None) -> Reply:
+    def _hold(self, arrival: Arrival, job: Job, why: str, note: Note | None) -> Reply:
         """Back to the queue, held: the image stays, and so does the job."""
         parts = self._parts
         text = words.one(why)
-        self._comment(arrival.job_id, words.held(f"{text}; try again with: slurm-affinode wake {arrival.job_id}"))
+        self._comment(arrival.job_id, words.held(f"{text}; try again with: slurm-affinode wake {job.id}"))
         try:
             self._patiently(
                 "hold the job",

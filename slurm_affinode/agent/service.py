@@ -220,25 +220,25 @@ class Service:
             if gone or (now is not None and now.ended):  # its image is there until the next sweep
                 raise _over(job_id, now)
             if now is not None and now.allocated:  # on its node, which takes its note away when it is back
-                raise RequestError("under-way", f"job {job_id} is being worked on: restoring")
+                raise RequestError("under-way", f"job {job.called} is being worked on: restoring")
             raise RequestError(
-                "already-suspended", f"job {job_id} is suspended already", hint=f"slurm-affinode wake {job_id}"
+                "already-suspended", f"job {job.called} is suspended already", hint=f"slurm-affinode wake {job.called}"
             )
         sleepers = self.orchestration.in_place
         if sleepers is not None and sleepers.holds(job_id) is not None:
             raise RequestError(
-                "already-suspended", f"job {job_id} sleeps in place", hint=f"slurm-affinode wake {job_id}"
+                "already-suspended", f"job {job.called} sleeps in place", hint=f"slurm-affinode wake {job.called}"
             )
         what = self.work.under_way().get(job_id)
         if what is not None or job.phase is not Phase.RUNNING:
-            raise RequestError("under-way", f"job {job_id} is being worked on: {what or job.phase.value}")
+            raise RequestError("under-way", f"job {job.called} is being worked on: {what or job.phase.value}")
         refusals = self.orchestration.suspender.refusals(job)
         if refusals:
-            raise RequestError(refusals[0].code, f"job {job_id} cannot be suspended: {refusals[0].text}")
+            raise RequestError(refusals[0].code, f"job {job.called} cannot be suspended: {refusals[0].text}")
         log.info("job %d: %s (uid %d) asks that it is suspended", job_id, one_line(caller.name, 64), caller.uid)
         at = self.now()
         if not self.work.suspend(job, f"asked by {one_line(caller.name, 64)}", lambda: None):
-            raise RequestError("under-way", f"job {job_id} is being worked on")
+            raise RequestError("under-way", f"job {job.called} is being worked on")
         return {"job_id": job_id, "node": self.node, "begun": True, "at": at}
 
     def _wake(self, job_id: int, caller: Caller) -> dict[str, Any]:
@@ -253,9 +253,9 @@ class Service:
                 return {"job_id": job_id, "node": self.node, "released": True, "in_place": True}
             on_its_way = f" yet ({job.phase.value}): ask again in a moment"
             state = ": it is running" if job.phase is Phase.RUNNING else on_its_way
-            raise RequestError("not-suspended", f"job {job_id} is not suspended{state}")
+            raise RequestError("not-suspended", f"job {job.called} is not suspended{state}")
         log.info("job %d: %s (uid %d) asks that it wakes", job_id, one_line(caller.name, 64), caller.uid)
-        released = self.orchestration.waker.wake(job.key, caller.name)
+        released = self.orchestration.waker.wake(job.key, caller.name, admin=self.is_admin(caller))
         with self._lock:
             self._suspended = (-1e9, ())
         return {"job_id": job_id, "node": self.node, "released": released}

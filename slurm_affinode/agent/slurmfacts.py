@@ -8,9 +8,16 @@ from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.checkpoint import preflight
 from slurm_affinode.errors import AffinodeError
+from slurm_affinode.model.cluster import Job
 
+_OF_ITSELF = ("batch", "extern", "interactive")
 _ASK_AGAIN_S = 600.0
 """How old it may be."""
+
+
+def steps_of(job: Job) -> tuple[str, ...]:
+    """Steps of ``srun`` that it runs now: those that every job has do not count."""
+    return tuple(step.id for step in job.steps or () if step.step not in _OF_ITSELF)
 
 
 class SlurmFacts:

@@ -37,7 +37,7 @@ def watched(
         under_way, idle, decision = _in_place(asleep), None, None
     return {
         "job_id": job.job_id,
-        "shown_id": str(job.job_id) if job.slurm is None else job.slurm.id,
+        "shown_id": job.called,
         "user": user,
         "uid": job.uid,
         "node": node,
@@ -64,7 +64,7 @@ def suspended(job: SuspendedJob, *, user: str, now_epoch: float) -> dict[str, An
     """A job that has an image and does not run."""
     return {
         "job_id": job.key.job_id,
-        "shown_id": str(job.key.job_id),
+        "shown_id": job.called,
         "user": user,
         "uid": job.uid,
         "node": job.node,

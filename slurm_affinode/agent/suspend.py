@@ -15,13 +15,13 @@ from functools import partial
 
 from slurm_affinode.agent import words
 from slurm_affinode.agent.aftermath import Aftermath
-from slurm_affinode.agent.interface import LookAgain, Refused
+from slurm_affinode.agent.interface import LookAgain, Refused, TakenBack
 from slurm_affinode.agent.journal import Record
 from slurm_affinode.agent.memory import HostMemory
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.requeue import NotRequeued, Requeuer
-from slurm_affinode.agent.slurmfacts import SlurmFacts
+from slurm_affinode.agent.slurmfacts import SlurmFacts, steps_of
 from slurm_affinode.agent.streams import StreamsError
 from slurm_affinode.agent.tree import Member, TreeGoneError
 from slurm_affinode.agent.undo import Undo
@@ -46,11 +46,6 @@ from slurm_affinode.model.suspension import (
 
 _OUTPUT_BYTES = 64 << 20
 """Room for what a job has written to its output; where that is more, the dump fails and the job runs on."""
-_BATCH_STEPS = ("batch", "extern", "interactive")
-
-
-class TakenBack(AffinodeError):  # noqa: N818 - names what is the case
-    """The suspension does not go on; the text says why."""
 
 
 @dataclass(slots=True)
@@ -225,8 +220,9 @@ class JobSuspender:
             stopped=[member.pid for member in members if member.state == "T"], option=str(job.option),
             gpus=self._gpu_count(job), gpu_bytes=attempt.gpu_bytes,
             gpu_model=attempt.gpus[0].model if attempt.gpus else None,
-            user=slurm.user if slurm else None, account=slurm.account if slurm else None,
-            name=slurm.name if slurm else None, partition=slurm.partitions[0] if slurm and slurm.partitions else None,
+            shown=slurm.id if slurm else None, user=slurm.user if slurm else None,
+            account=slurm.account if slurm else None, name=slurm.name if slurm else None,
+            partition=slurm.partitions[0] if slurm and slurm.partitions else None,
         )  # fmt: skip
         return attempt
 
@@ -395,5 +391,5 @@ def _job_facts(job: Job) -> preflight.JobFacts:
         requeue=job.requeue,
         nodes=job.node_count or 1,
         heterogeneous=job.het_job_id is not None,
-        steps=tuple(step.id for step in job.steps or () if step.step not in _BATCH_STEPS),
+        steps=steps_of(job),
     )

@@ -87,7 +87,7 @@ class JobWaker:
 
     # --- by hand
 
-    def wake(self, key: JobKey, who: str) -> bool:
+    def wake(self, key: JobKey, who: str, *, admin: bool = False) -> bool:
         """See ``interface.Waker``."""
         parts = self._parts
         note = parts.notes.read(key.cluster, key.job_id)
@@ -96,12 +96,15 @@ class JobWaker:
         except UnknownJobError:
             raise Refused(Refusal("ended", f"job {key.job_id} is over")) from None
         if job.ended:
-            raise Refused(Refusal("ended", f"job {key.job_id} is over ({job.state.lower()})"))
+            raise Refused(Refusal("ended", f"job {job.id} is over ({job.state.lower()})"))
         ending = job.state == "COMPLETING" and note is not None  # Slurm still ends the run that was dumped
         if not job.pending and not ending:
-            raise Refused(Refusal("running", f"job {key.job_id} is not suspended: it is {job.state.lower()}"))
+            raise Refused(Refusal("running", f"job {job.id} is not suspended: it is {job.state.lower()}"))
+        if job.held_by_admin and not admin:
+            text = f"job {job.id} is held by an administrator, and cannot be woken before one has released it"
+            raise Refused(Refusal("held-by-admin", text))
         if note is None:
-            raise Refused(Refusal("no-note", f"job {key.job_id} cannot be woken now: {NO_NOTE}"))
+            raise Refused(Refusal("no-note", f"job {job.id} cannot be woken now: {NO_NOTE}"))
         parts.log.info("job %s: woken by %s", key.job_id, who)
         note = replace(note, wake=NOW, failure=None)
         parts.notes.write(note)
@@ -141,7 +144,7 @@ class JobWaker:
         asleep = [
             (note, by_id[note.job_id])
             for note in sorted(notes, key=lambda note: note.since_epoch)
-            if note.job_id in by_id and by_id[note.job_id].pending and by_id[note.job_id].held
+            if (job := by_id.get(note.job_id)) is not None and job.pending and job.held and not job.held_by_admin
         ]
         for note, job in asleep:
             # One whose restore has failed waits until somebody asks for it anew: it would fail again and again.
@@ -180,14 +183,16 @@ class JobWaker:
                 continue
             self._try_release(note, job)
 
-    def _try_release(self, note: Note, job: Job) -> None:
+    def _try_release(self, note: Note, listed: Job) -> None:
         """A job that Slurm does not release keeps no other one asleep."""
         try:
-            self._release(note, job)
+            job = self._parts.slurm.job(listed.job_id)
+            if not job.held_by_admin:  # it is not ours to release
+                self._release(note, job)
         except ControllerDownError:
             raise
         except AffinodeError as error:
-            self._parts.log.warning("job %s: not released: %s", job.job_id, error)
+            self._parts.log.warning("job %s: not released: %s", listed.job_id, error)
 
     def _release(self, note: Note, job: Job) -> bool:
         """Release the job if its image is where it may start; whether it was."""

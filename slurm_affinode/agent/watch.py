@@ -72,9 +72,12 @@ class Watch:
     def sample(self, job: WatchedJob, rule: IdleRule) -> Sample:
         """What the job's GPUs and processes show now, and did since the last call. Raises nothing."""
         memory = self._jobs.setdefault(job.job_id, _Memory())
-        own = frozenset(self._inspector.tree(job.init_pid)) if job.option.mode is Mode.INPLACE else None
+        in_place = job.option.mode is Mode.INPLACE
+        # Slurm numbers the GPUs of a job, but not those of one with shards.
+        shares = in_place or (job.slurm is not None and not job.slurm.node_gpus)
+        own = frozenset(self._inspector.tree(job.init_pid)) if shares else None
         with self._lock:
-            gpus = tuple(self._gpu(device, memory, own) for device in job.devices or ())
+            gpus = tuple(self._gpu(device, memory, own, in_place=in_place) for device in job.devices or ())
         host = self._host(job.init_pid, memory) if rule.host_limits else {}
         return Sample(self._clock(), gpus, host)
 
@@ -100,10 +103,10 @@ class Watch:
             return any(ref is not None and ref.job_id == job_id and ref.source != "environment" for ref in refs)
         return False
 
-    def _gpu(self, device: Device, memory: _Memory, own: frozenset[int] | None) -> GpuActivity:
-        """``own``: the processes of a job that may share the GPU; then what others do there is not its activity."""
+    def _gpu(self, device: Device, memory: _Memory, own: frozenset[int] | None, *, in_place: bool) -> GpuActivity:
+        """``own``: the processes of a job that may share the GPU. In place what others do there is not its activity."""
         name = name_of(device)
-        shared = None if own is None else self._shared(device, memory, own)
+        shared = self._shared(device, memory, own) if in_place and own is not None else None
         if shared is not None:
             return shared
         try:

@@ -164,7 +164,7 @@ def _asleep(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         # Two sizes, and none is part of the other: what was never written takes no room in an image.
         ("GPU memory", f"{size(row['gpu_bytes'])}, given back"),
         ("image", f"{size(row['image_bytes'])} on disk, with the contents of host and GPU memory; {where}"),
-        ("wake", f"{_wakes_up(row)}; or: slurm-affinode wake {row['job_id']}"),
+        ("wake", f"{_wakes_up(row)}; or: slurm-affinode wake {row['shown_id']}"),
     ]
     if row.get("passed_over"):
         pairs.append(("passed over", f"tiers that did not take the image: {row['passed_over']}"))

@@ -147,6 +147,8 @@ class Job:
     """Nodes that it does not take (``--exclude``)."""
     nodes_expected: tuple[str, ...] = ()
     """Of a pending job: the nodes that the scheduler plans for it, as far as it has."""
+    held_by_admin: bool = False
+    """Held so that its owner cannot release it. Of lists only where Slurm's reason for the hold is told."""
 
     @property
     def id(self) -> str:

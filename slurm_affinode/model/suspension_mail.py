@@ -23,6 +23,8 @@ class SuspensionMail:
     at_epoch: float
     once: str
     """The same for the same event, also when it is told again after a crash: letters, digits, ``. - _``."""
+    shown: str | None = None
+    """What its owner calls the job, where that is not its number: ``123_4``."""
     job_name: str | None = None
     partition: str | None = None
     why: str | None = None
@@ -44,3 +46,8 @@ class SuspensionMail:
     """Of ``failed``, in place: it was cancelled, since it had waited too long."""
     left_out: int = 0
     """Mails to this user that were not sent since the last one: there were too many."""
+
+    @property
+    def called(self) -> str:
+        """What its owner calls the job."""
+        return self.shown or str(self.job_id)

@@ -20,7 +20,7 @@ def suspension_digest(event: SuspensionMail, mail: MailPolicy, *, timezone: str 
     site = None if mail.templates is None else Path(mail.templates)
     language = mail.languages.get(event.user, mail.language)
     texts = Texts(language, site)
-    job = event.job_id
+    job = event.called
     kind = _kind(event)
     subject = event.kind if kind in ("asleep", "awake") else kind
     context: dict[str, Any] = {
@@ -58,8 +58,8 @@ def _at(event: SuspensionMail, timezone: str | None) -> str:
 
 def _title(event: SuspensionMail, texts: Texts) -> str:
     if event.job_name:
-        return texts.say("job_named", job=event.job_id, name=shown(event.job_name, MAX_NAME))
-    return texts.say("job", job=event.job_id)
+        return texts.say("job_named", job=event.called, name=shown(event.job_name, MAX_NAME))
+    return texts.say("job", job=event.called)
 
 
 def _then(event: SuspensionMail, texts: Texts) -> str:
@@ -93,7 +93,7 @@ def _facts(event: SuspensionMail, texts: Texts, timezone: str | None) -> list[tu
 
 
 def _todo(event: SuspensionMail, texts: Texts) -> list[str]:
-    job = event.job_id
+    job = event.called
     if event.kind == "suspended":
         return [texts.say("sleep_do_wake", job=job), texts.say("sleep_do_cancel", job=job)]
     if event.kind == "failed" and not event.fresh and not event.ended:

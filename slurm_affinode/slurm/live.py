@@ -20,6 +20,8 @@ FLAG_ORDER = (
 """Flags that Slurm shows in place of a state, in its order (job_state_string of slurm_protocol_defs.c)."""
 
 _DETAIL = re.compile(r"gpu(?::([^,():]+))?:(\d+)(?:\((?:S:[^)]*|IDX:([\d,-]*))[^)]*\))?(?=,|$)")
+BY_ADMIN = "JobHeldAdmin"
+"""Slurm's reason of a job that its owner cannot release."""
 _NONE = frozenset({"", "(null)", "n/a", "none", "unknown", "none assigned"})
 
 

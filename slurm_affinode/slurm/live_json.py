@@ -97,6 +97,7 @@ def _job(job: Mapping[str, Any]) -> Job:
         reason=live.word(job.get("state_description")) or live.word(job.get("state_reason")),
         priority=priority,
         held=pending and priority == 0,
+        held_by_admin=pending and priority == 0 and job.get("state_reason") == live.BY_ADMIN,
         submit=live.moment(_number(job.get("submit_time"))),
         eligible=live.moment(_number(job.get("eligible_time"))),
         start=None if pending else start,

@@ -91,10 +91,10 @@ class PyslurmClient:
         return self._commands.with_gpu_numbers(self.jobs())
 
     def job(self, job: int | str) -> Job:
-        """See ``SlurmClient``. Of an array or a heterogeneous job: by Slurm's commands."""
+        """See ``SlurmClient``. Of an array, a heterogeneous and a held job: by Slurm's commands."""
         target = identifiers.job(job)
         found = self._plain(target, f"show job {target}")
-        if found is None:
+        if found is None or found.held:  # pyslurm has Slurm's description in place of who holds it
             return self._commands.job(str(target))
         if found.gpus_allocated is None or not found.allocated:
             return replace(found, node_gpus=())

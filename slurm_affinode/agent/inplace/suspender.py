@@ -21,12 +21,12 @@ from slurm_affinode.agent.inplace.sleeper import Cards, Sleeper
 from slurm_affinode.agent.inplace.sockdiag import SockDiagError
 from slurm_affinode.agent.inplace.threads import Waits
 from slurm_affinode.agent.inplace.watching import Sockets, noted, unnoticed
-from slurm_affinode.agent.interface import LookAgain, Refused, Suspender
+from slurm_affinode.agent.interface import LookAgain, Refused, Suspender, TakenBack
 from slurm_affinode.agent.journal import Record
 from slurm_affinode.agent.memory import HostMemory
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.registry import WatchedJob
-from slurm_affinode.agent.slurmfacts import SlurmFacts
+from slurm_affinode.agent.slurmfacts import SlurmFacts, steps_of
 from slurm_affinode.agent.tree import Member, TreeGoneError
 from slurm_affinode.agent.undo import Undo
 from slurm_affinode.checkpoint import preflight
@@ -37,13 +37,8 @@ from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal, Suspension
 
-_BATCH_STEPS = ("batch", "extern", "interactive")
 _LOOKS_APART_S = 0.25
 """What stands unread for so long in a process that runs is not about to be read."""
-
-
-class TakenBack(AffinodeError):  # noqa: N818 - names what is the case
-    """The suspension does not go on; the text says why."""
 
 
 class Bed(Protocol):
@@ -369,7 +364,7 @@ def _of_job(job: Job) -> Iterator[Refusal]:
         yield Refusal("heterogeneous", "it is a heterogeneous job: its parts cannot be suspended as one")
     if (job.node_count or 1) > 1:
         yield Refusal("multi-node", f"it runs on {job.node_count} nodes: only jobs on one node can be suspended")
-    steps = [step.id for step in job.steps or () if step.step not in _BATCH_STEPS]
+    steps = steps_of(job)
     if steps:
         names = ", ".join(steps[:3]) + (", ..." if len(steps) > 3 else "")
         yield Refusal("srun-steps", f"it runs srun steps ({names}), which are not below its script and would run on")

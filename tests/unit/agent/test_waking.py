@@ -12,7 +12,8 @@ from agent_sequences import recovered
 from agent_site import World, make_job
 from agent_world import Agent
 
-from slurm_affinode.agent import words
+from slurm_affinode.agent import statusrows, words
+from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.ledger import Ledger
 from slurm_affinode.agent.notes import Note, Notes
 from slurm_affinode.agent.parts import Settings
@@ -145,6 +146,38 @@ def test_a_job_that_slurm_does_not_release_keeps_no_other_asleep(asleep):
 
     agent.parts.slurm.set_begin = refuse
     look(world, agent, (), (make_job(world, job_id=9),))
+    assert not world.held
+
+
+def test_a_task_of_an_array_is_called_as_its_owner_calls_it(tmp_path):
+    """Its number is one that nobody has seen, or the one that means the whole array."""
+    world = World(tmp_path)
+    world.start_run("c1")
+    world.start_script("c1")
+    agent = Agent(world, "c1")
+    as_told = agent.parts.slurm.job
+    agent.parts.slurm.job = lambda job_id: replace(as_told(job_id), array_job_id=5, array_task_id=2)
+    agent.suspend()
+    agent.settle()
+    assert world.comment.endswith("wake with: slurm-affinode wake 5_2")
+    (one,) = agent.keeper.suspended()
+    row = statusrows.suspended(one, user="alice", now_epoch=world.clock)
+    assert (row["job_id"], row["shown_id"]) == (7, "5_2")
+
+
+def test_what_an_administrator_holds_is_not_released_by_its_owner_nor_by_itself(asleep):
+    """The agent is root: Slurm would let it release what the owner may not."""
+    world, agent = asleep
+    (note,) = agent.parts.notes.all()
+    as_told = agent.parts.slurm.job
+    agent.parts.slurm.job = lambda job_id: replace(as_told(job_id), held_by_admin=True)
+    world.clock += 10_000
+    look(world, agent, (NODE,))
+    with pytest.raises(Refused, match="job 7 is held by an administrator"):
+        agent.waker.wake(note.key, "alice")
+    assert world.held
+    assert agent.parts.notes.all() == [note]  # nor is it when the hold is gone: it was not woken
+    assert agent.waker.wake(note.key, "admin", admin=True)
     assert not world.held
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from agent_stand_ins import Gpus, Node1, Shepherd, agent, config_of, wait_until
+from agent_stand_ins import job as slurm_job
 
 from slurm_affinode.agent import hooks
 from slurm_affinode.agent.client import AnswerError, ask_local
@@ -202,6 +203,16 @@ def test_on_a_shared_gpu_only_its_own_processes_make_a_job_busy() -> None:
 
     gpus.process_utilization = lost  # type: ignore[method-assign]
     assert watch.sample(shared, IdleRule(60)).gpus[0].signals["utilization"] == 80.0
+
+
+def test_of_a_gpu_that_it_shares_by_shards_a_job_holds_what_its_own_processes_hold() -> None:
+    """Also with mode=requeue: Slurm gives such a job no GPU of its own, and the memory of others is not its memory."""
+    own = next(iter(Inspector().tree(1)))
+    watch = Watch(Gpus(count=1, holders={0: [4242]}), Inspector())  # type: ignore[arg-type]
+    whole = watched(SuspendOption(), own)
+    assert watch.sample(whole, IdleRule(60)).gpus[0].used_bytes == 1 << 30
+    shards = replace(whole, slurm=slurm_job(node_gpus=()))
+    assert watch.sample(shards, IdleRule(60)).gpus[0].used_bytes == 0
 
 
 def watched(option: SuspendOption, pid: int) -> WatchedJob:
