@@ -14,7 +14,9 @@ from slurm_affinode.errors import ConfigError
 from slurm_affinode.resources import asset_dir
 from slurm_affinode.tomllines import syntax_fault
 
-_INSTANCE = re.compile(r" mig (\d+)g\b")
+_INSTANCE = re.compile(r"(?:^| )(?:mig (\d+)g\b|(\d+)g\.\d+gb\b)")
+_BETWEEN_MODELS = re.compile(r"\+(?!me|gfx)")
+"""And not what stands in the profile of an instance, such as ``1g.10gb+me``."""
 
 
 def _slices(text: str) -> int:
@@ -48,10 +50,14 @@ class PriceTable:
     def of(self, model: str | None) -> float | None:
         """The price of an hour of ``model`` ("NVIDIA A100-SXM4-80GB", or a GRES type "a100"); None: unknown.
 
-        A MIG instance ("... MIG 1g.10gb") that no row names as such costs its share of the GPU's compute slices.
+        A MIG instance ("... MIG 1g.10gb", or a GRES type "a100_1g.10gb") that no row names as such costs its share of
+        the GPU's compute slices. Several models ("a100+v100") have a price where it is the same of all.
         """
         if model is None:
             return self.default
+        if len(models := _BETWEEN_MODELS.split(model)) > 1:
+            found = {self.of(one) for one in models}
+            return found.pop() if len(found) == 1 else None
         text = normalized(model)
         instance = _INSTANCE.search(text)
         if instance is None:
@@ -61,7 +67,7 @@ class PriceTable:
         if price is not None:
             return price
         whole = self._match(text[: instance.start()], self.default)
-        return None if whole is None else whole * min(1.0, int(instance[1]) / _slices(text))
+        return None if whole is None else whole * min(1.0, int(instance[1] or instance[2]) / _slices(text))
 
     def _match(self, text: str, default: float | None) -> float | None:
         for price in self.prices:

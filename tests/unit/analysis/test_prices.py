@@ -26,11 +26,21 @@ TABLE = PriceTable("EUR", (Price(("a100*80*",), 3.5), Price(("a100*", "a30*"), 2
         ("NVIDIA A100-SXM4-80GB MIG 7g.80gb", 3.5),
         ("NVIDIA A30 MIG 1g.6gb", 0.525),
         ("Tesla V100 MIG 1g.1gb", None),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb+me", 0.5),
+        ("a100_2g.10gb", 0.6),
+        ("nvidia_a30_1g.6gb", 0.525),
+        ("1g.10gb", None),
+        ("NVIDIA A100-SXM4-40GB+a30", 2.1),
+        ("a100+h100", None),
+        ("a100_1g.5gb+a100_3g.20gb", None),
         (None, None),
     ],
 )
 def test_a_model_costs_what_the_first_matching_row_says(model: str | None, price: float | None) -> None:
-    """However the model is written; an instance costs its share of the compute slices (7, on an A30 4)."""
+    """However the model is written; an instance costs its share of the compute slices (7, on an A30 4).
+
+    Several models have a price where it is the same of all.
+    """
     assert TABLE.of(model) == (None if price is None else pytest.approx(price))
 
 
