@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from slurm_affinode.agent.closing import close
 from slurm_affinode.agent.interface import Arrival, Orchestration
 from slurm_affinode.agent.peers import Identity, Inspector
 from slurm_affinode.agent.registry import Link, Registry, WatchedJob
@@ -66,7 +66,7 @@ class Arrivals:
         if known is not None and (known.init_pid, known.init_started) != (who.pid, who.started):
             if self._inspector.started(known.init_pid) == known.init_started and known.restarts >= hello.restarts:
                 log.warning("job %d: process %d says it is its shepherd too; refused", who.job_id, who.pid)
-                _close(fds)
+                close(fds)
                 return False
             self._registry.remove(who.job_id)
             self._left(who.job_id)
@@ -74,7 +74,7 @@ class Arrivals:
         # A job that was requeued may have an image that its plugin was not told where to look for.
         if hello.root == 0 and (hello.image or hello.restarts > 0):
             return self._restore(who, hello, link, fds)
-        _close(fds)
+        close(fds)
         job = WatchedJob(
             job_id=who.job_id, uid=who.uid, gid=who.gid, restarts=hello.restarts, option=hello.option,
             init_pid=who.pid, init_started=who.started, root=hello.root, link=link, since_epoch=self._now(),
@@ -100,14 +100,14 @@ class Arrivals:
             if shepherd == who.pid:
                 # It lost the connection while its restore is under way: the reply goes to the new one.
                 latest.current = link
-                _close(fds)
+                close(fds)
                 return link.send(Wait())
             if not hello.image:
                 link.send(Wait())  # or it starts the script by itself, beside what is being restored
             arrival = Arrival(hello, who.job_id, who.uid, who.gid, who.pid, who.started, latest, fds)
             if not self._work.restore(arrival, self._restored):
                 log.info("job %d: is being worked on; its new shepherd comes again", who.job_id)
-                _close(fds)
+                close(fds)
                 return False
             self._restoring[who.job_id] = (who.pid, latest)
         log.info("job %d: starts again; looking for its image (uid %d, process %d)", who.job_id, who.uid, who.pid)
@@ -161,14 +161,9 @@ class Arrivals:
                 link.send(reply)
         else:
             link.send(reply)
-        _close(arrival.fds)
+        close(arrival.fds)
 
     def _admitted(self, job: WatchedJob) -> bool:
         """Whether a job may start from its beginning now; else it is told when it is its turn."""
         in_place = self._orchestration.in_place
         return in_place is None or job.option.mode is not Mode.INPLACE or in_place.admit(job)
-
-
-def _close(fds: tuple[int, ...]) -> None:
-    for fd in fds:
-        os.close(fd)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from slurm_affinode.agent.closing import close
 from slurm_affinode.agent.peers import Identity, NotAShepherd, Peer, has_ended, peer_of, pidfd_of
 from slurm_affinode.agent.shepherds import (
     MAX_PACKET_BYTES,
@@ -209,8 +210,7 @@ class ShepherdServer:
         except (BadMessage, NotAShepherd) as error:
             self._drop(connection, str(error))
         finally:
-            for fd in fds:
-                os.close(fd)
+            close(fds)
 
     def _take(self, connection: Connection, packet: bytes, fds: list[int], *, whole: bool) -> None:
         if not whole:

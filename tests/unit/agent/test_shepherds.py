@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from agent_stand_ins import Node1, Shepherd, agent, config_of, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stalling import Stalling
 
 from slurm_affinode.agent import shepherd_server
 from slurm_affinode.agent.arrivals import Arrivals
@@ -210,6 +211,24 @@ def test_descriptors_that_are_not_asked_for_are_closed(node: Node1) -> None:
             socket.send_fds(sock, [b"hello"], [0] * 100)
             assert sock.recv(100) == b""
     wait_until("they are closed", lambda: len(list(Path("/proc/self/fd").iterdir())), lambda now: now <= count + 2)
+
+
+def test_a_file_that_cannot_be_closed_holds_nobody_up(
+    node: Node1, stalling: Callable[[Path], Stalling], tmp_path: Path
+) -> None:
+    """A user hands over a file on a FUSE of his own, which has stopped to answer."""
+    theirs = stalling(tmp_path / "theirs")
+    fd = os.open(theirs.path / "output", os.O_RDWR | os.O_CREAT)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect(str(node.run_dir / "shepherd.sock"))
+        theirs.stall()
+        try:
+            socket.send_fds(sock, [b"nonsense"], [fd])
+            wait_until("the connection is closed", lambda: sock.recv(1), lambda got: got == b"")
+            assert Shepherd(node.run_dir).hello().hear() == "start"
+        finally:
+            theirs.go_on()
+            os.close(fd)
 
 
 def test_silent_connections_are_closed_and_limited(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
