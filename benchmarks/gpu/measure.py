@@ -25,7 +25,7 @@ from slurm_affinode.checkpoint.cuda_driver import Driver
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CudaError, Feature, Tree
 from slurm_affinode.gpu.nvml import NvmlDriver
-from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
+from slurm_affinode.model.suspension import JobKey, LiveRun
 
 PHASES = ("lock", "checkpoint", "restore", "unlock")
 LOCK_MS = 30_000
@@ -247,6 +247,8 @@ def imaged(run: Programs, ours: Ours, machine: Machine, mib: int, directory: Pat
     if machine.criu is None or why is not None:
         return {"bytes": mib * MIB, "why_not": why or (machine.no_criu.why if machine.no_criu else "no criu")}
     with tempfile.TemporaryDirectory(prefix="images-", dir=directory) as top:
+        if (why := tree.trial(Criu(program=machine.criu), Path(top))) is not None:
+            return {"bytes": mib * MIB, "why_not": why}
         store = DirectoryStore(Path(top) / "store", os.urandom(32))
         try:
             if (mib * 1.1 + machine.besides_mib) * MIB > store.usage().free:
@@ -275,7 +277,7 @@ def _imaged(run: Programs, ours: Ours, criu: Criu, store: DirectoryStore, mib: i
         with store.begin(key, uid=0, estimate=mib * MIB) as writer:
             writer.follow()
             criu.dump(Tree(first.init, program.pid, root_ns), writer.criu_fd, timeout_s=480)
-            image = writer.commit(_manifest(key, root_ns, mib))
+            image = writer.commit(tree.manifest(key, root_ns, mib))
         seconds["dump"] = time.monotonic() - began
     with tree.space(work) as second, looked_after(ours.cuda, program):
         again = store.find(LiveRun(replace(key, submit_epoch=2), 0, 1))
@@ -293,11 +295,3 @@ def _imaged(run: Programs, ours: Ours, criu: Criu, store: DirectoryStore, mib: i
         program.ask("steps", count=1)
         end(ours.cuda, program)
     return {"bytes": mib * MIB, "image_bytes": image.manifest.size, "seconds": seconds}
-
-
-def _manifest(key: JobKey, root: int, mib: int) -> Manifest:
-    return Manifest(
-        key=key, seq=0, uid=0, gid=0, node="here", restarts=0, started_epoch=0.0, dumped_epoch=0.0,
-        option=SuspendOption(), versions=Versions("", "", ""), root_pid=root, cuda_pids=(root,), gpus=(),
-        gpu_bytes=mib * MIB, outputs=(), files=(),
-    )  # fmt: skip

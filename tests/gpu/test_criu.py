@@ -23,7 +23,7 @@ from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CudaState, Tree
 from slurm_affinode.gpu.nvml import NvmlDriver
-from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
+from slurm_affinode.model.suspension import JobKey, LiveRun
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
 
@@ -31,8 +31,8 @@ LARGEST_MIB = 16 * 1024
 """Written, synced, verified and read within the time, also on a disk with 0.2 GB/s."""
 
 
-@pytest.fixture
-def criu(machine: Machine) -> Criu:
+@pytest.fixture(scope="session")
+def criu(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Criu:
     """A CRIU that can be used here; skips with the reason."""
     why = tree.can()
     if why is not None:
@@ -40,7 +40,10 @@ def criu(machine: Machine) -> Criu:
     if machine.no_criu is not None:
         without(machine.no_criu)
     assert machine.criu is not None
-    return Criu(program=machine.criu)
+    criu = Criu(program=machine.criu)
+    if (why := tree.trial(criu, tmp_path_factory.mktemp("trial"))) is not None:
+        pytest.skip(why)
+    return criu
 
 
 @pytest.fixture
@@ -59,15 +62,6 @@ def fitting(machine: Machine, store: DirectoryStore) -> int:
         where = store.path.parent
         pytest.skip(f"{where} has {free} MiB free, too little for an image: GPU_TEST_STORE names another place")
     return mib
-
-
-def manifest(key: JobKey, root: int, mib: int) -> Manifest:
-    """What the agent would write of a job."""
-    return Manifest(
-        key=key, seq=0, uid=0, gid=0, node="here", restarts=0, started_epoch=0.0, dumped_epoch=0.0,
-        option=SuspendOption(), versions=Versions("", "", ""), root_pid=root, cuda_pids=(root,), gpus=(),
-        gpu_bytes=mib * MIB, outputs=(), files=(),
-    )  # fmt: skip
 
 
 def measured(action: Callable[[], Any]) -> tuple[Any, float]:
@@ -106,7 +100,7 @@ def test_it_is_gone_and_comes_back_from_its_image(  # noqa: PLR0917 - fixtures
                 dump, dump_s = measured(
                     lambda: criu.dump(Tree(first.init, program.pid, root_ns), writer.criu_fd, timeout_s=300)
                 )
-                image = writer.commit(manifest(key, root_ns, mib))
+                image = writer.commit(tree.manifest(key, root_ns, mib))
             os.kill(program.pid, signal.SIGKILL)
         assert ended(program, 30.0)
         assert dump.size >= mib * MIB * 0.9

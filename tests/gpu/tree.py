@@ -15,9 +15,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu.programs import undisturbed
+from gpu.machine import MIB
+from gpu.programs import HERE, Program, undisturbed
 
 from slurm_affinode.checkpoint import namespace
+from slurm_affinode.checkpoint.criu import Criu
+from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.interface import CheckpointError, Tree
+from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
 
 _INIT = """
 import os, subprocess, sys, time
@@ -32,6 +37,8 @@ while True:
     except ChildProcessError:
         time.sleep(0.005)
 """
+_PLAIN = "import sys; sys.path.insert(0, sys.argv[1]); import protocol; from pathlib import Path; protocol.detach(); "
+_PLAIN += "protocol.serve(Path(sys.argv[2]), {})"
 _DEADLINE_S = 60.0
 _SIOCGIFFLAGS, _IFF_UP = 0x8913, 1
 
@@ -81,6 +88,49 @@ def can() -> str | None:
     if not _loopback():
         return "the loopback interface is down, and CRIU tries a connection when it begins: ip link set lo up"
     return namespaces()
+
+
+def trial(criu: Criu, work: Path) -> str | None:
+    """Why CRIU cannot dump a plain process here and restore it; ``None``: it can.
+
+    Root may lack a capability (of a container), or the kernel a part of itself: that is not about GPUs.
+    """
+    place = work / "plain"
+    place.mkdir()
+    program, key = Program(place), JobKey("plain", 1, 1)
+    store = DirectoryStore(work / "plain-images", os.urandom(32))
+    try:
+        with space(work, sys.executable, "-c", _PLAIN, str(HERE), str(place)) as first:
+            program.ready()
+            inner, outer = first.root()
+            with store.begin(key, uid=0, estimate=64 * MIB) as writer:
+                writer.follow()
+                criu.dump(Tree(first.init, outer, inner), writer.criu_fd, timeout_s=_DEADLINE_S)
+                image = writer.commit(manifest(key, inner, 0))
+        with space(work) as second:
+            fd = store.open_criu(image)
+            try:
+                with store.verifying(image) as pages:
+                    criu.restore(second.init, fd, [], root_pid_ns=inner, timeout_s=_DEADLINE_S, pages=pages)
+            finally:
+                os.close(fd)
+    except CheckpointError as error:
+        return f"CRIU cannot dump a plain process here and restore it: {error}"
+    finally:
+        for one in store.images():
+            if not isinstance(one, Exception):
+                store.remove(one)
+        store.close()
+    return None
+
+
+def manifest(key: JobKey, root: int, mib: int) -> Manifest:
+    """What the agent would write of a job with one process, ``root``, and so much GPU memory."""
+    return Manifest(
+        key=key, seq=0, uid=0, gid=0, node="here", restarts=0, started_epoch=0.0, dumped_epoch=0.0,
+        option=SuspendOption(), versions=Versions("", "", ""), root_pid=root, cuda_pids=(root,), gpus=(),
+        gpu_bytes=mib * MIB, outputs=(), files=(),
+    )  # fmt: skip
 
 
 def namespaces() -> str | None:
