@@ -28,8 +28,9 @@ from typing import Self
 
 from slurm_affinode.checkpoint.blockio import Buffer, read_into
 from slurm_affinode.checkpoint.criu_images import PAGE
-from slurm_affinode.checkpoint.interface import RestoreFailed
+from slurm_affinode.checkpoint.interface import ImageDamaged, RestoreFailed
 from slurm_affinode.checkpoint.memorymap import Memory
+from slurm_affinode.checkpoint.writer import CRIU
 
 _SOCKET = "lazy-pages.socket"  # criu/uffd.c
 _FINISHED = 0x52535446
@@ -77,6 +78,10 @@ class _Place:
         self._addresses = [run.address for run in memory.runs]
         self.left = sum(run.length for run in memory.runs)
         """Bytes that were not taken yet."""
+        self._given: dict[int, bytes] = {}
+        """Pages that were asked for, by their addresses: read apart from those that are verified."""
+        self.changed = False
+        """One of them was not what was verified."""
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -115,6 +120,7 @@ class _Place:
         if run is not None and page < run.address + run.length:
             block = Buffer(PAGE)
             if read_into(self.pages, block, PAGE, run.offset + page - run.address) == PAGE:
+                self._given[page] = bytes(block.view[:PAGE])
                 self._copy(page, block.address, PAGE)
             return
         words = bytearray(_ZEROPAGE.pack(page, PAGE, 0, 0))  # nothing was ever written to it
@@ -133,6 +139,8 @@ class _Place:
                 if error.errno == errno.EAGAIN:  # a part of it, or the mappings are being changed
                     done += max(0, _COPY.unpack(words)[4])
                 elif error.errno == errno.EEXIST:
+                    given = self._given.get(address + done)
+                    self.changed |= given is not None and given != ctypes.string_at(source + done, PAGE)
                     done += PAGE
                 else:
                     raise
@@ -224,9 +232,13 @@ class Filler:
         self._go.set()
 
     def end(self) -> None:
-        """All pages were taken: let go of the memory. Raises ``CannotFill`` where one is not in its place."""
+        """All pages were taken: let go of the memory. Raises ``CannotFill`` where one is not in its place, and
+        ``ImageDamaged`` where one is another than was verified.
+        """
         self._close()
         for place in self._places.values():
+            if place.changed:
+                raise ImageDamaged(f"{CRIU}/{place.memory.file}: its contents change from one look to the next")
             if place.left > 0:
                 self._fail(f"{place.left} bytes of process {place.memory.pid} were not read")
         self._check()

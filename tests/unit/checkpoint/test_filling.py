@@ -18,6 +18,7 @@ import pytest
 from slurm_affinode.checkpoint.blockio import Buffer
 from slurm_affinode.checkpoint.criu_images import PAGE
 from slurm_affinode.checkpoint.filling import CannotFill, Filler, beside
+from slurm_affinode.checkpoint.interface import ImageDamaged
 from slurm_affinode.checkpoint.memorymap import Memory, Run
 
 PAGES = 600
@@ -149,6 +150,22 @@ def test_what_is_touched_before_gets_its_page_at_once(
         read(fills, process.file, 16)
         fills.end()
         assert process.is_filled()
+
+
+def test_a_page_that_was_another_when_it_was_verified_is_found(
+    faulting: Callable[..., Faulting], filler: Callable[[Memory], Filler]
+) -> None:
+    """What was asked for is read apart from what is digested: by a disk that errs, not as the same."""
+    process = faulting()
+    with filler(process.what) as fills:
+        process.hand_over()
+        assert process.ask("2") == str(process.memory[2 * PAGE])
+        fills.begin(60)
+        other = bytearray(process.file)
+        other[process.runs[0].offset + 17] ^= 1  # of that page
+        read(fills, bytes(other), 16)
+        with pytest.raises(ImageDamaged, match="from one look to the next"):
+            fills.end()
 
 
 def test_pages_wait_until_the_tree_is_complete(
