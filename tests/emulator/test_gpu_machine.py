@@ -1,4 +1,4 @@
-"""What the tests for machines with a GPU (tests/gpu) make of a machine: which are skipped, which fail, what is let be."""
+"""What the tests for machines with a GPU (tests/gpu) make of a machine: skipped, failed, or left alone."""
 
 from __future__ import annotations
 
