@@ -206,6 +206,10 @@ def test_what_findings_say_is_said_in_the_language_of_the_reader(tmp_path: Path)
         ("no signal above 0 % (3 signals: util_pct, a, b)", "kein Signal \u00fcber 0 % (3 Signale: util_pct, a, b)"),
         ("ran 3h 23m of 2d: 7%", "lief 3h 23m von 2d: 7 %"),
         ("process 7 (a {gpus} b) is on GPU 0, 1", "Prozess 7 (a {gpus} b) ist auf GPU 0, 1"),
+        (
+            "the job ended FAILED; its time limit is not known",
+            "der Job endete mit FAILED; sein Zeitlimit ist nicht bekannt",
+        ),
         ("nobody has said this before", "nobody has said this before"),
     ):
         assert german.phrase(said) == instead
@@ -256,7 +260,7 @@ def test_a_job_of_which_only_steps_were_ended_was_not_cancelled() -> None:
     ended = mail(replace(action(0, "cancel"), steps=True))
     assert ended.subject == "[alpha] Steps of job 7 were ended"
     assert "Steps ended" in ended.text
-    assert "The allocation stays." in ended.text
+    assert "The allocation stays;" in ended.text
     assert "ancelled" not in ended.subject + ended.text
     both = mail(replace(action(0, "cancel"), steps=True), action(0, "cancel"))
     assert both.subject == "[alpha] 2 of your jobs and GPUs need a look"
