@@ -113,7 +113,7 @@ class Reach:
                 problems.append(str(error))
         if answered and running:
             raise _cannot(found)
-        if running and _without_gpus(found):
+        if running and self._without_gpus(found):
             text = f"job {found.id} runs on {found.batch_host} without a GPU, and no agent watches it there"
             raise AnswerError("no-gpu", text, hint="only what holds GPUs is suspended when it idles", exit_code=1)
         if found.het_job_id is not None and answered:
@@ -191,6 +191,16 @@ class Reach:
     def _gpu_nodes(self) -> list[Node]:
         return [node for node in self._open().nodes() if node.gpus and node.responding]
 
+    def _without_gpus(self, job: Job) -> bool:
+        """By all that Slurm says of it: where it does not count GPUs, their numbers on the nodes are there.
+
+        Shards are no GPUs to Slurm: what its node has counts, too.
+        """
+        counts = (job.gpus_allocated, job.gpus_requested)
+        if job.node_gpus or any(one is not None and one.count for one in counts):
+            return False
+        return not any(node.gpus for node in self._open().nodes() if node.name == job.batch_host)
+
     def _nodes_of(self, user: str | None) -> list[str]:
         """Nodes to ask for a user's jobs, ``None``: for all."""
         if user is None:
@@ -209,12 +219,6 @@ class Reach:
         """End what was started."""
         if self._client is not None:
             self._client.close()
-
-
-def _without_gpus(job: Job) -> bool:
-    """By all that Slurm says of it: where it does not count GPUs, their numbers on the nodes are there."""
-    counts = (job.gpus_allocated, job.gpus_requested)
-    return not job.node_gpus and not any(one is not None and one.count for one in counts)
 
 
 def _cannot(job: Job) -> AnswerError:

@@ -111,7 +111,12 @@ NO_GPU = {"gpus_requested": None, "gpus_allocated": None, "node_gpus": ()}
     ("slurm", "agents", "code", "said"),
     [
         (Slurm({}), Agents({}), "unknown-job", "Slurm knows no job 7: there was none, or it ended a while ago"),
-        (Slurm({7: job(**NO_GPU)}), Agents({}, down=frozenset({"c1"})), "no-gpu", "job 7 runs on c1 without a GPU"),
+        (
+            Slurm({7: job(**NO_GPU, batch_host="cpu1")}),
+            Agents({}, down=frozenset({"cpu1"})),
+            "no-gpu",
+            "job 7 runs on cpu1 without a GPU",
+        ),
         (Slurm({7: job(**NO_GPU)}), Agents({"c1": set()}), "not-opted-in", "submitted without --gpu-suspend-idle"),
         (Slurm({7: job()}), Agents({"c1": set()}), "not-opted-in", "submitted without --gpu-suspend-idle"),
         (Slurm({7: job(batch=False)}), Agents({"c1": set()}), "interactive", "only batch jobs can be suspended"),
@@ -135,8 +140,10 @@ def test_agent_that_cannot_be_reached(reach: MakeReach) -> None:
         reach(Agents({}, down=frozenset({"c1"})), Slurm({7: job()})).about("7", {"verb": "status"})
     assert caught.value.exit_code == 3
     uncounted = job(gpus_requested=None, gpus_allocated=None)  # AccountingStorageTRES lacks gres/gpu
-    with pytest.raises(UnreachableError):
-        reach(Agents({}, down=frozenset({"c1"})), Slurm({7: uncounted})).about("7", {"verb": "status"})
+    shards = job(**NO_GPU)  # which are no GPUs to Slurm
+    for one in (uncounted, shards):
+        with pytest.raises(UnreachableError):
+            reach(Agents({}, down=frozenset({"c1"})), Slurm({7: one})).about("7", {"verb": "status"})
 
 
 def test_what_is_no_job_is_not_asked(reach: MakeReach) -> None:
