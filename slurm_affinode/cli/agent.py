@@ -9,6 +9,7 @@ import click
 
 from slurm_affinode.cli.nodeoptions import config_file
 from slurm_affinode.config import Config
+from slurm_affinode.configvalues import LONGEST_S
 from slurm_affinode.timespec import parse_span_s
 
 _EPILOG = """\b
@@ -38,8 +39,8 @@ def agent(*, config: Config, dry_run: bool, period: str | None, verbose: bool) -
     from slurm_affinode.slurm.backends import open_client  # noqa: PLC0415
 
     if period is not None:
-        if parse_span_s(period) <= 0:
-            raise click.BadParameter(f"{period} is not above 0", param_hint="--period")
+        if not 0 < parse_span_s(period) <= LONGEST_S:
+            raise click.BadParameter(f"{period} is not above 0 and at most 100 years", param_hint="--period")
         config = replace(config, agent=replace(config.agent, period=period))
     if dry_run:
         config = replace(config, suspend=replace(config.suspend, dry_run=True))

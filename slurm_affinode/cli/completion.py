@@ -14,7 +14,7 @@ def completion(shell: str) -> None:
     """Print the completion script of SHELL.
 
     \b
-    bash:  slurm-affinode completion bash > /etc/bash_completion.d/slurm-affinode
+    bash:  slurm-affinode completion bash > /usr/share/bash-completion/completions/slurm-affinode
     zsh:   slurm-affinode completion zsh > "${fpath[1]}/_slurm-affinode"
     fish:  slurm-affinode completion fish > ~/.config/fish/completions/slurm-affinode.fish
     """

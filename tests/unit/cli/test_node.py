@@ -242,10 +242,13 @@ def test_help_of_the_node_side() -> None:
         assert text in CliRunner().invoke(cli, [command, "--help"]).output
 
 
-def test_agent_refuses_a_period_of_nothing() -> None:
+@pytest.mark.parametrize("period", ["0s", "99999999999999d"])
+def test_agent_refuses_a_period_of_nothing_and_one_of_no_clock(period: str, tmp_path: Path) -> None:
     """Before anything is started."""
-    done = CliRunner().invoke(cli, ["agent", "--period", "0s"])
+    (tmp_path / "config.toml").write_text(f'[agent]\nrun_dir = "{tmp_path}/run"\n')
+    done = CliRunner().invoke(cli, ["agent", "--config", str(tmp_path / "config.toml"), "--period", period])
     assert done.exit_code == 2
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("which", ["prolog", "epilog"])
