@@ -78,6 +78,31 @@ def test_a_first_gpu_that_was_not_asked_for_is_left_alone(
     assert ours or f"CUDA_VISIBLE_DEVICES={visible} leaves out" in found.why  # type: ignore[union-attr]
 
 
+def test_a_gpu_that_others_have_filled_skips_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts alone would not fit: each test would fail, with the driver's "out of memory"."""
+    gpu = Device(uuid="GPU-1", index=0)
+    driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda one: 900.0)
+    monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
+    found = machine.find()
+    assert isinstance(found, machine.Missing)
+    assert (found.broken, "900 MiB are free on the first GPU" in found.why) == (False, True)
+
+
+@pytest.mark.parametrize(("version", "there"), [("570.158.01", False), ("575.57.08", True), ("580.95.05", True)])
+def test_pytorch_is_not_asked_of_a_driver_that_refuses_it(
+    version: str, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs can be suspended with it."""
+    gpu = Device(uuid="GPU-1", index=0)
+    driver = Mock(devices=lambda: [gpu], version=lambda: version, free_mib=lambda one: 80_000.0)
+    monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
+    monkeypatch.setattr(machine, "torch_version", lambda: ("2.11.0", None))
+    found = machine.find()
+    assert isinstance(found, machine.Machine)
+    assert (found.torch is not None) is there
+    assert there or "issue 34" in found.no_torch.why  # type: ignore[union-attr]
+
+
 def test_a_size_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a line, and not skipped: somebody has asked for it."""
     gpu = Device(uuid="GPU-1", index=0)

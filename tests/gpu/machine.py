@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from slurm_affinode.checkpoint.abilities import major_of
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.facts import memory_facts
 from slurm_affinode.checkpoint.interface import CheckpointError
@@ -38,10 +39,13 @@ T = TypeVar("T")
 COMMAND = os.environ.get("GPU_TEST_COMMAND", "make test-gpu")
 _DEVICE = Path("/dev/nvidiactl")
 _HINT = "nvidia-smi has to work"
+_TORCH_SINCE = 575
 _SETTLES_S, _LOOK_S = 5.0, 0.1
 EMULATED_MIB = 48
 LARGEST_MIB = 40 * 1024
 """Of one test; ``GPU_TEST_MIB`` sets another size."""
+LEAST_MIB = 4 * 1024
+"""Free on the GPU and on the host: four programs with their contexts take that, whatever they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,9 @@ def find() -> Machine | Missing:
     memory = memory_facts(os.getpid())
     room = memory.available if memory.headroom is None else min(memory.available, memory.headroom)
     is_emulated = emulated()
+    for left, where in ((free[0], "on the first GPU, which others use"), (room / MIB, "of the memory of this host")):
+        if left < LEAST_MIB and not is_emulated:
+            return Missing(f"{left:.0f} MiB are free {where}, and these tests need {LEAST_MIB}; later: {COMMAND}")
     largest = EMULATED_MIB if is_emulated else LARGEST_MIB
     # While it is checkpointed its memory is in host memory, and an image of it may be in the page cache besides.
     try:
@@ -147,6 +154,9 @@ def find() -> Machine | Missing:
         return Missing(f"GPU_TEST_MIB is {os.environ['GPU_TEST_MIB']!r}, and not a number of MiB", broken=True)
     mib = min(wanted, int(free[0] * 0.6), int(room / MIB * 0.4))
     torch, no_torch = torch_version()
+    if torch is not None and (major_of(version) or 0) < _TORCH_SINCE:
+        known = "its checkpoint refuses PyTorch, and 575.57.08 does not (NVIDIA/cuda-checkpoint, issue 34)"
+        torch, no_torch = None, Missing(f"driver {version}: {known}")
     criu, no_criu = criu_path()
     return Machine(
         version, tuple(devices), is_emulated, max(8, mib), room // MIB, torch, no_torch, criu, no_criu,
