@@ -189,7 +189,7 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
 def _interactive(action: Action, tools: Tools, look: Look) -> str | None:
     """Why an interactive job is left alone that accounting did not know as one: Slurm does."""
     finding, ref = action.finding, action.finding.job
-    if ref is None or ref.batch is not None or look.job is None or look.job.batch is not False:
+    if ref is None or ref.batch is not None or look.job is None or look.job.batch is not False or look.job.het_offset:
         return None
     known, now = replace(finding, subject=replace(ref, batch=False)), tools.now()
     again = decide(known, tools.policy, tools.log.ledger(now), now)
@@ -223,9 +223,9 @@ def _look(action: Action, tools: Tools) -> Look:
         # The agent itself looks again, at the moment it acts.
         return Look("still", "the agent of the node looks again")
     if action.verb == "resume":
-        return tools.recheck.drained(_node(finding))
+        return tools.recheck.drained(_node(finding, tools))
     if action.verb == "drain":
-        return tools.recheck.node(finding, _node(finding))
+        return tools.recheck.node(finding, _node(finding, tools))
     if not isinstance(finding.subject, JobRef):
         return Look("unknown", "it is not about a job")
     for other in action.parts:
@@ -235,13 +235,17 @@ def _look(action: Action, tools: Tools) -> Look:
     return tools.recheck.job(finding, finding.subject)
 
 
-def _node(finding: Finding) -> str:
+def _node(finding: Finding, tools: Tools) -> str:
+    """The node that it is about; of several on which a job does not end, the first that is not drained."""
     subject = finding.subject
     if isinstance(subject, NodeRef | ProcessRef):
         return subject.node
-    if len(finding.nodes) != 1:
-        raise InputError(f"{finding.key}: it is not about one node")
-    return finding.nodes[0]
+    if not finding.nodes:
+        raise InputError(f"{finding.key}: it is about no node")
+    if len(finding.nodes) == 1:
+        return finding.nodes[0]
+    drained = {node.name for node in tools.slurm.nodes() if node.draining}
+    return next((name for name in finding.nodes if name not in drained), finding.nodes[0])
 
 
 def _done(action: Action, tools: Tools, look: Look) -> Outcome:
@@ -267,11 +271,13 @@ def _do(action: Action, tools: Tools, look: Look) -> str:
         return f"process {subject.pid} on {subject.node} was ended ({answer.get('ended_by')})"
     if action.verb == "drain":
         reason = f"{REASON}: {action.reason}"[:200]
-        tools.slurm.drain(_node(finding), reason)
-        return f"{_node(finding)} is drained: {reason}"
+        node = _node(finding, tools)
+        tools.slurm.drain(node, reason)
+        return f"{node} is drained: {reason}"
     if action.verb == "resume":
-        tools.slurm.resume(_node(finding))
-        return f"{_node(finding)} is in service again; it was drained: {_why(look)}"
+        node = _node(finding, tools)
+        tools.slurm.resume(node)
+        return f"{node} is in service again; it was drained: {_why(look)}"
     job = look.job
     if job is None:
         raise InputError(f"{action.target}: it is not known")

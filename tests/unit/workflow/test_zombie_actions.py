@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_stand_ins import NODE
 from cleanup_samples import RULE, TWICE, warned
 from zombie_samples import HOSTILE, NOW, gpu, job, orphan, squatter
 from zombie_world import IDLE, MAIL, World, act, due, running
@@ -255,3 +256,25 @@ def test_warned_warned_cancelled(world: World) -> None:
         if world.cancelled:
             break
     assert seen == ["60: warn-user1 done", "90: warn-user2 done", "120: cancel done"]
+
+
+def test_a_job_that_does_not_end_on_several_nodes_drains_them_one_by_one(world: World) -> None:
+    """The first that is not drained already."""
+    finding = squatter(kind="completing", nodes=("n1", "n2"), gpus=(), subject=job(state="COMPLETING"))
+    world.jobs["7"] = running(state="COMPLETING")
+    free = replace(NODE, name="n2")
+    world.nodes_ = (replace(NODE, name="n1", flags=frozenset({"DRAIN"})), free)
+    assert [one.result for one in act(world, due(finding, "drain"))] == ["done"]
+    world.nodes_ = (world.nodes_[0], replace(free, flags=frozenset({"DRAIN"})))
+    assert [one.result for one in act(world, due(finding, "drain"), run="r2")] == ["gone"]
+    assert [name for name, _ in world.drained] == ["n2"]
+
+
+def test_a_part_of_a_job_with_a_script_is_not_interactive(world: World) -> None:
+    """Of a heterogeneous job Slurm knows the script of the first part alone."""
+    world.policy = parse_policy(MAIL + RULE + '[default]\ninteractive = { max_run = "30d" }\n', where="z")
+    subject = job(batch=None, id="7+1")
+    world.jobs["7+1"] = running("7", batch=False, het_job_id=6, het_offset=1)
+    assert [one.result for one in act(world, due(squatter(subject=subject)))] == ["done"]
+    world.jobs["8"] = running("8", batch=False)
+    assert [one.result for one in act(world, due(squatter(subject=job(job_id=8, id="8", batch=None))))] == ["spared"]
