@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -127,7 +128,8 @@ class Journal:
         self._clock = clock
 
     def record(self, key: JobKey) -> Record:
-        """The journal of a job, with what is in it; nothing is written."""
+        """The journal of a job, with what is in it; nothing is written. Raises ``JournalError``."""
+        self._check()
         path = self._directory / f"{key.cluster}.{key.job_id}.{key.submit_epoch}.jsonl"
         record = Record(key, path, _clock=self._clock)
         try:
@@ -140,7 +142,11 @@ class Journal:
         return record
 
     def open_records(self) -> list[Record]:
-        """Every journal that was not closed, oldest job first: what an agent that starts has to look after."""
+        """Every journal that was not closed, oldest job first: what an agent that starts has to look after.
+
+        Raises ``JournalError``.
+        """
+        self._check()
         found = []
         with contextlib.suppress(FileNotFoundError):
             for path in sorted(self._directory.iterdir()):
@@ -148,6 +154,21 @@ class Journal:
                 if match is not None:
                     found.append(self.record(JobKey(match["cluster"], int(match["job"]), int(match["submit"]))))
         return sorted(found, key=lambda record: record.key)
+
+    def _check(self) -> None:
+        """Nobody else can write there: what a journal says, root does, to the processes that it names."""
+        try:
+            facts = self._directory.stat()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise JournalError(f"{self._directory}: cannot be looked at: {error.strerror}") from error
+        if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
+            raise JournalError(
+                f"{self._directory}: others than user {os.geteuid()} may write to the journal "
+                f"(it is of {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o})",
+                hint=f"look at what is in it; then: chown root:root {self._directory} && chmod 0700 {self._directory}",
+            )
 
 
 def parse(data: bytes) -> tuple[list[Entry], int, str | None]:

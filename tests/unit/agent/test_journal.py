@@ -112,3 +112,24 @@ def test_any_bytes_are_read_without_a_fault(noise, cut):
     entries, end, _ = parse((line * 3)[:cut] + noise)
     assert end <= cut + len(noise)
     assert len(entries) >= min(3, cut // len(line))
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+def test_a_journal_of_others_is_not_believed(tmp_path, mode):
+    """Who may write there could have root end any process."""
+    directory = tmp_path / "journal"
+    directory.mkdir()
+    directory.chmod(mode)
+    journal = Journal(directory)
+    with pytest.raises(JournalError, match="others than user"):
+        journal.open_records()
+    with pytest.raises(JournalError, match="others than user"):
+        journal.record(JobKey("alpha", 7, 1))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_journal_of_another_user_is_not_believed(tmp_path):
+    (tmp_path / "journal").mkdir(mode=0o700)
+    os.chown(tmp_path / "journal", 12345, 12345)
+    with pytest.raises(JournalError, match="it is of 12345"):
+        Journal(tmp_path / "journal").open_records()
