@@ -15,7 +15,7 @@ from slurm_affinode.core.explanation import Explanation
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.model.cluster import Job, NodeGpus
 from slurm_affinode.model.finding import NodeRef, ProcessRef
-from slurm_affinode.workflow import zombie_explain_live, zombie_nodes, zombie_orphans
+from slurm_affinode.workflow import zombie_explain_live, zombie_live, zombie_nodes, zombie_orphans
 from slurm_affinode.workflow.zombie_nodes import LiveGpu, LiveProcess, NodeAnswer, exposed, from_agent
 
 
