@@ -42,7 +42,7 @@ _MEANING = {
 }
 
 
-_INITIALISE = frozenset({"devices", "lock", "restore", "store", "fetch"})
+_INITIALISE = frozenset({"devices", "users", "lock", "restore", "store", "fetch"})
 """Calls before which the helper initialises CUDA, once."""
 
 

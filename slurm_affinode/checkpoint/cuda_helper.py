@@ -46,7 +46,11 @@ def _bindings_version() -> str | None:
 
 
 def _users(driver: Driver, pids: list[int]) -> list[int]:
-    """The restore thread tells: the state of a process without CUDA is "running" too."""
+    """The restore thread tells: the state of a process without CUDA is "running" too.
+
+    A driver that is not initialised says so with the error by which it tells of a process without CUDA.
+    """
+    driver.initialise()
     found = []
     for pid in pids:
         try:

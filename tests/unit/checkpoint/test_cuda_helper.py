@@ -41,10 +41,28 @@ def ask(bindings: Bindings, call: str, **arguments: Any) -> Any:
 def test_who_uses_cuda_and_who_has_ended_meanwhile() -> None:
     """Drivers 580 and 595 call the missing process an error of the operating system; one that is there is an error."""
     says = {1: Code.CUDA_SUCCESS, 2: Code.CUDA_ERROR_NOT_INITIALIZED, GONE: Code.CUDA_ERROR_OPERATING_SYSTEM}
-    bindings = Bindings(cuCheckpointProcessGetRestoreThreadId=lambda pid: (says[pid], 5))
+    bindings = Bindings(
+        cuInit=lambda flags: (Code.CUDA_SUCCESS,), cuCheckpointProcessGetRestoreThreadId=lambda pid: (says[pid], 5)
+    )
     assert ask(bindings, "users", pids=[1, 2, GONE]) == {"ok": [1]}
     says[os.getpid()] = Code.CUDA_ERROR_OPERATING_SYSTEM
     assert ask(bindings, "users", pids=[os.getpid()]) == {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}
+
+
+def test_a_driver_that_was_not_initialised_is_not_taken_for_processes_without_cuda() -> None:
+    """It says the same of itself as of them; and where it cannot be initialised, who uses it is not known."""
+    begun: list[int] = []
+
+    def thread_of(pid: int) -> tuple[Code, int]:
+        return (Code.CUDA_SUCCESS if begun else Code.CUDA_ERROR_NOT_INITIALIZED, 5)
+
+    def init(code: Code) -> Callable[..., Any]:
+        return lambda flags: (begun.append(flags) if code is Code.CUDA_SUCCESS else None, (code,))[1]
+
+    broken = Bindings(cuInit=init(Code.CUDA_ERROR_OPERATING_SYSTEM), cuCheckpointProcessGetRestoreThreadId=thread_of)
+    assert ask(broken, "users", pids=[1]) == {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}
+    sound = Bindings(cuInit=init(Code.CUDA_SUCCESS), cuCheckpointProcessGetRestoreThreadId=thread_of)
+    assert ask(sound, "users", pids=[1]) == {"ok": [1]}
 
 
 def test_nothing_is_locked_where_a_restore_could_not_be_done() -> None:
