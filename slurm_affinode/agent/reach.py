@@ -28,6 +28,7 @@ SILENT_S = 5.0
 SLOW_S = {"kill-orphan": 30.0}
 """The agent asks slurmctld, and a process has its time to end and then to be killed."""
 SHOWN_PROBLEMS = 3
+_HERE = ""
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class Reach:
     _found: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Job as it was named -> node whose agent knew it (empty: this node's), and its raw id."""
     _silent: dict[str, str] = field(default_factory=dict)
-    """Node -> how its agent did not answer."""
+    """Node, or ``_HERE`` -> how its agent did not answer."""
 
     def about(self, job: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request about one job, from the agent that knows it.
@@ -77,7 +78,7 @@ class Reach:
         named = list(nodes)
         if not named:
             try:
-                answer = self.ask_local(self.config.agent.run_dir, {"verb": "status"})
+                answer = self._here({"verb": "status"})
             except UnreachableError:
                 everybodys = uid == 0 or user in self.config.agent.admins
                 named = self._nodes_of(None if everybodys else user)
@@ -160,17 +161,27 @@ class Reach:
 
     def _ask(self, node: str, request: Mapping[str, Any]) -> dict[str, Any]:
         if not node:
-            return self.ask_local(self.config.agent.run_dir, request)
-        timeout_s = SLOW_S.get(str(request.get("verb")), CONNECT_S)
+            return self._here(request)
         if node == node_name(self.config):
-            began = self.clock()
             try:
-                return self.ask_local(self.config.agent.run_dir, request, timeout_s=timeout_s)
+                return self._here(request)
             except UnreachableError:
-                if self.clock() - began >= SILENT_S:
+                if _HERE in self._silent:
                     raise
         port = listen_address(self.config.agent.listen)[1] if self.config.agent.listen else DEFAULT_PORT
-        return self.ask_node(node, port, node, request, timeout_s=timeout_s)
+        return self.ask_node(node, port, node, request, timeout_s=_wait_s(request))
+
+    def _here(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """This node's agent, by its socket."""
+        if _HERE in self._silent:
+            raise UnreachableError(self._silent[_HERE])
+        began = self.clock()
+        try:
+            return self.ask_local(self.config.agent.run_dir, request, timeout_s=_wait_s(request))
+        except UnreachableError as error:
+            if self.clock() - began >= SILENT_S:
+                self._silent[_HERE] = str(error)
+            raise
 
     # --- Slurm
 
@@ -219,6 +230,10 @@ class Reach:
         """End what was started."""
         if self._client is not None:
             self._client.close()
+
+
+def _wait_s(request: Mapping[str, Any]) -> float:
+    return SLOW_S.get(str(request.get("verb")), CONNECT_S)
 
 
 def _cannot(job: Job) -> AnswerError:

@@ -250,3 +250,23 @@ def test_a_stopped_agent_of_this_node_is_not_asked_over_the_network(reach: Calla
     with pytest.raises(UnreachableError, match=r"control\.sock"):
         asking.ask("login", {"verb": "status"})
     assert agents.asked == []
+
+
+def test_a_stopped_agent_of_this_node_costs_a_command_one_time_out(reach: Callable[[Agents, Slurm], Reach]) -> None:
+    """Asked for all jobs, for one, and once more as the node of the job."""
+    agents = Agents({"c1": {7}})
+    asking = reach(agents, Slurm({7: job()}, [NODE]))
+    asked: list[float] = []
+
+    def stopped(run_dir: Path, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        asked.append(timeout_s)
+        raise UnreachableError("control.sock: the agent does not answer: timed out")
+
+    asking.ask_local = stopped
+    passing = iter(range(0, 1000, 10))
+    asking.clock = lambda: next(passing)
+    answers = dict(asking.everywhere(["login", "c1"], 0, user="root"))
+    assert answers["login"] == "control.sock: the agent does not answer: timed out"
+    assert isinstance(answers["c1"], dict)
+    assert asking.about("7", {"verb": "status"})["node"] == "c1"
+    assert asked == [10.0]
