@@ -30,10 +30,12 @@ REST = timedelta(hours=1)
 """Not before that is the same node drained or resumed again, the same job suspended, are its steps cancelled."""
 REASON = "slurm-affinode"
 _SPARED = frozenset({"has-job", "maybe-job", "system", "unknown"})
-_NOT_NOW = frozenset(
-    {"under-way", "already-suspended", "fault", "stopped", "ended", "gone", "unknown-job", "not-yours"}
-)
-"""Answers to a suspension that say nothing about whether it is possible."""
+_NOT_NOW = frozenset({
+    "under-way", "already-suspended", "fault", "ended", "gone", "unknown-job", "not-yours", "not-suspended",
+    "not-opted-in", "slurm", "recovering", "not-started", "state", "busy",
+})  # fmt: skip
+"""Answers to a suspension that say nothing about whether it is possible: of a job that ends or is suspended just now,
+of an agent that was started a moment ago and does not know yet what it told of the job when this run began."""
 _ASLEEP = frozenset({"asleep", "waking", "starting"})
 _GONE = frozenset({"gone", "not-on-gpu", "ended", "already-suspended"})
 
@@ -173,6 +175,13 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
     longer = _interactive(action, tools, look)
     if longer is not None:
         return Outcome(action, "spared", f"{action.target}: {longer}", look)
+    if action.verb == "cancel" and action.settings.prefer_suspend and look.job is not None:
+        # An agent may have come back since the decision, and know that the job opted in; or the job went to sleep.
+        known = opted_in([action], tools.ask)
+        if look.job.job_id in known.asleep:
+            return Outcome(action, "spared", f"{action.target}: it sleeps in place by now", look)
+        if look.job.job_id in known.watched:
+            action = replace(action, verb="suspend", reason=f"{action.reason}; the job may be suspended")
     try:
         return _done(action, tools, look)
     except (UnknownJobError, AlreadyDoneError) as error:

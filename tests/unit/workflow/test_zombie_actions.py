@@ -198,10 +198,16 @@ def test_a_job_that_opted_in_is_suspended(world: World) -> None:
 @pytest.mark.parametrize(
     ("code", "limit", "result", "verb"),
     [("host-memory", 5, "done", "cancel"), ("host-memory", 0, "failed", "suspend"),
-     ("under-way", 5, "failed", "suspend"), ("already-suspended", 5, "gone", "suspend")],
+     ("stopped", 5, "done", "cancel"), ("under-way", 5, "failed", "suspend"),
+     ("already-suspended", 5, "gone", "suspend"), ("not-opted-in", 5, "failed", "suspend"),
+     ("not-suspended", 5, "failed", "suspend"), ("slurm", 5, "failed", "suspend"),
+     ("recovering", 5, "failed", "suspend"), ("not-started", 5, "failed", "suspend")],
 )  # fmt: skip
 def test_what_cannot_be_suspended_is_cancelled(world: World, code: str, limit: int, result: str, verb: str) -> None:
-    """Within the limit of cancellations; what is being suspended already is left to that."""
+    """Within the limit of cancellations; what is being suspended already is left to that.
+
+    That its owner has stopped it is no shelter; that an agent was started anew just now is no reason.
+    """
     world.policy = parse_policy(MAIL + f"[limits]\ncancel = {limit}", where="z")
     world.errors["suspend"] = AnswerError(code, "does not fit into memory", hint=None, exit_code=1)
     [outcome] = act(world, due(verb="suspend"))
@@ -278,3 +284,21 @@ def test_a_part_of_a_job_with_a_script_is_not_interactive(world: World) -> None:
     assert [one.result for one in act(world, due(squatter(subject=subject)))] == ["done"]
     world.jobs["8"] = running("8", batch=False)
     assert [one.result for one in act(world, due(squatter(subject=job(job_id=8, id="8", batch=None))))] == ["spared"]
+
+
+@pytest.mark.parametrize(
+    ("state", "result", "done"),
+    [("watched", "done", ["suspend 7"]), ("asleep", "spared", []), ("restored", "done", ["7"])],
+)
+def test_that_a_job_opted_in_is_asked_again_before_it_is_cancelled(
+    world: World, state: str, result: str, done: list[str]
+) -> None:
+    """Its agent was started anew when it was decided; where the policy prefers to cancel, that does not matter."""
+    world.answers["status"] = {"jobs": [{"job_id": 7, "state": state}]}
+    assert [one.result for one in act(world)] == [result]
+    assert world.cancelled == done
+    again = due(squatter(subject=job(job_id=8, id="8")), prefer_suspend=False)
+    world.jobs["8"] = running("8")
+    world.answers["status"] = {"jobs": [{"job_id": 8, "state": state}]}
+    assert [one.result for one in act(world, again)] == ["done"]
+    assert world.cancelled[-1] == "8"
