@@ -17,7 +17,7 @@ import polars as pl
 
 from slurm_affinode.errors import InputError
 from slurm_affinode.history import plainlines
-from slurm_affinode.history.aliases import VALUES, folded
+from slurm_affinode.history.aliases import VALUES, Aliases, folded
 from slurm_affinode.history.lines import Block
 from slurm_affinode.history.reading import Notes, ReadOptions
 from slurm_affinode.history.tabular import TableReader
@@ -30,6 +30,8 @@ _SMI_COLUMN = re.compile(
     r"\w+_(?:mode|version|attached|active))(?:\s*\[.+\])?"
 )
 """``nvidia-smi --help-query-gpu``: names of several words joined by dots, and these."""
+_PREFACE = re.compile(r'\s*(?:$|#|"?sep=."?\s*$)', re.IGNORECASE)
+_PREFACE_LINES = 100
 _SMI_MARK = re.compile(r"(?:utilization\.|memory\.|power\.draw|pci\.bus_id)")
 
 
@@ -49,6 +51,21 @@ def is_smi_header(line: str) -> bool:
     """Whether a line is the header of an nvidia-smi query."""
     cells = [cell.strip() for cell in line.split(",")]
     return _SMI_MARK.search(line) is not None and all(_SMI_COLUMN.fullmatch(cell) for cell in cells)
+
+
+def is_table(line: str, aliases: Aliases) -> bool:
+    """Whether a line is the header of a table: at least two names that the alias table knows."""
+    if not any(mark in line for mark in DELIMITERS):
+        return False
+    cells = [cell.strip().strip('"') for cell in line.split(delimiter_of(line))]
+    known = [alias for cell in cells if (alias := aliases.column(cell)) is not None]
+    return len(known) >= 2 or any(alias.field in VALUES for alias in known)
+
+
+def after_preface(lines: list[str], aliases: Aliases) -> list[str]:
+    """``lines`` from the header of a table on, where only comments and Excel's ``sep=`` stand before it; else all."""
+    at = next((at for at, line in enumerate(lines) if not _PREFACE.match(line) or is_table(line, aliases)), None)
+    return lines[at:] if at is not None and is_table(lines[at], aliases) else lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +92,8 @@ class Reader:
         """Yield samples."""
         rest = ""
         number = 1
-        for whole in blocks:
+        for at, given in enumerate(blocks):
+            whole = given if at else self._after_preface(given)
             block = whole if rest else self._without_header(whole)
             if not rest and (lines := self._plain(block)) is not None:
                 number = int(whole.lines["number"][-1]) + 1
@@ -93,6 +111,10 @@ class Reader:
             yield from self._table.rest()
         elif not self._notes.problem_count:
             raise InputError("has a header and nothing else" if self._header else "is empty", where=self._notes.name)
+
+    def _after_preface(self, block: Block) -> Block:
+        first = block.lines["line"].head(_PREFACE_LINES).to_list()
+        return Block(block.lines[len(first) - len(after_preface(first, self._options.aliases)) :], block.open_line)
 
     def _without_header(self, block: Block) -> Block:
         """Take the header, where it is one line, off the first block."""

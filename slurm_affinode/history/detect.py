@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from slurm_affinode.errors import InputError
-from slurm_affinode.history.aliases import VALUES, Aliases
-from slurm_affinode.history.csvfile import DELIMITERS, delimiter_of, is_smi_header
+from slurm_affinode.history.aliases import Aliases
+from slurm_affinode.history.csvfile import after_preface, is_smi_header, is_table
 from slurm_affinode.history.dmon import HEADER
 from slurm_affinode.history.lines import head
 
@@ -33,12 +33,11 @@ def detect(path: Path, name: str, aliases: Aliases) -> str:
         raise InputError("is empty", where=name)
     if start.startswith(b"PAR1"):
         return "parquet"
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise InputError("is UTF-16 text", where=name, hint="convert it first: iconv -f UTF-16 -t UTF-8")
     if b"\0" in start:
         raise InputError("is a binary file of no known format", where=name, hint=_known())
     text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
-    lines = [line for line in text.split("\n") if line.strip()]
+    whole = [line for line in text.split("\n") if line.strip()]
+    lines = after_preface(whole, aliases)
     # A line of exposition text may begin with a brace too: {"name", label="value"} 5
     if text.lstrip()[:1] in "{[" and not _SAMPLE.match(lines[0]) and _is_json(text):
         return "prometheus-json"
@@ -51,11 +50,11 @@ def detect(path: Path, name: str, aliases: Aliases) -> str:
         raise InputError("is output of nvidia-smi in a form that is not read", where=name, hint=hint)
     if _COMMENT.match(lines[0]) or _is_exposition(lines):
         return "openmetrics" if any(re.match(r"#\s*(?:EOF|UNIT)\b", line) for line in lines) else "prometheus"
-    if is_smi_header(lines[0].strip()) or (_SMI_ROW.search(lines[0]) and not _is_table(lines[0], aliases)):
+    if is_smi_header(lines[0].strip()) or (_SMI_ROW.search(lines[0]) and not is_table(lines[0], aliases)):
         return "nvidia-smi"
-    if _is_table(lines[0], aliases):
+    if is_table(lines[0], aliases):
         return "csv"
-    raise InputError(f"has no known format; it begins with {lines[0].strip()[:60]!r}", where=name, hint=_known())
+    raise InputError(f"has no known format; it begins with {whole[0].strip()[:60]!r}", where=name, hint=_known())
 
 
 def _known() -> str:
@@ -79,12 +78,3 @@ def _is_exposition(lines: list[str]) -> bool:
     hits = sum(bool(_SAMPLE.match(line) or line.startswith("#")) for line in seen)
     metrics = any("{" in line for line in seen) or any(not line.startswith("#") for line in seen)
     return metrics and 2 * hits >= len(seen) and not any(mark in seen[0].split("{")[0] for mark in (",", ";", "\t"))
-
-
-def _is_table(line: str, aliases: Aliases) -> bool:
-    """Whether a line is the header of a table: at least two names that the alias table knows."""
-    if not any(mark in line for mark in DELIMITERS):
-        return False
-    cells = [cell.strip().strip('"') for cell in line.split(delimiter_of(line))]
-    known = [alias for cell in cells if (alias := aliases.column(cell)) is not None]
-    return len(known) >= 2 or any(alias.field in VALUES for alias in known)

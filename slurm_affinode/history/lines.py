@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
+import io
 import lzma
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 from slurm_affinode.errors import InputError, one_line
-from slurm_affinode.packed import DAMAGED, MAGIC_BYTES, compression
+from slurm_affinode.packed import DAMAGED, MAGIC_BYTES, compression, utf8_stream
 
 CHUNK = 16 * 2**20
 _AGAIN = "copy the file again; nothing of it was taken in"
@@ -63,15 +64,19 @@ def compression_of(path: Path) -> str | None:
 
 
 def open_binary(path: Path) -> BinaryIO:
-    """Open a file, decompressing gzip, zstd, bzip2 and xz."""
+    """Open a file, decompressing gzip, zstd, bzip2 and xz; text in UTF-16 is read as UTF-8."""
     openers: dict[str | None, Callable[[], object]] = {
-        None: lambda: path.open("rb"),
+        None: lambda: path.open("rb", buffering=0),
         "gzip": lambda: gzip.open(path, "rb"),  # noqa: SIM115 - the caller closes it
         "bzip2": lambda: bz2.open(path, "rb"),  # noqa: SIM115
         "xz": lambda: lzma.open(path, "rb"),  # noqa: SIM115
         "zstd": lambda: pa.CompressedInputStream(pa.OSFile(str(path), "rb"), "zstd"),
     }
-    return cast("BinaryIO", openers[compression_of(path)]())
+    file = io.BufferedReader(cast("io.RawIOBase", openers[compression_of(path)]()))
+    text = utf8_stream(file)
+    if text is not file:
+        file.close()
+    return text
 
 
 def head(path: Path, size: int = 64 * 1024) -> bytes:

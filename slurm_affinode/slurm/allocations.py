@@ -21,6 +21,7 @@ from zoneinfo import ZoneInfo
 import polars as pl
 
 from slurm_affinode.errors import InputError
+from slurm_affinode.packed import utf8
 from slurm_affinode.slurm import hostlist, times
 from slurm_affinode.slurm.accounting import Problem
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS
@@ -57,7 +58,7 @@ def read(data: bytes, *, where: str, cluster: str = "default", zone: str = "UTC"
     ``zone`` is the IANA zone of times without an offset. Raises ``InputError`` where the form is none of them, or with
     ``strict`` at the first bad record.
     """
-    data = _unpacked(data, where)
+    data = utf8(_unpacked(data, where))
     if b"\0" in data:
         raise InputError("this is a binary file", where=where, hint=_HINT)
     text = data.decode("utf-8-sig", "backslashreplace").replace("\r\n", "\n").replace("\r", "\n")

@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 import polars as pl
 
 from slurm_affinode.errors import InputError
-from slurm_affinode.packed import DAMAGED, MAGIC_BYTES, compression, unpacked
+from slurm_affinode.packed import DAMAGED, MAGIC_BYTES, compression, unpacked, utf8_stream
 from slurm_affinode.slurm.accounting import Accounting, Problem, TimeDecision
 from slurm_affinode.slurm.records import RECORDS, assemble, endless, gpu_clusters
 from slurm_affinode.slurm.sacct_convert import Converter
@@ -28,7 +28,6 @@ _MAGIC = {
     b"\x7fELF": "a program",
 }
 _BOM = b"\xef\xbb\xbf"
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _LINES_SHOWN = 5
 
 
@@ -100,16 +99,14 @@ def _opened(source: Path | bytes | BinaryIO, name: str) -> Iterator[io.BufferedR
             raise InputError("the file is empty", where=name)
         if (kind := compression(head)) is not None:
             inside = stack.enter_context(unpacked(buffered, kind))
-            yield io.BufferedReader(cast(io.RawIOBase, inside))
+            yield utf8_stream(io.BufferedReader(cast(io.RawIOBase, inside)))
         else:
-            yield buffered
+            yield utf8_stream(buffered)
 
 
 def _refuse_binary(head: bytes, name: str) -> None:
     if not head.strip():
         raise InputError("the file is empty", where=name)
-    if head.startswith(_UTF16):
-        raise InputError("this is UTF-16 text", where=name, hint="convert it: iconv -f UTF-16 -t UTF-8")
     for magic, what in _MAGIC.items():
         if head.startswith(magic):
             raise InputError(f"this is {what}, not sacct output", where=name)

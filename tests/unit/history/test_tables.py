@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -173,6 +174,15 @@ def test_a_long_table(read: Reader, recorded: Path) -> None:
     assert dict(result.notes.unknown) == {"something_else": 1}
 
 
+def test_text_in_utf16_is_read(read: Reader, tmp_path: Path) -> None:
+    """As programs of Windows write it; also compressed."""
+    path = tmp_path / "gpu01.csv"
+    data = "time,gpu,name,util\r\n1793520000,3,é,7\r\n".encode("utf-16")
+    for content in (data, gzip.compress(data)):
+        path.write_bytes(content)
+        assert [(row["model"], row["util_pct"]) for row in read(path).rows] == [("é", 7.0)]
+
+
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_the_delimiter_is_found(read: Reader, tmp_path: Path, delimiter: str) -> None:
     """Quoted names may hold it."""
@@ -181,6 +191,17 @@ def test_the_delimiter_is_found(read: Reader, tmp_path: Path, delimiter: str) ->
     path.write_text("\n".join(delimiter.join(row) for row in rows))
     (row,) = read(path).rows
     assert (row["index"], row["model"], row["util_pct"]) == (3, f"A{delimiter}B", 7.0)
+
+
+@pytest.mark.parametrize("before", ["sep=,\n", '"sep=,"\n', "# of rack 3, 2026\n\n#\n", "#group,false,true\n", "\n\n"])
+def test_what_stands_before_a_table_is_passed_over(read: Reader, tmp_path: Path, before: str) -> None:
+    """Excel's separator and comments; not a header that begins as one, and lines are counted with it."""
+    path = tmp_path / "gpu01.csv"
+    for mark in ("", "#"):
+        path.write_text(f"{before}{mark}time,gpu,util\n1793520000,3,7\n1793520030,3\n1793520060,3,9\n")
+        result = read(path)
+        assert [(row["index"], row["util_pct"]) for row in result.rows] == [(3, 7.0), (3, 9.0)]
+        assert [one.line for one in result.notes.problems] == [before.count("\n") + 3]
 
 
 @pytest.mark.parametrize(

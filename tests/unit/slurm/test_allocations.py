@@ -49,8 +49,9 @@ def test_csv() -> None:
 
 @pytest.mark.parametrize("text", ['job_id,node,gpu\n1,n1,"0,1"\n', "job_id\tnode\tgpu\r1\tn1\t0,1\r"])
 def test_gpus_as_slurm_and_cuda_list_them(text: str) -> None:
-    """``SLURM_JOB_GPUS`` and ``CUDA_VISIBLE_DEVICES`` have commas; lines may end in CR alone, files may be gzip."""
+    """``SLURM_JOB_GPUS`` and ``CUDA_VISIBLE_DEVICES`` have commas; lines may end in CR, files be gzip or UTF-16."""
     assert read(text).gpus["gpu"].to_list() == ["0", "1"]
+    assert allocations.read(text.encode("utf-16"), where="in").gpus["gpu"].to_list() == ["0", "1"]
     packed = gzip.compress(text.encode())
     assert allocations.read(packed, where="in").gpus["gpu"].to_list() == ["0", "1"]
     with pytest.raises(InputError, match="in: the gzip file is damaged or cut"):

@@ -71,6 +71,18 @@ def test_any_delimiter_is_found_from_the_header(delimiter: str, trailing: bool) 
     assert not found.problems
 
 
+@pytest.mark.parametrize("form", ["utf-16", "utf-16-be"])
+def test_text_in_utf16_is_read(form: str) -> None:
+    """As PowerShell's ``>`` writes what it gets of a remote sacct; also compressed, and cut in half a character."""
+    mark = "" if form == "utf-16" else "\ufeff"
+    data = (mark + (HEAD + row(7, name="trainé")).replace("\n", "\r\n")).encode(form)
+    for whole in (data, gzip.compress(data)):
+        found = parse(whole)
+        assert (found.jobs["job_name"].to_list(), found.problems, found.notes) == (["trainé"], (), ())
+    with pytest.raises(InputError, match="cut"):
+        parse(data[:-21])
+
+
 def test_files_put_one_after_the_other_may_have_their_ids_in_other_columns() -> None:
     """As many columns, in another order: the second header is still seen."""
     found = parse("JobIDRaw|State|JobName\n1|FAILED|JobID\nUser|JobID|State\nbob|2|TIMEOUT\n")
@@ -271,7 +283,7 @@ def test_a_field_that_means_little_is_taken_as_unknown() -> None:
         (b"PAR1\x00\x00", "Parquet"),
         (b"\x7fELF\x02", "program"),
         (b"JobID|State\n1|\x00|x\n", "binary"),
-        (b"\xff\xfeJ\x00o\x00", "UTF-16"),
+        (b"\xff\xfeJ\x00o\x00", "not sacct output"),
         (b"hello world\n", "not sacct output"),
         (b"a,b,c\n1,2,3\n", "not sacct output"),
         (b"1|1|COMPLETED\n", "no header"),
