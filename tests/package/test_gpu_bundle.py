@@ -89,6 +89,26 @@ def test_what_it_does_not_know_is_refused(top: Path) -> None:
     done = run(top)
     assert (done.returncode, "no Python that this bundle has wheels for" in done.stderr) == (3, True)
     assert f"found here: Python {sys.version.split()[0]}" in done.stderr
+    done = run(top, PYTHON="/nonexistent")
+    assert (done.returncode, "found here: /nonexistent, which does not run" in done.stderr) == (3, True)
+
+
+def test_libraries_that_the_loader_does_not_know_are_found(top: Path, tmp_path: Path) -> None:
+    """Containers have NVIDIA's in a directory of their own, and need not say so."""
+    place = tmp_path / "nvidia"
+    place.mkdir()
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        (place / name).touch()
+    script = top / "run"
+    script.write_text(script.read_text().replace("/usr/local/nvidia/lib64", str(place)))
+    known = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
+    done = subprocess.run(
+        [str(script), "table"], env={**known, "PYTHON": sys.executable}, capture_output=True, text=True, check=False,
+        timeout=120,
+    )  # fmt: skip
+    if "there is no NVIDIA driver here" not in done.stdout:
+        pytest.skip("this machine has a driver")
+    assert f"NVIDIA's libraries: {place}" in done.stderr
 
 
 def test_packages_of_the_machine_with_the_same_names_do_no_harm(top: Path, tmp_path: Path) -> None:
