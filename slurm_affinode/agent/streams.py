@@ -20,6 +20,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from slurm_affinode.agent.closing import close
 from slurm_affinode.checkpoint.asuser import User, as_user
 from slurm_affinode.checkpoint.interface import InheritFd, RestoreFailed
 from slurm_affinode.errors import AffinodeError
@@ -71,9 +72,7 @@ def borrowed(pid: int, numbers: Sequence[int] = STREAMS) -> Iterator[dict[int, i
                 fds[number] = None
         yield fds
     finally:
-        for fd in fds.values():
-            if fd is not None:
-                os.close(fd)
+        close([fd for fd in fds.values() if fd is not None])
 
 
 def save(init_pid: int, write: Save, user: User, *, proc: Path = Path("/proc")) -> tuple[SavedOutput, ...]:
@@ -88,7 +87,7 @@ def save(init_pid: int, write: Save, user: User, *, proc: Path = Path("/proc")) 
         try:
             return write(name, reading, size)
         finally:
-            os.close(reading)
+            close([reading])
 
     with borrowed(init_pid) as fds:
         for number, fd in fds.items():

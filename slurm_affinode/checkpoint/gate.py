@@ -29,7 +29,7 @@ _SCRIPT = """#!/bin/sh
 echo >ask
 until read -r _ <go; do sleep 1; done
 """
-_PLACES = ("/var/tmp", "/var/lib")  # noqa: S108 - a directory of our own is made there
+_PLACES = ("/var/tmp", "/var/lib", "/run")  # noqa: S108 - a directory of our own is made there
 _NAME = "slurm-affinode-restore-"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -93,7 +93,7 @@ class Gate:
 
 @contextmanager
 def work_directory() -> Iterator[tuple[Path, int]]:
-    """A directory for CRIU to work in, where programs can be run (``noexec``), and a descriptor of it.
+    """A directory for CRIU to work in, where programs can be written and run (``noexec``), and a descriptor of it.
 
     Those that agents have left which were killed during a restore go first.
     """
@@ -139,5 +139,10 @@ def _sweep(place: Path) -> None:
 
 def _place() -> str:
     usual = tempfile.gettempdir()
-    fit = (place for place in (usual, *_PLACES) if not os.statvfs(place).f_flag & os.ST_NOEXEC)
-    return next(fit, usual)
+    return next((place for place in (usual, *_PLACES) if _fits(place)), usual)
+
+
+def _fits(place: str) -> bool:
+    with suppress(OSError):  # there is none
+        return not os.statvfs(place).f_flag & (os.ST_NOEXEC | os.ST_RDONLY)
+    return False

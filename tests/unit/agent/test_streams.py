@@ -8,10 +8,13 @@ import subprocess
 
 import pytest
 
+from slurm_affinode import patience
 from slurm_affinode.agent import streams
+from slurm_affinode.checkpoint import writer
 from slurm_affinode.checkpoint.asuser import User
+from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import RestoreFailed
-from slurm_affinode.model.suspension import SavedOutput
+from slurm_affinode.model.suspension import JobKey, SavedOutput
 
 ME = User(os.getuid(), os.getgid())
 ALICE = User(2001, 2001, (2001, 2077))
@@ -52,6 +55,35 @@ def test_output_is_saved_once_where_both_streams_are_one_file(shepherd, tmp_path
     assert (err.file, err.same_as) == (None, 1)
     assert out.inherit == str(tmp_path / "out").lstrip("/")
     assert (tmp_path / "image" / "out.1").read_bytes() == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("since", ["before", "meanwhile"])
+def test_output_that_does_not_answer_is_told(tmp_path, stalling, monkeypatch, since):
+    """Of a file server that has gone: the suspension is taken back, and others have their turn."""
+    monkeypatch.setattr(patience.Patience.__init__, "__kwdefaults__", {"look_s": 0.2})
+    monkeypatch.setattr(writer, "_READ_S", 0.2)
+    theirs = stalling(tmp_path / "theirs")
+    (theirs.path / "out").write_bytes(b"one\n" * 100_000)
+    with (theirs.path / "out").open("ab") as file:
+        process = subprocess.Popen(("sleep", "100"), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.DEVNULL)
+    store = DirectoryStore(tmp_path / "images", b"k" * 32)
+    try:
+        with store.begin(JobKey("c", 1, 1), uid=0, estimate=1) as image:
+
+            def save(name, fd, size):
+                theirs.stall()
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                return image.save(name, fd, size)
+
+            if since == "before":
+                theirs.stall()
+            with pytest.raises(streams.StreamsError, match="cannot be read: its file system does not answer"):
+                streams.save(process.pid, save, ME)
+    finally:
+        theirs.go_on()
+        store.close()
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize(

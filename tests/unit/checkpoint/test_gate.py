@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_affinode.checkpoint import gate
 from slurm_affinode.checkpoint.gate import Gate, work_directory
 from slurm_affinode.checkpoint.interface import RestoreFailed
 from slurm_affinode.errors import UnreachableError
@@ -135,3 +136,28 @@ def test_a_work_directory_that_another_sweeps_before_it_is_locked_is_made_anew(
         assert path != swept[0]
         assert os.path.samestat(path.stat(), os.fstat(fd))
     assert not list(tmp_path.iterdir())
+
+
+def test_it_is_where_programs_can_be_written_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites mount what everybody may write to without programs, and some of the rest read-only."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    places = [tmp_path / name for name in ("noexec", "ro", "missing", "good")]
+    monkeypatch.setattr(tempfile, "tempdir", str(places[0]))
+    monkeypatch.setattr(gate, "_PLACES", [str(place) for place in places[1:]])
+    mounted = []
+    places[3].mkdir()
+    try:
+        for place in places[:2]:
+            place.mkdir()
+            done = subprocess.run(["mount", "-t", "tmpfs", "-o", place.name, "tmpfs", place], check=False)
+            if done.returncode:
+                pytest.skip("no tmpfs can be mounted")
+            mounted.append(place)
+        with work_directory() as (work, _):
+            assert work.parent == places[3]
+            with Gate(work, lambda: None):
+                assert criu_runs_it(work, "pre-resume") == 0
+    finally:
+        for place in mounted:
+            subprocess.run(["umount", "-l", place], check=False)
