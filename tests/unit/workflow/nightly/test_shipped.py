@@ -89,3 +89,13 @@ def test_what_is_enabled_starts_with_the_machine():
         else:
             assert wanted is not None, path.name
             assert wanted[1] == ("timers.target" if path.suffix == ".timer" else "multi-user.target")
+
+
+def test_the_agent_is_started_again_for_as_long_as_it_takes():
+    """systemd gives up after five starts in ten seconds; a store may be mounted, and slurmctld be there, later."""
+    text = (REPORTS / "systemd" / "slurm-affinode-agent.service").read_text()
+    pause = re.search(r"^RestartSec=(\d+)s$", text, re.MULTILINE)
+    assert pause
+    assert int(pause[1]) * 4 > 10
+    assert "Restart=always\n" in text
+    assert "RuntimeDirectoryPreserve=yes\n" in text, "the GPUs of its jobs would be forgotten while it is upgraded"
