@@ -45,6 +45,9 @@ class Entries:
         self._key = key
         self.owner = owner
         self.top = rootdir.open_top(path, owner=owner, create=create)
+        facts = os.fstat(self.top)
+        self.place = facts.st_dev, facts.st_ino
+        """Which directory that is, by whatever path."""
 
     def close(self) -> None:
         """Let go of the directory."""

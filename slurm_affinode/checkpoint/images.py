@@ -65,6 +65,10 @@ class DirectoryStore:
         self.budget = Budget(path, quota=quota, user_quota=user_quota, reserve=reserve)
         self._mutex = threading.Lock()
 
+    def same_as(self, other: DirectoryStore) -> bool:
+        """Whether both are one directory, by whatever paths."""
+        return self._entries.place == other._entries.place
+
     def close(self) -> None:
         """Let go of the directory."""
         self._entries.close()

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 from slurm_affinode.checkpoint import packing
@@ -79,6 +80,15 @@ def open_tiers(
             continue
         level = config.compress if shared and packing.zstd() is not None else 0
         tiers.append(Tier(name, store, shared=shared, direct=config.direct, level=level))
+    for one, other in combinations(tiers, 2):
+        # What the one lets go of, as the other has a copy, would be gone.
+        if one.store.same_as(other.store):
+            for tier in tiers:
+                tier.store.close()
+            raise CheckpointError(
+                f"{one.store.path} and {other.store.path} are one directory: the tiers {one.name} and {other.name}",
+                hint="give each of suspend.local_store, suspend.shared_store and suspend.tiers.memory one of its own",
+            )
     if config.compress and packing.zstd() is None:
         missing.append("images are not compressed: the Python package zstandard is not installed")
     return Tiers(

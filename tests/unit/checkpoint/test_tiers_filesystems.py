@@ -204,6 +204,17 @@ def test_a_shared_store_is_not_made_where_its_file_system_is_not_mounted(tmp_pat
         store.close()
 
 
+def test_tiers_in_one_directory_are_refused(tmp_path: Path, mounted: Callable[..., Path]) -> None:
+    """By two paths, too: what left one of them, as the other has a copy, would have left both."""
+    with pytest.raises(CheckpointError, match="are one directory: the tiers disk and shared"):
+        open_tiers(SuspendConfig(local_store=tmp_path / "images", shared_store=tmp_path / "images"), KEY)
+    bound = mounted("bound")
+    subprocess.run(["mount", "--bind", tmp_path / "images", bound], check=True)
+    with pytest.raises(CheckpointError, match="are one directory"):
+        open_tiers(SuspendConfig(local_store=tmp_path / "images", shared_store=bound), KEY)
+    subprocess.run(["umount", bound], check=True)
+
+
 def test_a_directory_that_is_no_tmpfs_is_no_memory(tmp_path: Path) -> None:
     """The tier is left out, with the reason."""
     if filesystem(tmp_path) == "tmpfs":
