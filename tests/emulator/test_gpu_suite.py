@@ -84,6 +84,15 @@ def test_a_gpu_that_counts_engine_and_memory_activity(bare_node: Node, tmp_path:
     assert shown["busy"]["engine"] > 1 >= shown["idle"]["engine"]
 
 
+def test_a_gpu_that_tells_too_little_of_itself_is_no_reason_to_fail(node: Node, tmp_path: Path) -> None:
+    """Idle detection needs two signals; an agent would suspend nothing there."""
+    node.ctl("fault", "util-unsupported")
+    ran, found = run(node.env, tmp_path / "results.json", "-k", "work_is_busy")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (one,) = found["tests"]
+    assert (one["outcome"], "needs 2 signals" in one["why"]) == ("skipped", True)
+
+
 def cut_off(command: list[str], env: dict[str, str], enough: Callable[[], bool]) -> int:
     """Start it, and end it as a limit of the time does as soon as there is enough; its exit status."""
     ran = subprocess.Popen(
