@@ -53,6 +53,8 @@ def ask_node(
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as sock:
             line = _exchange(sock, credential + b"\n", timeout_s)
+    except UnicodeError:
+        raise UnreachableError(f"{where}: {host!r} is no name of a machine") from None
     except OSError as error:
         raise UnreachableError(f"{where} does not answer: {error.strerror or error}") from error
     if not line:

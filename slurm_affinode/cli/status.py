@@ -41,6 +41,8 @@ def status(*, config: Config, job: str | None, nodes: tuple[str, ...], as_json: 
     JOB is a job id: 123 or 123_4. Shown are each activity signal with its limit, how long the job has been idle, what
     happens next, and every reason against a suspension by its name.
     """
+    if "" in nodes:
+        raise click.BadParameter("it is empty", param_hint="--node")
     with reach_of(config) as reach:
         if job is not None:
             answer = reach.about(job, {"verb": "status"})

@@ -112,6 +112,13 @@ def test_what_is_no_credential_is_not_answered(node: Node1, data: bytes) -> None
     assert ask_node(HOST, port_of(node), "c1", {"verb": "status"})["ok"] is True
 
 
+@pytest.mark.parametrize("host", ["a" * 80, "a..b", ".a"])
+def test_what_is_no_name_of_a_machine_is_unreachable(vouch: Munge, host: str) -> None:
+    """In one line."""
+    with pytest.raises(UnreachableError, match="is no name of a machine"):
+        ask_node(host, 9403, host, {"verb": "status"})
+
+
 def test_refused_and_absent_agents_are_unreachable(node: Node1, vouch: Munge, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit status 3, with what to look at."""
     with pytest.raises(UnreachableError, match=r"the agent on c9 \(127\.0\.0\.1:\d+\) does not answer"):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -218,6 +219,11 @@ def test_suspend_does_not_wait_for_ever(run: Any, monkeypatch: pytest.MonkeyPatc
         Reach({"begun": True}, {"jobs": [RUNNING | {"state": "suspending"}]}), "suspend", "7", "--timeout", "0.05s"
     )
     assert "it goes on by itself" in str(done.exception)
+
+
+def test_a_node_without_a_name_is_a_usage_error(run: Any) -> None:
+    """Of a variable that is not set: it would be this machine."""
+    assert isinstance(run(Reach({"jobs": []}), "status", "--node", "").exception, click.UsageError)
 
 
 def test_suspend_without_waiting_and_wake(run: Any) -> None:
