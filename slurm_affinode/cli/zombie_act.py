@@ -206,20 +206,37 @@ class Session:
     ledger: Ledger
     began: datetime
     """When it began to look."""
-    jobs: Sequence[Job] = ()
-    """As Slurm knows them."""
+    jobs: Sequence[Job] | None = None
+    """As Slurm knows them; ``None``: it does not answer."""
 
     def plan(self) -> list[Action]:
         """What is to be done. Agents are asked which jobs may be suspended, or sleep, where any is to be warned."""
         now = self.tools.now()
         self.log.see([one.key for one in self.found.findings if one.since is None], now, all_of=self._looked_at_all())
         self.ledger = self.log.ledger(now)
-        decided = plan(self.found.findings, self.asked.policy, self.ledger, now, looked_from=self.began)
+        over = self._over()
+        findings = [one for one in self.found.findings if one.key not in over]
+        decided = plan(findings, self.asked.policy, self.ledger, now, looked_from=self.began)
         elsewhere = self._elsewhere(decided)
         known = actions_of.opted_in(decided, self.tools.ask)
-        return plan(self.found.findings, self.asked.policy, self.ledger, now, opted_in=known.watched,
-                    asleep=known.asleep, elsewhere=elsewhere, looked_from=self.began,
-                    parts=actions_of.parts(self.jobs))  # fmt: skip
+        planned = plan(findings, self.asked.policy, self.ledger, now, opted_in=known.watched,
+                       asleep=known.asleep, elsewhere=elsewhere, looked_from=self.began,
+                       parts=actions_of.parts(self.jobs or ()))  # fmt: skip
+        text = "it has ended, or begun anew, since accounting was read"
+        return planned + [Action("none", one, "ended", text) for one in self.found.findings if one.key in over]
+
+    def _over(self) -> frozenset[str]:
+        """Keys of the findings about jobs that ran when accounting was read, and do not any more."""
+        running = [one for one in self.found.findings if one.job is not None and one.job.running]
+        if self.jobs is None or not running:
+            return frozenset()
+        there = {run for job in self.jobs if job.allocated for run in (actions_of.run_of(job), (job.job_id, None))}
+        here = {_cluster(self.asked, self.found) or UNNAMED, UNNAMED}
+        if any(one.cluster not in here for one in running):
+            here.add(self.tools.slurm.config().get("ClusterName", ""))
+        return frozenset(
+            one.key for one in running if one.cluster in here and one.job and actions_of.run_of(one.job) not in there
+        )
 
     def _looked_at_all(self) -> list[str]:
         """How the keys of findings begin of which this run, which left out nothing, saw all that are there."""
@@ -302,7 +319,7 @@ def _session(asked: Asked) -> Iterator[Session]:
         store = stack.enter_context(Repository.open(config.db_url))
         log = ZombieLog(store.engine)
         slurm: Any = None
-        jobs: Sequence[Job] = ()
+        jobs: Sequence[Job] | None = None
         reach = Reach(config, open_slurm)
         stack.callback(reach.close)
         who = Who.am_i()

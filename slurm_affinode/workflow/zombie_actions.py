@@ -84,6 +84,11 @@ def parts(jobs: Iterable[Job]) -> dict[int, frozenset[int]]:
     return {job.job_id: frozenset(holding.get(job.het_job_id or 0, ())) for job in running}
 
 
+def run_of(job: Job | JobRef) -> tuple[int, int | None]:
+    """What tells the runs of jobs apart: the raw id and when it was submitted, which Slurm counts in seconds."""
+    return job.job_id, None if job.submit is None else int(job.submit.timestamp())
+
+
 def looked(actions: Sequence[Action], who: Who, now: datetime, command: str) -> AuditEntry:
     """The record that somebody looked: what was found, and what was decided about each."""
     found = [

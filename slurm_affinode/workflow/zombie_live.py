@@ -128,11 +128,11 @@ def observe(
         yield Observed(snapshot, jobs, looks, file.signatures, past, since, moment, tuple(notes), store)
 
 
-def as_submitted(jobs: Sequence[Job]) -> Sequence[Job]:
+def as_submitted(jobs: Sequence[Job]) -> tuple[Job, ...]:
     """With the parts of a heterogeneous job that was submitted with a script as such: Slurm shows its first part alone
     so, and the others would be taken for interactive jobs."""
     scripts = {job.job_id for job in jobs if job.het_job_id == job.job_id and job.batch}
-    return tuple(replace(job, batch=True) if job.het_job_id in scripts else job for job in jobs) if scripts else jobs
+    return tuple(replace(job, batch=True) if job.het_job_id in scripts else job for job in jobs)
 
 
 def judged(config: Config, request: Request, seen: Observed) -> Found:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from agent_stand_ins import NODE
 from agent_stand_ins import job as slurm_job
 from click.testing import CliRunner, Result
-from zombie_samples import NOW
+from zombie_samples import NOW, job, squatter
 
 from slurm_affinode.cli import zombie_admin, zombie_install
 from slurm_affinode.cli.main import cli
@@ -361,3 +362,23 @@ def test_only_a_look_that_leaves_out_nothing_says_what_is_gone() -> None:
     assert over(found, kinds=("orphan-memory",)) == ["alpha/orphan-memory/"]
     assert over(found, nodes=("c1",)) == over(found, users=("bob",)) == over(found, min_score=0.5) == []
     assert over(replace(found, snapshot=None)) == []
+
+
+def test_nobody_is_told_of_a_job_that_has_ended_since_accounting_was_read() -> None:
+    """The history goes on and its GPU is idle: Slurm says that the job is over, or another run of it has begun."""
+    submitted = NOW - timedelta(hours=9)
+    jobs = [slurm_job(7, submit=submitted), slurm_job(8, submit=NOW), slurm_job(9, submit=submitted, state="COMPLETED")]
+    findings = tuple(squatter(subject=job(job_id=n, id=str(n))) for n in (7, 8, 9, 10))
+    other, ended = squatter(cluster="beta"), squatter(kind="time-limit", subject=job(end=NOW, state="TIMEOUT"))
+    found = workflow.Found((*findings, other, ended), NOW, NOW, "history")
+    asked = Asked(Config(), workflow.Request(), False, None, False, Policy(), False, False)
+
+    class Here:
+        slurm = Slurm()
+
+    def over(known: list[Any] | None) -> set[str]:
+        return set(Session(asked, found, None, Here(), None, NOW, known)._over())  # type: ignore[arg-type]
+
+    assert over(jobs) == {one.key for one in findings[1:]}
+    assert over([]) == {one.key for one in findings}
+    assert over(None) == set()
