@@ -241,7 +241,8 @@ class _Copy:
     def _open(self, name: str) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(name, flags, rootdir.FILE_MODE, dir_fd=self.target_at)
-        os.fchmod(fd, rootdir.FILE_MODE)
+        with rootdir.closed_on_error(fd):
+            os.fchmod(fd, rootdir.FILE_MODE)
         return fd
 
     def _copy(self, source: int, target: int, kept: int, each: _Each) -> str:

@@ -40,15 +40,25 @@ def open_top(path: Path, *, owner: int, create: bool) -> int:
             f"{path}: the image store cannot be opened: {'it is a symbolic link' if link else error.strerror}",
             hint="name the directory itself" if link else f"make it: install -d -m 0700 -o root -g root {path}",
         ) from None
-    facts = os.fstat(fd)
-    if facts.st_uid != owner or facts.st_mode & 0o077:
-        os.close(fd)
-        raise CheckpointError(
-            f"{path}: the image store must belong to user {owner} and be closed to everybody else "
-            f"(it is of {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o})",
-            hint=f"chown {owner} {path} && chmod 0700 {path}",
-        )
+    with closed_on_error(fd):
+        facts = os.fstat(fd)
+        if facts.st_uid != owner or facts.st_mode & 0o077:
+            raise CheckpointError(
+                f"{path}: the image store must belong to user {owner} and be closed to everybody else "
+                f"(it is of {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o})",
+                hint=f"chown {owner} {path} && chmod 0700 {path}",
+            )
     return fd
+
+
+@contextmanager
+def closed_on_error(fd: int) -> Iterator[None]:
+    """Close a descriptor where what is done with it at first fails: on a file server that goes away, time and again."""
+    try:
+        yield
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def check_above(store: Path, *, owner: int) -> None:
@@ -99,10 +109,10 @@ def open_directory(at: int, name: str, *, owner: int) -> int:
         raise
     except OSError as error:
         raise _wrong(error)(f"{name}: is not a directory of the store: {error.strerror}") from None
-    facts = os.fstat(fd)
-    if facts.st_uid != owner or facts.st_mode & 0o077:
-        os.close(fd)
-        raise ImageDamaged(f"{name}: belongs to user {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}")
+    with closed_on_error(fd):
+        facts = os.fstat(fd)
+        if facts.st_uid != owner or facts.st_mode & 0o077:
+            raise ImageDamaged(f"{name}: belongs to user {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}")
     return fd
 
 
