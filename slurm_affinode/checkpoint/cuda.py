@@ -42,6 +42,8 @@ _MEANING = {
 }
 
 
+_NO_MPS = "/nonexistent"
+"""A client of MPS waits in ``cuInit`` until those of another user have ended: the helper is to be none, on any node."""
 _INITIALISE = frozenset({"devices", "users", "lock", "restore", "store", "fetch"})
 """Calls before which the helper initialises CUDA, once."""
 
@@ -109,6 +111,7 @@ class Cuda:
         self._deadlines = deadlines or Deadlines()
         # The agent may run with a subset for itself; the driver's order of all GPUs is what pairs need.
         self._env = {k: v for k, v in (env or os.environ).items() if k != "CUDA_VISIBLE_DEVICES"}
+        self._env["CUDA_MPS_PIPE_DIRECTORY"] = _NO_MPS
         self._lock = threading.Lock()
         self._child: Conversation | None = None
         self._initialised = False

@@ -97,3 +97,16 @@ def test_the_first_call_that_initialises_cuda_is_waited_for_longer() -> None:
         cuda.lock(1, timeout_ms=20_000)
     cuda.unlock(1)
     assert helper.limits == [75.0, 15.0, 90.0, 30.0, 15.0]
+
+
+def test_the_helper_sees_all_gpus_and_is_no_client_of_mps() -> None:
+    """Whatever the agent was started with: a root that asks a user's MPS daemon waits for that user's jobs."""
+    given: list[object] = []
+
+    def start(env: object) -> Patient:
+        given.append(env)
+        return Patient()
+
+    env = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_MPS_PIPE_DIRECTORY": "/run/mps", "HOME": "/root"}
+    Cuda(driver_version=lambda: None, start=start, env=env).state(1)
+    assert given == [{"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent", "HOME": "/root"}]
