@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from agent_site import World, make_job
 from agent_tiers import Tiered, again_at, asleep, read_only
 
+from slurm_affinode.agent import recovery
 from slurm_affinode.agent.notes import Plan
 from slurm_affinode.agent.prefetch import Prefetcher, load_demand
 from slurm_affinode.agent.shepherds import Restored
@@ -170,6 +172,27 @@ def test_an_older_image_goes_when_the_newer_one_is_everywhere(world: World) -> N
     second.keeper.sweep(True)
     assert held(first) == {"memory": [], "disk": [], "shared": [2]}
     assert held(second) == {"memory": [2], "disk": [2], "shared": [2]}
+
+
+@pytest.mark.parametrize(("took_s", "left"), [(0.0, []), (100.0, ["memory", "disk", "shared"])])
+def test_a_sweep_that_took_long_leaves_what_came_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch, took_s: float, left: list[str]
+) -> None:
+    """Slurm was asked, then the stores were read for longer than a job needs to be submitted and suspended."""
+    agent = asleep(world)
+    minute_ago = time.time() - 60
+    for path in world.root.glob("*/*/alpha.7/*"):
+        os.utime(path, (minute_ago, minute_ago))
+    clock = [time.monotonic()]
+
+    def nothing_lacks(*_: object) -> None:
+        clock[0] += took_s
+
+    monkeypatch.setattr(recovery, "lacking", nothing_lacks)
+    monkeypatch.setattr(recovery.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(agent.parts.slurm, "jobs", list)
+    agent.keeper.sweep(holds_lease=True)
+    assert agent.where() == left
 
 
 def test_what_is_known_of_the_demand_ends_with_the_job(world: World) -> None:
