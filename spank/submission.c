@@ -5,14 +5,20 @@
 #include <stdio.h>
 #include <string.h>
 
+/* By the options that only this program of Slurm's has: sites give it other names, and put programs of theirs in its place. */
+static bool is_program(const char *options, const char *name)
+{
+    return dlsym(RTLD_DEFAULT, options) != NULL || strcmp(program_invocation_short_name, name) == 0;
+}
+
 bool submission_is_batch(void)
 {
-    return strcmp(program_invocation_short_name, "sbatch") == 0;
+    return is_program("sbopt", "sbatch");
 }
 
 bool submission_is_crontab(void)
 {
-    return strcmp(program_invocation_short_name, "scrontab") == 0;
+    return is_program("scopt", "scrontab");
 }
 
 bool submission_partition_allowed(const struct settings *settings, char *refused, size_t size)

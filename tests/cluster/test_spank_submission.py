@@ -174,6 +174,19 @@ def test_what_is_submitted_from_salloc_does_not_inherit_the_option(cluster: Clus
     assert int(cluster.output(job)) > 2
 
 
+def test_sbatch_by_another_name(cluster: Cluster) -> None:
+    """Behind a wrapper of the site, as many have: the option works, and nothing else is said."""
+    cluster.shell("login", "cp $(command -v sbatch) /usr/local/bin/sbatch.slurm")
+    done = cluster.run(
+        "login", "/usr/local/bin/sbatch.slurm", "--parsable", "--partition=gpu", "--gpu-suspend-idle=15m",
+        "--wrap=echo $$", user="alice",
+    )  # fmt: skip
+    assert done.stderr == ""
+    job = done.stdout.strip()
+    assert outcome(cluster, job).state == "COMPLETED"
+    assert cluster.output(job) == "2\n"
+
+
 @pytest.fixture
 def crontabs(cluster: Cluster) -> Iterator[str]:
     """A file for a crontab of alice's; scrontab works, until the end of the test."""
