@@ -173,8 +173,13 @@ def find(
         names = frozenset(node.name for node in nodes)
         rule = leftover_memory.Rule(FREE_MIB, request.window_s or HELD_S, known_until, XIDS, names)
         left = leftover_memory.find(held, samples, rule) if "orphan-memory" in request.wanted else []
-    return judge(config, request, held, file.signatures, waiting(jobs, pending, query.until), nodes,
-                 notes=(*notes, *trouble, *strangers(request, nodes)), more=left)  # fmt: skip
+    found = judge(config, request, held, file.signatures, waiting(jobs, pending, query.until), nodes,
+                  notes=(*notes, *trouble, *strangers(request, nodes)), more=left)  # fmt: skip
+    running = any(one.job is not None and one.job.running for one in found.findings)
+    if running and (query.until - known_until).total_seconds() > FRESH_S:
+        late = f"accounting is known up to {known_until:%Y-%m-%d %H:%M} UTC: what has ended since is taken for running"
+        found = replace(found, notes=(*found.notes, late))
+    return found
 
 
 def strangers(request: Request, nodes: Sequence[Node]) -> list[str]:

@@ -164,3 +164,14 @@ def test_numbers_of_arrays_have_a_json_form() -> None:
     """As the numbers that they are."""
     values = (np.bool_(True), np.int64(3), np.float64(0.5), np.float64("nan"))
     assert json.dumps(plain(values)) == "[true, 3, 0.5, null]"
+
+
+@pytest.mark.parametrize(("ended", "said"), [(2.0, True), (0.1, False)])
+def test_what_accounting_does_not_know_yet_is_said(site: Site, ended: float, said: bool) -> None:
+    """The history goes on; whether the job does, nobody knows. ``ended``: hours since the last that is known."""
+    site.job(1, [squats])
+    site.job(2, [computes], node="g2", end=END - timedelta(hours=ended), state="COMPLETED")
+    notes = [note for note in site.find().notes if note.startswith("accounting is known up to 2")]
+    assert bool(notes) is said
+    site.jobs[0] |= {"end": END, "state": "TIMEOUT"}
+    assert not any(note.startswith("accounting is known") for note in site.find(until=END).notes)
