@@ -15,6 +15,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from slurm_affinode import process
@@ -48,7 +49,7 @@ from slurm_affinode.users import name_of_user
 log = logging.getLogger(__name__)
 
 ASK_S = 5.0
-"""A status waits so long for slurmctld, and is answered with what is known then."""
+"""A status waits so long for slurmctld, and for the driver, and is answered with what is known then."""
 ASK_AGAIN_S = 30.0
 STOP_S = 20.0
 """What is under way has so long when the agent is stopped; then the journal takes over."""
@@ -94,8 +95,9 @@ class Daemon:
         self.admins = Admins(config.agent.admins, self.queue, self.later)
         self.service = Service(
             node=self.node, cluster=config.cluster.name_or_default, registry=self.registry, loop=self.loop,
-            work=self.work, orchestration=self.orchestration, is_admin=self.admins, ask=self._ask, name_of=name_of_user,
-            gpu_indices=indices, stopping=self.stopping, orphans=self._orphans(),
+            work=self.work, orchestration=self.orchestration, is_admin=self.admins, ask=self._ask,
+            ask_here=partial(_wait_for, self._aside), name_of=name_of_user, gpu_indices=indices,
+            stopping=self.stopping, orphans=self._orphans(),
             prolog_s=parse_span_s(config.inplace.prolog_timeout) if config.inplace.wake_at_prolog else 0.0,
         )  # fmt: skip
         self.arrivals = Arrivals(
@@ -167,15 +169,7 @@ class Daemon:
             self._aside.submit(_safely, call)
 
     def _ask(self, call: Callable[[], None]) -> None:
-        try:
-            future: Future[None] = self._slurm.submit(_safely, call)
-        except RuntimeError:  # the agent is being stopped
-            return
-        try:
-            future.result(ASK_S)
-        except (FutureTimeoutError, CancelledError):
-            # Nobody waits for it any more: while slurmctld is silent such questions would pile up before our own.
-            future.cancel()
+        _wait_for(self._slurm, call)
 
     def _gpus_of(self, job_id: int) -> list[str] | None:
         """By the prolog's word."""
@@ -246,6 +240,19 @@ class Admins:
 
     def _look(self) -> None:
         self._slurm_user = self._queue.slurm_user()
+
+
+def _wait_for(thread: ThreadPoolExecutor, call: Callable[[], None]) -> None:
+    """Run a call there, and wait for it a little."""
+    try:
+        future: Future[None] = thread.submit(_safely, call)
+    except RuntimeError:  # the agent is being stopped
+        return
+    try:
+        future.result(ASK_S)
+    except (FutureTimeoutError, CancelledError):
+        # Nobody waits for it any more: while slurmctld is silent such questions would pile up before our own.
+        future.cancel()
 
 
 def _safely(call: Callable[[], None]) -> None:

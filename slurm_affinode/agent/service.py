@@ -77,6 +77,8 @@ class Service:
     """Whether a caller may do what root may: root, SlurmUser, those whom the site names."""
     ask: Callable[[Callable[[], None]], None]
     """Runs a call in the thread that talks to slurmctld, and waits for it a little."""
+    ask_here: Callable[[Callable[[], None]], None]
+    """The same in the thread for what asks the node itself: its driver may be moving memory for a while."""
     name_of: Callable[[int], str]
     """uid -> name."""
     gpu_indices: MutableMapping[int, tuple[int, ...]]
@@ -127,7 +129,8 @@ class Service:
             found = self._find(job_id, caller)
             mine, asleep = ([found], []) if isinstance(found, WatchedJob) else ([], [found])
         if mine:
-            self.ask(lambda: self._look(mine))
+            self.ask(self._look_at_queue)
+            self.ask_here(lambda: self._look_at(mine))
         decisions = {job.job_id: decision for job, decision in self.loop.decisions()} if mine else {}
         rows = [
             statusrows.watched(
@@ -144,10 +147,12 @@ class Service:
             "silent": self.orchestration.keeper.silent(),
         }  # fmt: skip
 
-    def _look(self, jobs: list[WatchedJob]) -> None:
-        """What the policy needs to know: the queue and the refusals, as fresh as they may be."""
+    def _look_at_queue(self) -> None:
         if self.loop.queue.due():
             self.loop.refresh()
+
+    def _look_at(self, jobs: list[WatchedJob]) -> None:
+        """What else the policy needs to know: the refusals, as fresh as they may be."""
         for job in [one for one in jobs if one.phase is Phase.RUNNING][:16]:
             state = self.loop.states.get(job.job_id)
             if state is None or self.loop.clock() - state.refusals_s > FRESH_S:

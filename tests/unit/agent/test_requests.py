@@ -276,6 +276,21 @@ def test_prolog_does_not_wait_for_requests_of_users(tmp_path: Path, monkeypatch:
             one.close()
 
 
+def test_a_driver_that_is_moving_memory_keeps_nobody_from_slurmctld(
+    node: Node1, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a job could be suspended is not known for so long; status says what is, and the queue is asked for."""
+    moved, asked = threading.Event(), []
+    watched(node)
+    monkeypatch.setattr(node.acts, "refusals", lambda job: (moved.wait(30), ())[1])
+    monkeypatch.setattr(daemon, "ASK_S", 0.2)
+    assert ask(node, ROOT, verb="status", job=7)["jobs"][0]["job_id"] == 7
+    monkeypatch.setattr(daemon, "ASK_S", 10.0)
+    node.daemon._ask(lambda: asked.append(moved.is_set()))
+    moved.set()
+    assert asked == [False]
+
+
 def test_questions_that_nobody_waits_for_do_not_pile_up(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
     """While slurmctld is silent; what is asked when it answers again is not behind them."""
     monkeypatch.setattr(daemon, "ASK_S", 0.02)
