@@ -56,8 +56,8 @@ def _answers(path: Path, kind: int) -> bool:
             probe.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             return False
-        except OSError:
-            return True
+        except OSError as error:
+            return error.errno is not None  # else it was not asked: the path is too long for a socket
         return True
 
 

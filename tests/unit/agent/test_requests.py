@@ -19,6 +19,7 @@ from slurm_affinode.agent import control, daemon
 from slurm_affinode.agent.client import AnswerError, ask_local
 from slurm_affinode.agent.interface import SuspendedJob
 from slurm_affinode.agent.service import Caller
+from slurm_affinode.agent.sockets import listen_unix
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal
 
@@ -201,6 +202,14 @@ def test_agent_that_does_not_run_is_unreachable(tmp_path: Path) -> None:
     with pytest.raises(UnreachableError, match=r"control\.sock: no agent runs on this node") as caught:
         ask_local(tmp_path, {"verb": "status"})
     assert caught.value.exit_code == 3
+
+
+def test_a_run_directory_with_too_long_a_name_is_said_to_be_one(tmp_path: Path) -> None:
+    """And not that another agent runs there."""
+    path = tmp_path / ("x" * 110) / "control.sock"
+    path.parent.mkdir()
+    with pytest.raises(UnreachableError, match="cannot listen there: AF_UNIX path too long"):
+        listen_unix(path, socket.SOCK_STREAM)
 
 
 def connect(node: Node1) -> socket.socket:
