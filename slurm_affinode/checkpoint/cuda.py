@@ -38,6 +38,9 @@ _MEANING = {
     "CUDA_ERROR_INVALID_VALUE": "there is no such process, or the GPUs do not fit",
     "CUDA_ERROR_NOT_INITIALIZED": "the process does not use CUDA",
     "CUDA_ERROR_NOT_READY": "the GPU was busy until the time-out",
+    "CUDA_ERROR_NO_DEVICE": "it shows no GPU: MIG is on and has no instance, or none may be used here",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "its library and its kernel module differ in version",
+    "CUDA_ERROR_SYSTEM_NOT_READY": "it is not ready: is nvidia-fabricmanager running?",
     "CUDA_ERROR_OPERATING_SYSTEM": "it ended, cannot be reached, or a restore of it ran out of GPU memory before",
 }
 

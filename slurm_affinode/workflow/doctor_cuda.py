@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from slurm_affinode.checkpoint import abilities
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.cuda_driver import LIBRARY
-from slurm_affinode.checkpoint.interface import Capabilities, Feature
+from slurm_affinode.checkpoint.interface import Capabilities, CudaError, Feature
 from slurm_affinode.gpu.interface import DriverMissing, GpuError
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.gpu import Device
@@ -97,7 +97,14 @@ def look(
             return CudaReport(abilities.nothing(None, str(error)), hint=error.hint or "nvidia-smi has to work")
     mig = bool(devices) and all(_has_mig(one, devices) for one in devices if one.mig is None)
     with closing(cuda(driver_version=lambda: version, mig=lambda: mig)) as helper:
-        return CudaReport(helper.capabilities(), devices)
+        can = helper.capabilities()
+        if can.checkpoint:
+            try:
+                helper.devices()  # what the library says of itself may be right, and the driver be unusable
+            except CudaError as error:
+                can = replace(can, checkpoint=False, migration=False, ipc=False, custom_storage=False,
+                              why_not=str(error))  # fmt: skip
+        return CudaReport(can, devices)
 
 
 def _has_mig(gpu: Device, devices: Sequence[Device]) -> bool:
@@ -129,4 +136,6 @@ def _hint(can: Capabilities) -> str:
         return "pip install 'slurm-affinode[cuda]'"
     if LIBRARY in (can.why_not or ""):
         return "install the driver's library for CUDA; in a container NVIDIA_DRIVER_CAPABILITIES has to name compute"
+    if all(one.available for one in can.table if one.feature in (Feature.LOCK, Feature.CHECKPOINT, Feature.RESTORE)):
+        return "without MIG, and with a driver that is whole (nvidia-smi), programs can use CUDA here"
     return "the table below says what is missing; suspension needs driver 570 or newer (595 on ARM), without MIG"

@@ -12,7 +12,7 @@ from gpu_fakes import A100, FakeDriver
 from slurm_affinode.checkpoint import abilities
 from slurm_affinode.checkpoint.abilities import ENTRY_POINTS, DriverFacts
 from slurm_affinode.checkpoint.cuda_driver import Driver, NotAvailableError
-from slurm_affinode.checkpoint.interface import Capabilities, Feature
+from slurm_affinode.checkpoint.interface import Capabilities, CudaError, Feature
 from slurm_affinode.workflow import doctor_cuda
 from slurm_affinode.workflow.check import OK, PROBLEM, SKIPPED
 
@@ -28,6 +28,9 @@ class FakeCuda:
 
     def capabilities(self) -> Capabilities:
         return abilities.capabilities_of(self.version(), NEWEST, mig=self.mig())  # type: ignore[operator]
+
+    def devices(self) -> tuple[str, ...]:
+        return ("GPU-a", "GPU-b")
 
     def close(self) -> None:
         return None
@@ -66,6 +69,20 @@ def test_what_is_there_and_what_is_not_is_in_one_line() -> None:
     assert found.status == OK
     assert found.detail.startswith("driver 615.71.05, CUDA 13.4, 2 GPUs: lock with time-out, checkpoint")
     assert "not:" not in found.detail
+
+
+def test_a_driver_that_cuda_cannot_use_is_a_problem() -> None:
+    """It has all functions, and no program of a job could begin: no GPU for CUDA (MIG without instances), say."""
+
+    class Unusable(FakeCuda):
+        def devices(self) -> tuple[str, ...]:
+            raise CudaError("cannot list the GPUs: it shows no GPU", code="CUDA_ERROR_NO_DEVICE")
+
+    report = doctor_cuda.look(Versioned, Unusable)  # type: ignore[arg-type]
+    found = doctor_cuda.check(report)
+    assert (found.status, found.detail) == (PROBLEM, "cannot list the GPUs: it shows no GPU")
+    assert "MIG" in (found.hint or "")
+    assert not report.capabilities.checkpoint
 
 
 def test_mig_on_every_gpu_is_a_problem() -> None:
