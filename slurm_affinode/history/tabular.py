@@ -14,7 +14,7 @@ import polars as pl
 
 from slurm_affinode.errors import InputError
 from slurm_affinode.history import localtime
-from slurm_affinode.history.aliases import VALUES, Alias, folded
+from slurm_affinode.history.aliases import VALUES, Alias, bracket_unit, folded
 from slurm_affinode.history.longform import ENTRIES, FIELD_CODES, LongForm, with_total
 from slurm_affinode.history.reading import Identifier, Identity, Notes, ReadOptions, identity_frame, job_ids, measured
 from slurm_affinode.history.schema import IDENTITY, SAMPLES
@@ -24,6 +24,10 @@ _UNIT = r"\s*(%|[kmgt]i?b|b|m?w|watts?|percent)$"
 _SCALE = {"kib": 1 / 2**10, "mib": 1.0, "gib": 2.0**10, "tib": 2.0**20, "kb": 1 / 2**10, "mb": 1.0, "gb": 2.0**10,
           "b": 1 / 2**20, "w": 1.0, "watt": 1.0, "watts": 1.0, "mw": 1e-3}  # fmt: skip
 _SHOWN = 60
+_RATIO = (
+    "values of the utilization are between 0 and 1 and none is above: they were taken as percent; if it is a ratio, "
+    "say util_pct:ratio of that column in gpu_history.columns of the configuration"
+)
 _RECENT = timedelta(hours=3)
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 _PARTS = tuple(IDENTITY)
@@ -94,6 +98,8 @@ class TableReader:
         self._identifier = Identifier(options, fallback_node)
         self._long = LongForm()
         self._percent: set[str] = set()
+        self._fractions: int | None = 0
+        """Values of a utilization in percent that lie between 0 and 1; None: others are above, or the column says %."""
         self._decimal_comma = decimal_comma
         self._numbers: dict[Identity, int] = {}
         self._clock = _Clock(options.zone)
@@ -113,6 +119,7 @@ class TableReader:
 
     def rest(self) -> Iterator[pl.DataFrame]:
         """The samples that are still held."""
+        self._notes.decide(_RATIO, self._fractions or 0)
         yield from self._long.rest()
 
     def reject(self, lines: pl.DataFrame, reason: str, column: int | None = None) -> None:
@@ -186,19 +193,27 @@ class TableReader:
         if len(bad):
             self.reject(bad, "not a number", position)
             frame = frame.filter(~pl.col("_bad"))
-        factor = pl.lit(self._factor(frame, field, alias))
+        factor = pl.lit(self._factor(frame, position, field, alias))
         scaled = measured(pl.col("_number")) * pl.col("_unit").replace_strict(
             list(_SCALE), list(_SCALE.values()), default=None, return_dtype=pl.Float64
         ).fill_null(factor)
         return frame.with_columns(scaled.alias(field)).drop("_number", "_unit", "_bad")
 
-    def _factor(self, frame: pl.DataFrame, field: str, alias: Alias) -> float:
+    def _factor(self, frame: pl.DataFrame, position: int, field: str, alias: Alias) -> float:
+        if alias.field == "util_pct" and alias.unit == "percent":
+            self._count_fractions(frame["_number"], self._header[position])
         if alias.unit != "percent_or_ratio":
             return alias.factor
         high = frame["_number"].max()
         if isinstance(high, float) and 1 < high <= 100:
             self._percent.add(field)
         return 1.0 if field in self._percent else 100.0
+
+    def _count_fractions(self, percent: pl.Series, header: str) -> None:
+        if self._fractions is None or bracket_unit(header) is not None or (percent > 1).any():
+            self._fractions = None
+        else:
+            self._fractions += int(percent.is_between(0, 1, "none").sum())
 
     def _entries(self, frame: pl.DataFrame, metric: int, value: int) -> pl.DataFrame:
         """Entries of a long table."""

@@ -140,6 +140,24 @@ def test_a_column_that_says_that_it_is_a_ratio(read: Reader, tmp_path: Path) -> 
     assert (row["util_pct"], row["sm_active"]) == (50.0, 0.25)
 
 
+@pytest.mark.parametrize(
+    ("header", "values", "told"),
+    [
+        ("utilization", (0, 0.17, 0.85), 2), ("utilization", (0, 0.17, 1.5), 0), ("utilization", (0, 0, 1), 0),
+        ("utilization [%]", (0, 0.17, 0.85), 0), ("utilization [ratio]", (0, 0.17, 0.85), 0),
+    ],
+)  # fmt: skip
+def test_a_utilization_that_may_be_a_ratio_is_told(
+    read: Reader, tmp_path: Path, header: str, values: tuple[float, ...], told: int
+) -> None:
+    """It is percent unless the column says otherwise; a hundredth of it would read as almost idle."""
+    path = tmp_path / "gpu01.csv"
+    rows = (f"{1793520000 + 30 * at},3,{value}\n" for at, value in enumerate(values))
+    path.write_text(f"time,gpu,{header}\n" + "".join(rows))
+    said = {what: count for what, count in read(path).notes.decisions.items() if "ratio" in what}
+    assert list(said.values()) == [told] * bool(told)
+
+
 def test_a_log_may_end_in_the_middle_of_a_line(read: Reader, recorded: Path, tmp_path: Path) -> None:
     """It is being written: the unfinished line is reported, what stands before it counts."""
     text = (recorded / "gpu" / "nvidia-smi-gpu01.csv").read_text()
