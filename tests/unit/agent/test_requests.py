@@ -289,12 +289,14 @@ def test_a_driver_that_is_moving_memory_keeps_nobody_from_slurmctld(
     node: Node1, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a job could be suspended is not known for so long; status says what is, and the queue is asked for."""
-    moved, asked = threading.Event(), []
+    began, moved, asked = threading.Event(), threading.Event(), []
     watched(node)
-    monkeypatch.setattr(node.acts, "refusals", lambda job: (moved.wait(30), ())[1])
+    node.daemon.loop.states[7].refusals_s = -1e9
+    monkeypatch.setattr(node.acts, "refusals", lambda job: (began.set(), moved.wait(30), ())[-1])
     monkeypatch.setattr(daemon, "ASK_S", 0.2)
     assert ask(node, ROOT, verb="status", job=7)["jobs"][0]["job_id"] == 7
-    monkeypatch.setattr(daemon, "ASK_S", 10.0)
+    assert began.is_set()
+    monkeypatch.setattr(daemon, "ASK_S", 5.0)
     node.daemon._ask(lambda: asked.append(moved.is_set()))
     moved.set()
     assert asked == [False]
