@@ -203,7 +203,7 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
 def _interactive(action: Action, tools: Tools, look: Look) -> str | None:
     """Why an interactive job is left alone that accounting did not know as one: Slurm does."""
     finding, ref = action.finding, action.finding.job
-    if ref is None or ref.batch is not None or look.job is None or look.job.batch is not False or look.job.het_offset:
+    if ref is None or ref.batch is not None or look.job is None or look.job.batch is not False:
         return None
     known, now = replace(finding, subject=replace(ref, batch=False)), tools.now()
     again = decide(known, tools.policy, tools.log.ledger(now), now)

@@ -98,7 +98,7 @@ def observe(
         file = file.with_window(request.window_s)
     eyes.say("asking Slurm")
     with slurm() as client:
-        jobs, nodes = as_submitted(client.overview()), client.nodes()
+        jobs, nodes = client.overview(), client.nodes()
         cluster = config.cluster.name or client.config().get("ClusterName") or "default"
     wanted = set(request.nodes) or {node.name for node in nodes}
     if only is not None:
@@ -114,7 +114,7 @@ def observe(
     if watch_s:
         try:
             with slurm() as client:
-                later = as_submitted(client.overview())
+                later = client.overview()
         except AffinodeError as error:
             notes.append(f"which jobs ended during the look is not known: {error}")
         looks = looking.still(looks, jobs, later)
@@ -126,13 +126,6 @@ def observe(
         since, past = looking.past(config, request, later, looking.timed(looks), limit, moment, store, notes)
         snapshot = Snapshot(cluster, later, nodes)
         yield Observed(snapshot, jobs, looks, file.signatures, past, since, moment, tuple(notes), store)
-
-
-def as_submitted(jobs: Sequence[Job]) -> tuple[Job, ...]:
-    """With the parts of a heterogeneous job that was submitted with a script as such: Slurm shows its first part alone
-    so, and the others would be taken for interactive jobs."""
-    scripts = {job.job_id for job in jobs if job.het_job_id == job.job_id and job.batch}
-    return tuple(replace(job, batch=True) if job.het_job_id in scripts else job for job in jobs)
 
 
 def judged(config: Config, request: Request, seen: Observed) -> Found:

@@ -276,16 +276,6 @@ def test_a_job_that_does_not_end_on_several_nodes_drains_them_one_by_one(world: 
     assert [name for name, _ in world.drained] == ["n2"]
 
 
-def test_a_part_of_a_job_with_a_script_is_not_interactive(world: World) -> None:
-    """Of a heterogeneous job Slurm knows the script of the first part alone."""
-    world.policy = parse_policy(MAIL + RULE + '[default]\ninteractive = { max_run = "30d" }\n', where="z")
-    subject = job(batch=None, id="7+1")
-    world.jobs["7+1"] = running("7", batch=False, het_job_id=6, het_offset=1)
-    assert [one.result for one in act(world, due(squatter(subject=subject)))] == ["done"]
-    world.jobs["8"] = running("8", batch=False)
-    assert [one.result for one in act(world, due(squatter(subject=job(job_id=8, id="8", batch=None))))] == ["spared"]
-
-
 @pytest.mark.parametrize(
     ("state", "result", "done"),
     [("watched", "done", ["suspend 7"]), ("asleep", "spared", []), ("restored", "done", ["7"])],

@@ -15,7 +15,7 @@ from slurm_affinode.core.explanation import Explanation
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.model.cluster import Job, NodeGpus
 from slurm_affinode.model.finding import NodeRef, ProcessRef
-from slurm_affinode.workflow import zombie_explain_live, zombie_live, zombie_nodes, zombie_orphans
+from slurm_affinode.workflow import zombie_explain_live, zombie_nodes, zombie_orphans
 from slurm_affinode.workflow.zombie_nodes import LiveGpu, LiveProcess, NodeAnswer, exposed, from_agent
 
 
@@ -298,11 +298,3 @@ def test_an_xid_that_the_agent_has_missed_is_the_exporters(monkeypatch: pytest.M
     gpus[0]["processes"] = [{"pid": 5, "start_ticks": 1, "uid": 7}]
     assert ask("g1").gpus[0].xid == 0
     assert asked == ["g1", "g2"]
-
-
-def test_the_parts_of_a_heterogeneous_job_have_its_script() -> None:
-    """Slurm shows the first part alone as a batch job; one without a script stays interactive."""
-    parts = [
-        job(n, batch=n == 5, het_job_id=5 if n < 7 else 7, het_offset=n - 5 if n < 7 else n - 7) for n in (5, 6, 7, 8)
-    ]
-    assert [one.batch for one in zombie_live.as_submitted([*parts, job(9)])] == [True, True, False, False, True]
