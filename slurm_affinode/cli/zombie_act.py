@@ -239,10 +239,13 @@ class Session:
         )
 
     def _looked_at_all(self) -> list[str]:
-        """How the keys of findings begin of which this run, which left out nothing, saw all that are there."""
+        """How the keys of findings begin of which this run, which left out nothing, saw all that are there.
+
+        A dry run makes nobody forget anything: whoever may not ask the agents sees none.
+        """
         asked, seen = self.asked.request, self.found.snapshot
         narrow = (asked.clusters, asked.partitions, asked.accounts, asked.users, asked.nodes, asked.min_score)
-        if seen is None or any(narrow):
+        if seen is None or any(narrow) or not self.asked.acting:
             return []
         return [f"{seen.cluster}/{kind}/" for kind in orphans.KINDS if kind in asked.wanted]
 

@@ -353,15 +353,15 @@ def test_only_a_look_that_leaves_out_nothing_says_what_is_gone() -> None:
     """What was first seen when is forgotten of what is not there any more, and not of what was not looked for."""
     found = workflow.Found((), NOW, NOW, "live", snapshot=workflow.Snapshot("alpha", (), ()))
 
-    def over(about: workflow.Found, **values: Any) -> list[str]:
+    def over(about: workflow.Found, acting: bool = True, **values: Any) -> list[str]:
         request = workflow.Request(**values)
-        asked = Asked(Config(), request, True, None, False, Policy(), False, False)
+        asked = Asked(Config(), request, True, None, False, Policy(), False, False, acting)
         return Session(asked, about, None, None, None, NOW)._looked_at_all()  # type: ignore[arg-type]
 
     assert over(found) == ["alpha/orphan-process/", "alpha/orphan-memory/"]
     assert over(found, kinds=("orphan-memory",)) == ["alpha/orphan-memory/"]
     assert over(found, nodes=("c1",)) == over(found, users=("bob",)) == over(found, min_score=0.5) == []
-    assert over(replace(found, snapshot=None)) == []
+    assert over(replace(found, snapshot=None)) == over(found, acting=False) == []
 
 
 def test_nobody_is_told_of_a_job_that_has_ended_since_accounting_was_read() -> None:
