@@ -32,7 +32,7 @@ class AgentConfig:
     host: Mapping[str, float] = field(default_factory=dict)
     """Host signal (``cpu``: percent of a core; ``disk``, ``io``: bytes per second) -> limit; absent: not looked at."""
     run_dir: Path = Path("/run/slurm-affinode")
-    """Directory of the two sockets."""
+    """Directory of the sockets."""
     leftovers: Path = Path("/var/lib/slurm-affinode/leftovers.jsonl")
     """What jobs left on their GPUs, until a run of ``zombies clean`` has taken it into the audit."""
     listen: str = f"0.0.0.0:{DEFAULT_PORT}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import time
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from typing import Any
 
 from slurm_affinode.errors import AffinodeError, UnreachableError
 
+CONTROL, ROOTS = "control.sock", "root.sock"
+"""Sockets in the agent's directory: the one for all, and one that only root can connect to."""
 MAX_ANSWER_BYTES = 8 << 20
 TIMEOUT_S = 30.0
 
@@ -27,16 +30,27 @@ class AnswerError(AffinodeError):
 
 def ask_local(run_dir: Path, request: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """The answer of this node's agent. Raises ``UnreachableError`` and ``AnswerError``."""
-    path = run_dir / "control.sock"
+    path = run_dir / CONTROL
+    if os.geteuid() == 0:
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # an agent of an older version
+            return _ask_at(run_dir / ROOTS, request, timeout_s)
+    try:
+        return _ask_at(path, request, timeout_s)
+    except FileNotFoundError:
+        raise UnreachableError(f"{path}: no agent runs on this node") from None
+    except ConnectionRefusedError:
+        raise UnreachableError(f"{path}: the agent of this node does not run") from None
+
+
+def _ask_at(path: Path, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Raises ``FileNotFoundError`` and ``ConnectionRefusedError`` as well."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(timeout_s)
             sock.connect(str(path))
             line = _exchange(sock, _line(request), timeout_s)
-    except FileNotFoundError:
-        raise UnreachableError(f"{path}: no agent runs on this node") from None
-    except ConnectionRefusedError:
-        raise UnreachableError(f"{path}: the agent of this node does not run") from None
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise
     except OSError as error:
         raise UnreachableError(f"{path}: the agent does not answer: {error.strerror or error}") from error
     return _granted(line, str(path))

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_affinode.agent import munge
+from slurm_affinode.agent.client import ROOTS
 from slurm_affinode.agent.peers import peer_of
 from slurm_affinode.agent.service import Caller, RequestError
 from slurm_affinode.agent.sockets import listen_tcp, listen_unix
@@ -79,14 +80,18 @@ class ControlServer:
         self._open: set[_Connection] = set()
         self._selector = selectors.DefaultSelector()
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._unix = listen_unix(path, socket.SOCK_STREAM)
         self._tcp: socket.socket | None = None
-        if address is not None:
-            try:
+        self._unix: list[socket.socket] = []
+        try:
+            self._unix.append(listen_unix(path, socket.SOCK_STREAM))
+            # Who fills the queue of the other one keeps no prolog out.
+            self._unix.append(listen_unix(path.with_name(ROOTS), socket.SOCK_STREAM, mode=0o600))
+            if address is not None:
                 self._tcp = listen_tcp(*address)
-            except AffinodeError:
-                self._unix.close()
-                raise
+        except AffinodeError:
+            for sock in self._unix:
+                sock.close()
+            raise
         # Prolog and epilog wait for no request of a user, however many those are and whatever they wait for.
         self._workers = {
             False: ThreadPoolExecutor(WORKERS, "control"), True: ThreadPoolExecutor(ROOTS_WORKERS, "control of root")
@@ -100,7 +105,8 @@ class ControlServer:
 
     def start(self) -> None:
         """Begin to accept."""
-        self._selector.register(self._unix, selectors.EVENT_READ)
+        for sock in self._unix:
+            self._selector.register(sock, selectors.EVENT_READ)
         if self._tcp is not None:
             self._selector.register(self._tcp, selectors.EVENT_READ)
         self._selector.register(self._wake_r, selectors.EVENT_READ)
@@ -115,7 +121,7 @@ class ControlServer:
             workers.shutdown(wait=False, cancel_futures=True)
         for connection in tuple(self._open):
             connection.sock.close()
-        for sock in (self._unix, self._tcp):
+        for sock in (*self._unix, self._tcp):
             if sock is not None:
                 sock.close()
         self._selector.close()
@@ -131,8 +137,8 @@ class ControlServer:
             for key, _ in self._selector.select(timeout):
                 if key.fileobj == self._wake_r:
                     return
-                if key.data is None:
-                    self._accept(self._unix if key.fileobj is self._unix else self._tcp)
+                if isinstance(key.fileobj, socket.socket) and key.data is None:
+                    self._accept(key.fileobj)
                 else:
                     self._receive(key.data)
             late = self._clock() - REQUEST_S
@@ -140,9 +146,7 @@ class ControlServer:
                 self._release(connection)
                 self._end(connection)
 
-    def _accept(self, listener: socket.socket | None) -> None:
-        if listener is None:
-            return
+    def _accept(self, listener: socket.socket) -> None:
         try:
             sock, address = listener.accept()
         except OSError as error:
@@ -153,7 +157,7 @@ class ControlServer:
             return
         sock.setblocking(False)
         try:
-            uid = peer_of(sock).uid if listener is self._unix else None
+            uid = None if listener is self._tcp else peer_of(sock).uid
         except OSError:
             sock.close()
             return

@@ -21,6 +21,7 @@ from typing import Any
 from slurm_affinode import process
 from slurm_affinode.agent import settings
 from slurm_affinode.agent.arrivals import Arrivals
+from slurm_affinode.agent.client import CONTROL
 from slurm_affinode.agent.control import ControlServer
 from slurm_affinode.agent.gpunumbers import GpuNumbers
 from slurm_affinode.agent.interface import AgentContext, Orchestration
@@ -106,7 +107,7 @@ class Daemon:
         run_dir = config.agent.run_dir
         self.shepherds = ShepherdServer(run_dir / "shepherd.sock", self.arrivals, parts.identify or inspector.identify)
         self.control = ControlServer(
-            self.service.answer, path=run_dir / "control.sock", node=self.node,
+            self.service.answer, path=run_dir / CONTROL, node=self.node,
             address=listen_address(config.agent.listen) if config.agent.listen else None,
         )  # fmt: skip
         if self.orchestration.in_place is not None:

@@ -27,8 +27,8 @@ def prepare_directory(path: Path) -> None:
         raise UnreachableError(f"{path}: cannot be made: {error.strerror}", hint="run the agent as root") from error
 
 
-def listen_unix(path: Path, kind: int) -> socket.socket:
-    """A listening socket at ``path``, open to all; one that is left from a dead agent is replaced.
+def listen_unix(path: Path, kind: int, *, mode: int = 0o666) -> socket.socket:
+    """A listening socket at ``path``, open to all or by ``mode``; one that is left from a dead agent is replaced.
 
     Raises ``UnreachableError`` where another agent listens there.
     """
@@ -40,7 +40,7 @@ def listen_unix(path: Path, kind: int) -> socket.socket:
             path.unlink()
         sock.bind(str(path))
         # Who asks is told by the kernel; what he may ask is decided for each request.
-        path.chmod(0o666)
+        path.chmod(mode)
         sock.listen(BACKLOG)
         sock.setblocking(False)
     except OSError as error:

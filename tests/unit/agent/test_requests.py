@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from agent_stand_ins import ALICE, BOB, ROOT, Node1, agent, ask, config_of, job,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_affinode.agent import control, daemon
+from slurm_affinode.agent import client, control, daemon
 from slurm_affinode.agent.client import AnswerError, ask_local
 from slurm_affinode.agent.interface import SuspendedJob
 from slurm_affinode.agent.service import Caller
@@ -265,10 +267,17 @@ def control_peer(uid: int) -> Any:
     return type("Peer", (), {"uid": uid, "gid": uid, "pid": os.getpid()})()
 
 
+def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks at root's own socket is root, at the other one alice; the commands are root's."""
+    monkeypatch.setattr(client, "os", SimpleNamespace(geteuid=lambda: 0))
+    monkeypatch.setattr(
+        control, "peer_of", lambda sock: control_peer(0 if sock.getsockname().endswith("root.sock") else 2001)
+    )
+
+
 def test_prolog_does_not_wait_for_requests_of_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that does not answer holds up all who ask for their jobs, and no job that begins."""
-    peers = iter([2001] * 12)
-    monkeypatch.setattr(control, "peer_of", lambda sock: control_peer(next(peers, 0)))
+    as_root(monkeypatch)
     store = threading.Event()
     with agent(config_of(tmp_path)) as node:
         monkeypatch.setattr(node.acts, "suspended", lambda: store.wait(30) and ())
@@ -300,6 +309,26 @@ def test_a_driver_that_is_moving_memory_keeps_nobody_from_slurmctld(
     node.daemon._ask(lambda: asked.append(moved.is_set()))
     moved.set()
     assert asked == [False]
+
+
+def test_prolog_is_heard_whatever_is_done_to_the_socket_of_all(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users may connect faster than anybody can accept; root has a socket of its own."""
+    as_root(monkeypatch)
+    assert (node.run_dir / "root.sock").stat().st_mode & 0o777 == 0o600
+    (node.run_dir / "control.sock").unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as full, contextlib.ExitStack() as crowd:
+        full.bind(str(node.run_dir / "control.sock"))
+        full.listen(0)
+        for _ in range(3):
+            one = crowd.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            one.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                one.connect(str(node.run_dir / "control.sock"))
+        told = ask_local(node.run_dir, {"verb": "prolog", "job": 9, "uid": 2001, "gpus": [0]}, timeout_s=5)
+        assert told["job_id"] == 9
+        (node.run_dir / "root.sock").unlink()  # as where an agent of an older version runs
+        with pytest.raises(UnreachableError, match=r"control\.sock: the agent does not answer"):
+            ask_local(node.run_dir, {"verb": "status"}, timeout_s=0.1)
 
 
 def test_questions_that_nobody_waits_for_do_not_pile_up(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
