@@ -62,17 +62,20 @@ def _within(jobs: pl.DataFrame) -> pl.DataFrame:
 def _pairs(coming: pl.DataFrame, there: pl.DataFrame) -> pl.DataFrame:
     """Runs that are there under another submit time (``old``) than they come with (``submit``)."""
     known = there.filter(pl.col("start").is_not_null()).select(*_RUN, pl.col("submit").alias("old"))
+    begun = coming.filter(pl.col("start").is_not_null()).select(*_RUN, "submit")
+    of_key = begun.select("cluster", "job_id", pl.col("submit").alias("old"), pl.col("start").alias("claims"))
     pairs = (
-        coming.filter(pl.col("start").is_not_null())
-        .select(*_RUN, "submit")
-        .join(known, on=_RUN)
+        begun.join(known, on=_RUN)
         .filter(pl.col("submit") != pl.col("old"))
         .join(there.select(*_KEY, pl.col("start").alias("began"), taken=True), on=_KEY, how="left")
+        .join(of_key, on=["cluster", "job_id", "old"], how="left")
         # Where the key is that of another run, which has started, the run keeps the key that it has.
         .filter(pl.col("taken").is_null() | (pl.col("began") != pl.col("start")))
         .unique(_RUN)
     )
     earlier = (pl.col("submit") > 0) & ((pl.col("submit") < pl.col("old")) | (pl.col("old") <= 0))
+    # One that came alone has the key of the run before it, until that comes too.
+    earlier |= (pl.col("claims") != pl.col("start")).fill_null(value=False)
     earlier &= pl.col("taken").is_null()
     return pairs.with_columns(pl.when(earlier).then("submit").otherwise("old").alias("known_as"))
 

@@ -338,3 +338,15 @@ def test_a_requeued_run_stays_a_run_of_its_own_beside_a_guessed_one(repository, 
     repository.upsert(jobs(ended(submit=T0), ended(submit=again, start=again, end=again + HOUR)))
     repository.upsert(jobs(ended(submit=WAITED), ended(submit=T0 + HOUR, start=again, end=again + HOUR)))
     assert [job["submit"] for job in all_jobs()] == [WAITED, T0 + HOUR]
+
+
+def test_a_run_that_came_alone_gives_its_key_to_the_run_before_it(repository, jobs, all_jobs):
+    """The second run came first, under the submit time of both; then both came, told apart."""
+    again = T0 + 2 * HOUR
+    repository.upsert(jobs(ended(start=again, end=again + HOUR)))
+    both = jobs(ended(state="REQUEUED"), running(submit=T0 + HOUR, start=again))
+    for counts in (Counts(new=1, updated=0, unchanged=1), Counts(unchanged=2)):
+        assert repository.upsert(both).jobs == counts
+        assert sorted((job["submit"], job["start"], job["state"]) for job in all_jobs()) == [
+            (T0, T0, "REQUEUED"), (T0 + HOUR, again, "COMPLETED"),
+        ]  # fmt: skip
