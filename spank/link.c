@@ -70,6 +70,8 @@ bool link_try(struct link *link, const struct hello *hello, int64_t now_ns)
     link->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (link->fd < 0 || connect(link->fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
         !send_hello(link->fd, hello)) {
+        if (errno == EAGAIN) /* it is there, and others crowd at its door: whoever asks seldom would not get in */
+            link->backoff_ns = FIRST_BACKOFF_NS;
         link_close(link, now_ns);
         return false;
     }
