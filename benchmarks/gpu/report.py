@@ -63,7 +63,7 @@ def show(found: dict[str, Any]) -> None:
             continue
         taken = store["seconds"]
         out, back = _rate(store["bytes"], taken["out"]), _rate(store["bytes"], taken["in"])
-        print(f"  {_place(store):30}{out} out, {back} in")
+        print(f"  {_place(store)}: {out} out, {back} in")
     print("\nseveral processes, seconds          out in turn  out at once   in in turn   in at once")
     for one in found.get("parallel", ()):
         turn, once = one["in_turn"], one["at_once"]
