@@ -19,6 +19,7 @@ KEPT_PROBLEMS = 100
 """Problems of a file that are kept with their text; the rest is counted."""
 
 _DEVICE = re.compile(r"(?:/dev/)?(?:nvidia|gpu)?\s*(\d{1,4})(?:\.0+)?", re.IGNORECASE)
+_INDEX_DIGITS = 5
 _BARE_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - names that say nothing, nothing is bound
 _JOB_SEPARATORS = re.compile(r"[\s,;]+")
@@ -149,10 +150,10 @@ def _marks(raw: Mapping[str, str]) -> tuple[str | None, str | None, int | None, 
             pci = pci or address
         elif column == "index" and (match := _DEVICE.fullmatch(text)) and int(match.group(1)) < 2**15:
             index = int(match.group(1))
-        elif column == "uuid" and text and not _whole(text).isdigit():
-            uuid = uuid or text
-        elif column == "uuid" and text and int(_whole(text)) < 2**15:
-            index = int(_whole(text))
+        elif column == "uuid" and not (number := _whole(text)).isdecimal():
+            uuid = uuid or text or None
+        elif column == "uuid" and len(number) <= _INDEX_DIGITS and int(number) < 2**15:
+            index = int(number)
     return uuid, pci, index, mig
 
 
@@ -170,7 +171,7 @@ def _whole(text: str) -> str:
     if not _FLOAT.fullmatch(text):
         return text
     number = float(text)
-    return str(int(number)) if number == int(number) and 0 <= number < 2**53 else text
+    return str(int(number)) if 0 <= number < 2**53 and number == int(number) else text
 
 
 def identity_frame(identities: list[Identity]) -> pl.DataFrame:

@@ -78,6 +78,9 @@ def test_a_node_is_taken_from_a_path_only_where_it_is_plain(path: str, node: str
         ({"uuid": "card-x"}, ("card-x", None, None, None)),
         ({"index": "1.0", "mig": "7.0"}, (None, None, 1, "7")),
         ({"uuid": "0.0", "mig": "0.0"}, (None, None, 0, "0")),
+        ({"uuid": "1e400"}, ("1e400", None, None, None)),
+        ({"uuid": "²"}, ("²", None, None, None)),
+        ({"uuid": "9" * 5000, "index": "2"}, (None, None, 2, None)),
     ],
 )
 def test_marks_are_told_by_their_form(raw: dict[str, str], marks: tuple[object, ...]) -> None:
@@ -97,6 +100,7 @@ def test_marks_are_told_by_their_form(raw: dict[str, str], marks: tuple[object, 
         ("", None),
         ("N/A", None),
         ("12_3", "12_3"),
+        ("1e400", "1e400"),
     ],
 )
 def test_job_ids_have_one_form(text: str, ids: str | None) -> None:
