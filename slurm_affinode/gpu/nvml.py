@@ -117,7 +117,13 @@ class NvmlDriver:
             ("compute", self._nvml.nvmlDeviceGetComputeRunningProcesses),
         ):
             with self._asking(f"the processes on GPU {device.index}", one):
-                for process in ask(one.handle):
+                try:
+                    running = ask(one.handle)
+                except self._nvml.NVMLError as error:
+                    if kind == "compute" or self._codes.get(error.value) != "unsupported":
+                        raise
+                    running = []  # a GPU that only computes
+                for process in running:
                     used = process.usedGpuMemory
                     found[process.pid] = GpuProcess(process.pid, None if used is None else used / MIB, kind)
         return sorted(found.values(), key=lambda process: process.pid)

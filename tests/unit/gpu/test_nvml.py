@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from slurm_affinode.gpu import nvml
-from slurm_affinode.gpu.interface import DriverMissing, GpuError, GpuLost, NotPermitted
+from slurm_affinode.gpu.interface import DriverMissing, GpuError, GpuLost, NotPermitted, NotSupported
 from slurm_affinode.gpu.nvml import NvmlDriver
 
 MIB = 2**20
@@ -244,3 +244,14 @@ def test_a_library_that_the_loader_does_not_know_is_told_where_it_lies(tmp_path,
     with pytest.raises(DriverMissing) as caught:
         NvmlDriver(binding).devices()
     assert f"LD_LIBRARY_PATH={tmp_path}" in caught.value.hint
+
+
+def test_a_gpu_that_only_computes_has_processes():
+    """NVML may refuse to list those that draw there; where it lists none that compute, it is not said that none are."""
+    running = [SimpleNamespace(pid=7, usedGpuMemory=3 * MIB)]
+    driver = NvmlDriver(Binding(nvmlDeviceGetComputeRunningProcesses=lambda handle: running))
+    [device] = driver.devices()
+    assert [(one.pid, one.used_mib, one.kind) for one in driver.processes(device)] == [(7, 3.0, "compute")]
+    silent = NvmlDriver(Binding())
+    with pytest.raises(NotSupported):
+        silent.processes(silent.devices()[0])
