@@ -327,7 +327,7 @@ def _first_line(body: bytes) -> str:
 def _retry_after(headers: Message) -> float | None:
     """Seconds of ``Retry-After``; its other form, a date, is left to the back-off."""
     text = headers.get("Retry-After", "").strip()
-    return float(text) if text.isdigit() else None
+    return float(text) if text.isdecimal() else None
 
 
 def _seconds(milliseconds: int) -> str:

@@ -70,6 +70,16 @@ def test_the_server_says_how_long_to_wait() -> None:
     assert waits(made) == [7, 60]
 
 
+@pytest.mark.parametrize("said", ["Fri, 20 Nov 2026 08:00:00 GMT", "\xb2", ""])
+def test_a_wait_that_is_no_number_is_left_to_the_back_off(said: str) -> None:
+    """A date, or a digit that is none."""
+    with serving(Answer("", 503, headers={"Retry-After": said}), Answer()) as fake:
+        made = client(fake)
+        made.instant("up", 0)
+    (waited,) = waits(made)
+    assert 0.3 < waited < 0.7
+
+
 def test_what_does_not_go_away_is_unreachable() -> None:
     """Five times asked, then one line, exit status 3."""
     with serving(Answer(json.dumps({"status": "error", "error": "shutting down"}), 503)) as fake:
