@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-LOOK_S = 5.0
+LOOK_S = 10.0
 SILENT = "its file system does not answer"
 
 

@@ -33,6 +33,7 @@ from slurm_affinode.patience import SILENT, NoAnswerError, Patience
 _RETRY_S = 2.0
 _SWEEP_S = 60.0
 _YOUNG_S = 30.0
+_ANSWER_S = 30.0
 
 
 class Sleepers(Protocol):
@@ -303,7 +304,7 @@ class JobKeeper:
                 for image in store.images():
                     if isinstance(image, Image) and wanted(image.manifest):
                         with suppress(NoAnswerError):  # of the file system where the job had its files
-                            Patience(None)(partial(remaps.gone, store, image))
+                            Patience(None, look_s=_ANSWER_S)(partial(remaps.gone, store, image))
                         store.remove(image)
             except (CheckpointError, OSError) as error:
                 self._parts.log.warning("job %s: its image in %s stays: %s", job_id, store.path, error)

@@ -31,6 +31,8 @@ STREAMS = (0, 1, 2)
 _SYS_PIDFD_GETFD = 438
 _CHUNK = 1 << 20
 _TAIL_LIMIT = 64 * 1024
+_ANSWER_S = 30.0
+"""For a job's output file to be looked at."""
 _SLURMS_OWN = re.compile(rb"slurmstepd[^\n]*:|\[[0-9T:.+Z-]+\]")
 _ENDS = (b" DUE TO JOB REQUEUE", b" DUE TO PREEMPTION")
 
@@ -83,7 +85,7 @@ def save(init_pid: int, write: Save, user: User, *, proc: Path = Path("/proc")) 
     found: list[SavedOutput] = []
 
     def copy(name: str, fd: int, size: int) -> int:
-        reading = Patience(None)(lambda: _open_again(fd, os.O_RDONLY, user), late=os.close)
+        reading = _patience()(lambda: _open_again(fd, os.O_RDONLY, user), late=os.close)
         try:
             return write(name, reading, size)
         finally:
@@ -101,8 +103,12 @@ def save(init_pid: int, write: Save, user: User, *, proc: Path = Path("/proc")) 
     return tuple(found)
 
 
+def _patience() -> Patience:
+    return Patience(None, look_s=_ANSWER_S)
+
+
 def _saved(number: int, fd: int, path: str, before: list[SavedOutput], copy: Save) -> SavedOutput:
-    facts = Patience(None)(lambda: os.fstat(fd))
+    facts = _patience()(lambda: os.fstat(fd))
     if not stat.S_ISREG(facts.st_mode):
         null = stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3)
         pipe = re.fullmatch(r"pipe:\[\d+\]", path)

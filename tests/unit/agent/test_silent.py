@@ -12,7 +12,6 @@ from agent_site import World, make_job
 from agent_tiers import Tiered, again_at, asleep
 from stalling import Stalling
 
-from slurm_affinode import patience
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.orchestration import _report
 from slurm_affinode.agent.shepherds import Hold, Restored
@@ -30,7 +29,6 @@ SOON_S = 5.0
 @pytest.fixture
 def shared(world: World, stalling: Callable[..., Stalling], monkeypatch: pytest.MonkeyPatch) -> Iterator[Stalling]:
     """The file system of the shared store."""
-    monkeypatch.setattr(patience, "LOOK_S", 0.2)
     monkeypatch.setattr(Patience.__init__, "__kwdefaults__", {"look_s": 0.2})
     made = stalling(world.root / "shared")
     yield made

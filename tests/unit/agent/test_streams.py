@@ -8,7 +8,6 @@ import subprocess
 
 import pytest
 
-from slurm_affinode import patience
 from slurm_affinode.agent import streams
 from slurm_affinode.checkpoint import writer
 from slurm_affinode.checkpoint.asuser import User
@@ -60,7 +59,7 @@ def test_output_is_saved_once_where_both_streams_are_one_file(shepherd, tmp_path
 @pytest.mark.parametrize("since", ["before", "meanwhile"])
 def test_output_that_does_not_answer_is_told(tmp_path, stalling, monkeypatch, since):
     """Of a file server that has gone: the suspension is taken back, and others have their turn."""
-    monkeypatch.setattr(patience.Patience.__init__, "__kwdefaults__", {"look_s": 0.2})
+    monkeypatch.setattr(streams, "_ANSWER_S", 0.2)
     monkeypatch.setattr(writer, "_READ_S", 0.2)
     theirs = stalling(tmp_path / "theirs")
     (theirs.path / "out").write_bytes(b"one\n" * 100_000)
