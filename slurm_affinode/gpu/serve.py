@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import socket
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,11 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from slurm_affinode.errors import InputError, UnreachableError
 
 CLIENT_TIMEOUT_S = 10.0
+REQUEST_S = 15.0
+"""A request and its answer are over by then, however slowly the client sends and reads."""
 MAX_CLIENTS = 16
+MAX_OF_ADDRESS = 4
+"""A user whose jobs are better not measured must not take all the places."""
 _PAGE = b"slurm-affinode exporter: metrics are at /metrics\n"
 
 
@@ -41,7 +47,8 @@ class _Server(ThreadingMixIn, WSGIServer):
     request_queue_size = 16
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        self._slots = threading.BoundedSemaphore(MAX_CLIENTS)
+        self._clients: Counter[str] = Counter()
+        self._lock = threading.Lock()
         super().__init__(*arguments, **named)
 
     def server_bind(self) -> None:
@@ -55,19 +62,33 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         # More clients than Prometheus ever opens: whoever they are, the node has other things to do.
-        if not self._slots.acquire(blocking=False):
+        who = str(client_address[0])
+        with self._lock:
+            full = self._clients.total() >= MAX_CLIENTS or self._clients[who] >= MAX_OF_ADDRESS
+            self._clients[who] += not full
+        if full:
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        late = threading.Timer(REQUEST_S, _hang_up, (request,))
+        late.daemon = True
+        late.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            late.cancel()
+            with self._lock:
+                self._clients -= Counter((str(client_address[0]),))  # and forgets who has none
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away, or speaks no TLS, is not worth a line."""
+
+
+def _hang_up(request: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(request, socket.SHUT_RDWR)  # of TLS, too: the thread that reads is not to be disturbed
 
 
 class _Handler(WSGIRequestHandler):

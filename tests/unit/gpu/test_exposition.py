@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import ssl
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -15,6 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from slurm_affinode.errors import InputError, UnreachableError
+from slurm_affinode.gpu import serve
 from slurm_affinode.gpu.exposition import LastSweep
 from slurm_affinode.gpu.serve import Access, MetricsServer
 from slurm_affinode.history import aliases
@@ -149,6 +153,41 @@ def test_metrics_are_served(registry):
             caught.value.close()
         with pytest.raises(UnreachableError, match="cannot listen"):
             MetricsServer(registry, "127.0.0.1", server.port)
+    finally:
+        server.close()
+
+
+def test_one_address_does_not_take_all_the_places(registry):
+    """A user of the node who says nothing, on as many connections as he likes: Prometheus is another address."""
+    server = MetricsServer(registry, "", 0)
+    try:
+        with contextlib.ExitStack() as crowd:
+            for _ in range(40):
+                crowd.enter_context(socket.create_connection(("127.0.0.2", server.port), 5, ("127.0.0.3", 0)))
+            assert "DCGM_FI_DEV_GPU_UTIL" in get(f"http://127.0.0.1:{server.port}/metrics")
+    finally:
+        server.close()
+
+
+def dribble(sock, seconds):
+    """Send a byte now and then."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sock.sendall(b"G")
+        time.sleep(0.02)
+
+
+def test_a_request_is_over_in_time_however_slowly_it_is_sent(registry, monkeypatch):
+    """Each byte comes before its time-out."""
+    monkeypatch.setattr(serve, "REQUEST_S", 0.3)
+    server = MetricsServer(registry, "127.0.0.1", 0)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), 5) as slow:
+            began = time.monotonic()
+            with pytest.raises((BrokenPipeError, ConnectionResetError)):
+                dribble(slow, 5)
+            assert time.monotonic() - began < 4
+        assert "DCGM_FI_DEV_GPU_UTIL" in get(f"http://127.0.0.1:{server.port}/metrics")
     finally:
         server.close()
 
