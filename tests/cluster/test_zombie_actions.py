@@ -57,6 +57,24 @@ def test_task_of_an_array_is_cancelled_alone(cluster: Cluster) -> None:
     assert cluster.job(f"{array}_1")["JobState"] == "RUNNING"
 
 
+def test_an_idle_part_of_a_heterogeneous_job_is_not_cancelled_while_another_computes(cluster: Cluster) -> None:
+    """With its first part Slurm ends the whole. When all of it is idle, all of it is cancelled."""
+    until_told = "until [ -e /home/alice/idle-$SLURM_JOB_ID ]; do sleep 1; done"
+    busy = f"{WORKLOADS}/busy.py --seconds 300 & {until_told}; kill $!; {SQUATTER}"
+    parts = [f"#SBATCH --partition=gpu --nodelist={node} --gres=gpu:1\n" for node in ("c1", "c2")]
+    step = f"srun --het-group=1 bash -c '{busy}' &\n{SQUATTER}\n"
+    job = cluster.submit(script="#!/bin/bash\n" + "#SBATCH hetjob\n".join(parts) + step)
+    spared = until(cluster, f"{job}+0", "none")
+    assert [(one["code"], one["job"]) for one in spared["actions"]] == [("part", f"{job}+0")]
+    assert history(cluster, f"{job}+0") == [("warn-user", "done"), ("warn-user", "done")]
+    assert "cancelled after" not in cluster.exec("login", "sh", "-c", f"cat {STATE}/mail-*")
+    cluster.exec("login", "touch", f"/home/alice/idle-{job}", user="alice")
+    until(cluster, f"{job}+1", "warn-user")
+    until(cluster, f"{job}+0", "cancel")
+    cluster.wait_for_state(f"{job}+0", "CANCELLED")
+    cluster.exec("login", "rm", f"/home/alice/idle-{job}", user="alice")
+
+
 def test_node_drained_for_a_failed_kill_is_resumed_when_it_is_clean(cluster: Cluster) -> None:
     """One that is drained for another reason stays."""
     allow_resuming(cluster)
@@ -100,7 +118,7 @@ def test_job_that_woke_up_is_spared(cluster: Cluster) -> None:
     cluster.exec("login", "scancel", job)
     cluster.wait_for_state(job, "CANCELLED")
     gone = wait_until("it is decided", lambda: zombies(cluster, "clean", *stored), lambda found: about(found, job))
-    assert about(gone, job) == [("cancel", "gone")]
+    assert [one["code"] for one in gone["actions"] if one["job"] == job] == ["ended"]
 
 
 def test_scancel_that_fails_is_told_and_tried_again(cluster: Cluster) -> None:
