@@ -42,7 +42,7 @@ from slurm_affinode.checkpoint.opening import open_tiers
 from slurm_affinode.checkpoint.rootdir import check_above
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError
-from slurm_affinode.gpu.interface import GpuDriver, GpuError
+from slurm_affinode.gpu.interface import GpuDriver, GpuError, NotSupported
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import JobKey, Versions
 from slurm_affinode.patience import Patience
@@ -89,7 +89,10 @@ class NodeGpus:
             for device in driver.devices():
                 held = found.setdefault(device.uuid, {})
                 for process in driver.processes(device):
-                    held[process.pid] = round((process.used_mib or 0.0) * _MIB)
+                    if process.used_mib is None:  # nothing, to all who ask: a job would be let move into no room
+                        what = f"how much memory process {process.pid} holds on GPU {device.index}"
+                        raise NotSupported(f"the driver does not tell {what}")
+                    held[process.pid] = round(process.used_mib * _MIB)
         return found
 
     def free_bytes(self, device: Device) -> int | None:
