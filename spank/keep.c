@@ -179,30 +179,32 @@ static void tell_signals(struct keeper *keeper)
     }
 }
 
-/* The job could not be restored because nobody here knows how: it goes back to the queue instead of beginning anew. */
-static void start_hold(struct keeper *keeper)
+void put_back(const char *scontrol, const char *job)
 {
     static const char *const places[] = {"/usr/bin/scontrol", "/usr/local/bin/scontrol", "/opt/slurm/bin/scontrol"};
-    char id[16];
     sigset_t none;
 
-    if (keeper->scontrol > 0 || (keeper->hold_ns != 0 && now_ns() - keeper->hold_ns < HOLD_AGAIN_NS))
-        return;
-    keeper->hold_ns = now_ns();
-    keeper->scontrol = fork();
-    if (keeper->scontrol != 0)
-        return;
-    snprintf(id, sizeof(id), "%u", keeper->job->job_id);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     for (size_t i = 0; i <= sizeof(places) / sizeof(*places); i++) {
-        const char *path = i == 0 ? keeper->job->scontrol : places[i - 1];
-        char *arguments[] = {(char *)path, "requeuehold", "incomplete", id, NULL}; /* not one that was cancelled */
+        const char *path = i == 0 ? scontrol : places[i - 1];
+        char *arguments[] = {(char *)path, "requeuehold", "incomplete", (char *)job, NULL}; /* not one that was cancelled */
 
         if (path != NULL)
             execve(path, arguments, environ);
     }
     _exit(127);
+}
+
+/* The job could not be restored because nobody here knows how: it goes back to the queue instead of beginning anew. */
+static void start_hold(struct keeper *keeper)
+{
+    if (keeper->scontrol > 0 || (keeper->hold_ns != 0 && now_ns() - keeper->hold_ns < HOLD_AGAIN_NS))
+        return;
+    keeper->hold_ns = now_ns();
+    keeper->scontrol = fork();
+    if (keeper->scontrol == 0)
+        put_back(keeper->job->scontrol, keeper->job->name);
 }
 
 static void held(struct keeper *keeper, int status)

@@ -13,8 +13,11 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#define JOB_NAME_BYTES 24
+
 struct keeper_job {
     uint32_t job_id;
+    char name[JOB_NAME_BYTES]; /* for scontrol: the number of an array's last task is also that of the whole array */
     uid_t uid;
     gid_t gid;
     const gid_t *groups;
@@ -32,6 +35,10 @@ struct keeper_job {
  *   it was.
  * Where all went well the task does not return: it keeps, then ends. */
 bool keeper_divide(const struct keeper_job *job, int *channel, char *error, size_t size);
+
+/* In a child of its own: becomes scontrol (NULL: looked for), which puts the job back into the queue, held. Does not return;
+ * the status is 127 where there is no scontrol. */
+void put_back(const char *scontrol, const char *job) __attribute__((noreturn));
 
 /* Waits for the end of a child at most so long; it is killed then. Whether it ended with status 0. */
 bool ended_well(pid_t child, int timeout_ms);

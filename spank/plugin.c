@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* Outside of the system's directories (SLURM_CFLAGS=-I...) Slurm's headers have to pass our warnings, and do not. */
@@ -35,6 +36,8 @@ SPANK_PLUGIN(slurm_affinode, 1)
 #define NUMBER_BYTES 12
 
 #define STORES_MS 3000
+#define PUT_BACK_AGAIN_S 10
+#define HELD_S 120 /* Slurm ends a job that was put back long before */
 
 /* Slurm leaves the option in the environment of the job and of salloc's shell, where what they submit would find it. */
 #define OPTION_OF_CLIENT "_SLURM_SPANK_OPTION_slurm_affinode_gpu_suspend_idle"
@@ -47,7 +50,9 @@ static bool is_on;
 static int stepd_fds[2] = {-1, -1}; /* slurmstepd's end, the task's end */
 static int shepherd_channel = -1;   /* in the shepherd-to-be */
 static bool has_image;
+static char job_name[JOB_NAME_BYTES];       /* of one with an image */
 static char reason_off[OPTION_ERROR_BYTES]; /* is said when the job's standard error is open */
+static char limit[OPTION_ERROR_BYTES];      /* what this site has against the option by now */
 
 static int take_option(int value, const char *text, int remote);
 
@@ -90,8 +95,11 @@ static int take_option(int value, const char *text, int remote)
     if (text != NULL && strcmp(text, "(null)") == 0) /* how Slurm hands on an option without a value */
         text = NULL;
     was_given = true;
-    is_on = option_parse(text, &settings.defaults, &option, error, sizeof(error)) &&
-            option_check(&option, &settings.limits, error, sizeof(error));
+    is_on = option_parse(text, &settings.defaults, &option, error, sizeof(error));
+    if (is_on && !option_check(&option, &settings.limits, error, sizeof(error))) {
+        is_on = remote != 0;
+        snprintf(limit, sizeof(limit), "%s", error);
+    }
     if (is_on && !remote && submission_is_crontab())
         slurm_info("--" OPTION_NAME " has no effect here: scrontab does not hand it on; let the entry call sbatch");
     if (is_on)
@@ -143,7 +151,6 @@ static bool is_batch_step(spank_t spank)
 /* Whether the option has no effect for this job on this node. */
 static void look_why_off(spank_t spank)
 {
-    char text[OPTION_ERROR_BYTES];
     char value[256];
     char allowed[512];
 
@@ -153,8 +160,7 @@ static void look_why_off(spank_t spank)
         spank_getenv(spank, "SLURM_JOB_PARTITION", value, sizeof(value)) == ESPANK_SUCCESS &&
         !settings_allow_partition(&settings, value)) {
         settings_list_partitions(&settings, allowed, sizeof(allowed));
-        snprintf(text, sizeof(text), "partition '%s': this site allows %s", value, allowed);
-        turn_off(text);
+        snprintf(limit, sizeof(limit), "partition '%s': this site allows %s", value, allowed);
     }
 }
 
@@ -224,6 +230,8 @@ static bool read_job(spank_t spank, struct keeper_job *job)
 {
     gid_t *groups = NULL;
     char **arguments = NULL;
+    uint32_t array = 0;
+    uint32_t task = NO_VAL;
     int count = 0;
 
     if (spank_get_item(spank, S_JOB_ID, &job->job_id) != ESPANK_SUCCESS ||
@@ -234,6 +242,11 @@ static bool read_job(spank_t spank, struct keeper_job *job)
         return false;
     job->groups = groups;
     job->script = arguments[0];
+    if (spank_get_item(spank, S_JOB_ARRAY_ID, &array) == ESPANK_SUCCESS && array != 0 &&
+        spank_get_item(spank, S_JOB_ARRAY_TASK_ID, &task) == ESPANK_SUCCESS && task != NO_VAL)
+        snprintf(job->name, sizeof(job->name), "%u_%u", array, task);
+    else
+        snprintf(job->name, sizeof(job->name), "%u", job->job_id);
     return true;
 }
 
@@ -244,21 +257,25 @@ int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
 
     (void)argc;
     (void)argv;
-    if (reason_off[0] != '\0')
-        slurm_error("--" OPTION_NAME " has no effect: %s", reason_off);
-    if (!is_on)
-        return ESPANK_SUCCESS;
-    close(stepd_fds[0]);
-    stepd_fds[0] = -1;
-    if (read_job(spank, &job)) {
-        has_image = find_image(spank, job.job_id);
-        if (keeper_divide(&job, &shepherd_channel, error, sizeof(error)))
-            return ESPANK_SUCCESS;
-    } else {
-        close(stepd_fds[1]);
+    if (is_on) {
+        close(stepd_fds[0]);
+        stepd_fds[0] = -1;
+        if (!read_job(spank, &job)) {
+            close(stepd_fds[1]);
+        } else {
+            has_image = find_image(spank, job.job_id);
+            memcpy(job_name, job.name, sizeof(job_name));
+            if (limit[0] != '\0' && !has_image) { /* what was suspended is restored, whatever the site allows by now */
+                close(stepd_fds[1]);
+                snprintf(error, sizeof(error), "%s", limit);
+            } else if (keeper_divide(&job, &shepherd_channel, error, sizeof(error))) {
+                return ESPANK_SUCCESS;
+            }
+        }
+        turn_off(error);
     }
-    is_on = false;
-    slurm_error("--" OPTION_NAME " has no effect, the job starts without it: %s", error);
+    if (reason_off[0] != '\0' && !has_image)
+        slurm_error("--" OPTION_NAME " has no effect: %s", reason_off);
     return ESPANK_SUCCESS;
 }
 
@@ -297,6 +314,36 @@ static int prepend_shepherd(spank_t spank)
     return (int)spank_prepend_task_argv(spank, SHEPHERD_ARGUMENTS, arguments);
 }
 
+/* There is no shepherd here to restore the job, and what it has done is worth more than a fresh start: it goes back to the
+ * queue, held. Returns where there is nothing to lose. The task waits for Slurm to end it. */
+static void keep_image(spank_t spank)
+{
+    sigset_t none;
+    int status = 0;
+    pid_t child;
+
+    if (!has_image)
+        return;
+    if (count_restarts(spank) == 0) { /* its number was another job's before */
+        slurm_error("--" OPTION_NAME " has no effect: %s", reason_off);
+        return;
+    }
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    prctl(PR_SET_NAME, "affinode-keeper"); /* proctrack/linuxproc ends nothing that is called slurmstepd */
+    slurm_error("--" OPTION_NAME ": the job has an image, and is not started from its beginning; it is held: %s", reason_off);
+    for (;;) {
+        child = fork();
+        if (child == 0)
+            put_back(settings.scontrol, job_name);
+        if (child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0)
+            break;
+        sleep(PUT_BACK_AGAIN_S); /* slurmctld may be away */
+    }
+    sleep(HELD_S);
+    _exit(1);
+}
+
 /* In the shepherd-to-be, which has become the user by now; in the task, where there is none. */
 int slurm_spank_task_init(spank_t spank, int argc, char **argv)
 {
@@ -306,8 +353,10 @@ int slurm_spank_task_init(spank_t spank, int argc, char **argv)
     (void)argv;
     if (was_given)
         spank_unsetenv(spank, OPTION_VARIABLE);
-    if (!is_on || shepherd_channel < 0)
+    if (!is_on || shepherd_channel < 0) {
+        keep_image(spank);
         return ESPANK_SUCCESS;
+    }
     if (channel_receive(shepherd_channel, &packet, -1) <= 0 || packet.kind != PACKET_GO)
         _exit(1); /* the task is gone, or has gone on without this process */
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* becoming the user has cleared it */

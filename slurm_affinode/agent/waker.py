@@ -106,7 +106,7 @@ class JobWaker:
         if note is None:
             raise Refused(Refusal("no-note", f"job {job.id} cannot be woken now: {NO_NOTE}"))
         parts.log.info("job %s: woken by %s", key.job_id, who)
-        note = replace(note, wake=NOW, failure=None)
+        note = replace(note, wake=NOW, failure=None, released_epoch=None)
         parts.notes.write(note)
         # Where its image is not in the shared store yet, or the job not in the queue, the next ticks do it.
         return not ending and self._release(note, job)
@@ -144,7 +144,11 @@ class JobWaker:
         asleep = [
             (note, by_id[note.job_id])
             for note in sorted(notes, key=lambda note: note.since_epoch)
-            if (job := by_id.get(note.job_id)) is not None and job.pending and job.held and not job.held_by_admin
+            if (job := by_id.get(note.job_id)) is not None
+            and job.pending
+            and job.held
+            and not job.held_by_admin
+            and not self._came_back(note)
         ]
         for note, job in asleep:
             # One whose restore has failed waits until somebody asks for it anew: it would fail again and again.
@@ -164,6 +168,10 @@ class JobWaker:
         if plans != self._plans:
             self._parts.notes.write_plan(plans)
             self._plans = plans
+
+    def _came_back(self, note: Note) -> bool:
+        """It was released a moment ago, and is held again: where it was started nobody could restore it."""
+        return self._parts.now() - (note.released_epoch or 0.0) < self._parts.settings.wake_backoff_s
 
     def _may(self, note: Note) -> bool:
         """It has slept long enough, and its last restore did not fail."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cluster.driver import Cluster
+from cluster.driver import Cluster, wait_until
+from cluster.sleepers import BY_HAND, finish, idle_job, status, steps, suspend, wait_asleep, wait_for_agents, wake
 from cluster.spank import OPTION, outcome
 
 pytestmark = pytest.mark.cluster
@@ -40,6 +41,49 @@ def test_shepherd_is_missing(cluster: Cluster, plugstack: str) -> None:
     """The file that plugstack.conf names is not there."""
     cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} shepherd=/no/such/shepherd\n")
     starts_plainly(cluster, "/no/such/shepherd cannot be run, or is of another version")
+
+
+def test_what_was_suspended_comes_back_where_the_site_has_changed_its_mind(cluster: Cluster, plugstack: str) -> None:
+    """Its partition and window are not allowed any more: that is for jobs to come, and not for one with an image."""
+    wait_for_agents(cluster)
+    job = cluster.submit(BY_HAND, script=idle_job("--nodelist=c1", idle=20))
+    wait_until("its agent knows it", lambda: status(cluster, job))
+    suspend(cluster, job)
+    wait_asleep(cluster, job)
+    stores = "store=/var/lib/slurm-affinode/images store=/shared/slurm-affinode/images"
+    cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} partitions=cpu max_window=10m {stores}\n")
+    wake(cluster, job)
+    assert steps(finish(cluster, job)) == list(range(1, 21))
+
+
+def test_what_was_suspended_is_not_begun_anew_without_a_shepherd(cluster: Cluster, plugstack: str) -> None:
+    """It goes back to the queue, held, with its image; the other task of its array, whose number is not that of the
+    array, runs on."""
+    wait_for_agents(cluster)
+    array = cluster.submit("--array=1-2", BY_HAND, script=idle_job("--nodelist=c1", idle=60))
+    job, other = f"{array}_2", f"{array}_1"
+    for task in (job, other):
+        cluster.wait_for_output(task, "step number=2")
+    wait_until("its agent knows it", lambda: status(cluster, job))
+    assert cluster.job(job)["JobId"] == array
+    suspend(cluster, job)
+    stores = "store=/var/lib/slurm-affinode/images store=/shared/slurm-affinode/images"
+    cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} shepherd=/no/such/shepherd {stores}\n")
+    wake(cluster, job)
+    wait_until(
+        "it is back in the queue", lambda: cluster.job(job),
+        lambda seen: (seen["JobState"], seen["Restarts"], seen["Priority"]) == ("PENDING", "2", "0"), timeout_s=60,
+    )  # fmt: skip
+    said = cluster.output(job)
+    assert "it is held: /no/such/shepherd cannot be run" in said
+    assert "step number" not in said
+    found = cluster.job(other)
+    assert (found["JobState"], found["Restarts"]) == ("RUNNING", "0")
+    cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} min_window=1s {stores}\n")
+    wake(cluster, job)
+    cluster.wait_for_output(job, "restored on c1")
+    seen = cluster.wait_for_output(job, "step number=40")
+    assert steps(seen)[:40] == list(range(1, 41))
 
 
 @pytest.mark.parametrize(

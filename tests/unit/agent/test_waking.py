@@ -133,6 +133,22 @@ def test_a_job_whose_old_run_slurm_still_ends_wakes_as_soon_as_it_is_in_the_queu
     assert not world.held
 
 
+@pytest.mark.parametrize("wake", ["auto", "now"])
+def test_one_that_could_not_start_is_not_released_again_at_once(asleep, wake):
+    """Its node had no shepherd, or no agent, and has put it back: held, with nobody to say why."""
+    world, agent = asleep
+    agent.parts.notes.write(replace(agent.parts.notes.all()[0], wake=wake))
+    world.clock += 200
+    look(world, agent, (NODE,))
+    assert not world.held
+    world.held = True
+    look(world, agent, (NODE,))
+    assert world.held
+    world.clock += 100
+    look(world, agent, (NODE,))
+    assert not world.held
+
+
 def test_a_job_that_slurm_does_not_release_keeps_no_other_asleep(asleep):
     """Its begin time is refused; the one behind it wakes."""
     world, agent = asleep
