@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,7 +50,8 @@ class Comments:
         self._parts = parts
         self._lock = threading.Lock()
         self._wishes: dict[int, _Wish] = {}
-        self._worker: Workers = ThreadPoolExecutor(1, "comment")
+        self.worker: Workers = ThreadPoolExecutor(1, "comment")
+        """Who asks Slurm; shut down when the agent ends, which would wait for all that is not said else."""
 
     @property
     def due(self) -> bool:
@@ -90,7 +92,11 @@ class Comments:
             for job_id, text in ready:
                 self._wishes[job_id].said = text
         for job_id, text in ready:
-            self._worker.submit(self._tell, job_id, text)
+            self._submit(self._tell, job_id, text)
+
+    def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the agent is being stopped: the next one looks at what was said
+            self.worker.submit(call, *arguments)
 
     def _tell(self, job_id: int, text: str | None) -> None:
         slurm = self._parts.slurm
@@ -110,7 +116,7 @@ class Comments:
 
     def check(self, job_id: int) -> None:
         """The job runs: an agent that ended too early may have left a comment that it does not."""
-        self._worker.submit(self._check, job_id)
+        self._submit(self._check, job_id)
 
     def _check(self, job_id: int) -> None:
         try:

@@ -95,7 +95,7 @@ class Director:
         """No more wakes; the journal has what sleeps."""
         self._stop.set()
         self._poke.set()
-        for workers in (self._workers, self._aside):
+        for workers in (self._workers, self._aside, self._comments.worker):
             workers.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:

@@ -56,7 +56,7 @@ def test_a_comment_that_the_last_agent_could_not_take_away(world, node):
     ):
         world.comment = comment
         next_one = Node(world)
-        next_one.director._comments._worker = Inline()
+        next_one.director._comments.worker = Inline()
         next_one.keeper.registered(next_one.job())
         next_one.round()
         assert world.comment == after

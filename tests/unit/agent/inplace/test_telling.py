@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from agent_stand_ins import wait_until
 from inplace_site import GIB, OPTION, QUIET, Inline, Node, awake, failing
 
 from slurm_affinode.agent.inplace.sharing import Rules
@@ -26,7 +29,7 @@ def test_who_was_woken_and_how_is_told(world, node):
 def test_the_comment_follows_when_it_has_settled(world, node):
     """Told while it sleeps, taken away when it is awake; what the owner had there stays."""
     world.comment = "my experiment"
-    node.director._comments._worker = Inline()
+    node.director._comments.worker = Inline()
     node.sleep()
     node.round()
     assert world.comment.startswith("asleep in place: idle 15m, 48 GiB in host memory, wakes on a request")
@@ -40,7 +43,7 @@ def test_the_comment_follows_when_it_has_settled(world, node):
 def test_a_request_is_not_spoken_of_where_nobody_could_send_one(world, node):
     """It has no socket."""
     node.sockets.has = False
-    node.director._comments._worker = Inline()
+    node.director._comments.worker = Inline()
     node.sleep(option=replace(OPTION, wake="hold"))
     node.round()
     said = "asleep in place: idle 15m, 48 GiB in host memory, wake with: slurm-affinode wake 7"
@@ -104,7 +107,7 @@ def test_its_owner_is_told_by_mail_that_it_is_ended(world, mails, mailer):
 def test_a_comment_waits_for_slurm(world, node):
     """It is told again when Slurm answers, also that there is nothing to say any more."""
     comments = node.director._comments
-    comments._worker = Inline()
+    comments.worker = Inline()
     node.sleep()
     world.answers = False
     for _ in range(3):
@@ -123,3 +126,19 @@ def test_a_comment_waits_for_slurm(world, node):
     for _ in range(10):
         node.round()
     assert (world.comment, comments.due, comments._wishes) == ("", False, {})
+
+
+def test_comments_keep_no_agent_from_its_end(world, node, monkeypatch):
+    """While Slurm is silent: what was not said yet is the next agent's, and nothing more is taken."""
+    asked, silent = [], threading.Event()
+    comments = node.director._comments
+    monkeypatch.setattr(node.agent.parts.slurm, "job", lambda job: (asked.append(job), silent.wait(30)))
+    for job_id in (8, 9, 10):
+        comments.check(job_id)
+    wait_until("Slurm is asked", lambda: asked)
+    node.director.stop()
+    comments.check(11)
+    silent.set()
+    assert isinstance(comments.worker, ThreadPoolExecutor)
+    comments.worker.shutdown(wait=True)
+    assert asked == [8]
