@@ -8,6 +8,7 @@ is not given up as long as it answers to something else.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+LOG = logging.getLogger("slurm_affinode.agent")
 LOOK_S = 10.0
 SILENT = "its file system does not answer"
 
@@ -42,7 +44,9 @@ class Patience:
     def silent(self) -> bool:
         """Whether a call was left behind that has not come back."""
         with self._lock:
-            self._behind = [one for one in self._behind if not one.over.is_set()]
+            before, self._behind = self._behind, [one for one in self._behind if not one.over.is_set()]
+            if before and not self._behind and self._path is not None:
+                LOG.info("%s: answers again", self._path)
             return bool(self._behind)
 
     def __call__(self, call: Callable[[], T], late: Callable[[T], object] = lambda found: None) -> T:
@@ -72,6 +76,8 @@ class Patience:
         if not one.leave():
             return False
         with self._lock:
+            if not self._behind and self._path is not None:
+                LOG.warning("%s: %s; what needs it fails until it does", self._path, SILENT)
             self._behind.append(one)
         return True
 

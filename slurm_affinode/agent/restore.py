@@ -28,7 +28,7 @@ from slurm_affinode.agent.streams import STREAMS, say
 from slurm_affinode.agent.watch import by_index
 from slurm_affinode.checkpoint import remaps
 from slurm_affinode.checkpoint.asuser import user_of
-from slurm_affinode.checkpoint.interface import CudaState, ImageDamaged, Pages, RestoreFailed
+from slurm_affinode.checkpoint.interface import CudaState, ImageDamaged, ImageUnanswered, Pages, RestoreFailed
 from slurm_affinode.checkpoint.room import shortage
 from slurm_affinode.checkpoint.tier import Copy
 from slurm_affinode.core.suspension import pair_gpus
@@ -112,8 +112,8 @@ class JobRestorer:
         while True:
             try:
                 return self._find(run)
-            except ImageDamaged:
-                if not parts.tiers.silent or parts.now() >= deadline:
+            except ImageUnanswered:
+                if parts.now() >= deadline:
                     raise
             parts.sleep(_PAUSE_S)
 

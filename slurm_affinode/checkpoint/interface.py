@@ -63,6 +63,10 @@ class ImageUnreadable(ImageDamaged):
     """Whether there is an image, and what it is like, is not known: the file system failed, or this process."""
 
 
+class ImageUnanswered(ImageUnreadable):
+    """The file system does not answer: it may do so soon."""
+
+
 class NoRoom(CheckpointError):
     """The store is full, or a quota is."""
 

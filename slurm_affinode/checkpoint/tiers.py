@@ -17,12 +17,13 @@ from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.copying import How
 from slurm_affinode.checkpoint.demand import SharedDemand
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Pages
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, ImageUnanswered, NoRoom, Pages
 from slurm_affinode.checkpoint.pulls import Pulls
 from slurm_affinode.checkpoint.retention import Retention
 from slurm_affinode.checkpoint.tier import Copy, Tier
 from slurm_affinode.checkpoint.writer import ImageWriter
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
+from slurm_affinode.patience import NoAnswerError
 
 T = TypeVar("T")
 Fill = Callable[[ImageWriter], Image]
@@ -190,8 +191,12 @@ class Tiers:
                 damage = error
                 self.report(run.key, f"its copy in the tier {tier.name} is damaged: {error}")
             except OSError as error:
-                damage = ImageDamaged(f"the tier {tier.name} cannot be read: {_text(error)}")
-                self.report(run.key, str(damage))
+                why = f"the tier {tier.name} cannot be read: {_text(error)}"
+                if isinstance(error, NoAnswerError):
+                    damage = ImageUnanswered(why)
+                    continue
+                damage = ImageDamaged(why)
+                self.report(run.key, why)
             else:
                 found += [] if image is None else [Copy(image, tier)]
         # sorted() keeps the order of equals: that of the tiers.

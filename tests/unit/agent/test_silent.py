@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -86,8 +87,9 @@ def test_a_suspension_under_way_comes_to_its_end(world: World, shared: Stalling)
     assert agent.where() == ["memory", "disk", "shared"]
 
 
-def test_a_restore_waits_for_the_file_server(world: World, shared: Stalling) -> None:
-    """For some time, since another node may have a newer image; and is held where that goes on."""
+def test_a_restore_waits_for_the_file_server(world: World, shared: Stalling, caplog: pytest.LogCaptureFixture) -> None:
+    """For some time, since another node may have a newer image."""
+    caplog.set_level(logging.INFO)
     asleep(world)
     again_at(world, "c2")
     agent = OnIt(world, "c2")
@@ -103,6 +105,11 @@ def test_a_restore_waits_for_the_file_server(world: World, shared: Stalling) -> 
     object.__setattr__(agent.parts, "sleep", sleep)
     assert isinstance(agent.restore(), Restored)
     assert len(waited) >= 3
+    said = [line.removeprefix(f"{shared.path}: ") for line in caplog.messages if line.startswith(f"{shared.path}: ")]
+    assert sorted(said) == [
+        *["answers again"] * 2,  # the images, the notes
+        *["its file system does not answer; what needs it fails until it does"] * 2,
+    ]
 
 
 def test_a_restore_is_held_where_the_file_server_stays_away(world: World, shared: Stalling) -> None:
