@@ -41,6 +41,7 @@ from gpu.programs import Programs, programs
 from benchmarks.gpu import measure, report
 from slurm_affinode.checkpoint.abilities import major_of, oldest
 from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.interface import CudaError
 from slurm_affinode.gpu.nvml import NvmlDriver
 
 HARDWARE = REPOSITORY / "benchmarks" / "results" / "gpu.json"
@@ -84,6 +85,10 @@ def main() -> int:
         if not can.checkpoint:
             able = (major_of(can.driver) or 0) >= oldest(os.uname().machine)
             return skipped(Missing(f"the driver cannot checkpoint: {can.why_not}", broken=able), options.out)
+        try:
+            cuda.devices()  # initialises CUDA in the helper, as that of an agent has been long ago
+        except CudaError as error:
+            return skipped(Missing(f"CUDA cannot be used here: {error}", broken=True), options.out)
         with tempfile.TemporaryDirectory(prefix="bench-gpu-") as top, programs(cuda, Path(top)) as run:
             found = everything(Bench(machine, nvml, cuda, run), options, path)
     report.show(found)
@@ -203,7 +208,6 @@ def _steps(bench: Bench, options: argparse.Namespace, fit: list[int]) -> Iterato
     """What takes longest comes last."""
     machine, run = bench.machine, bench.run
     ours, bare = measure.Ours(bench.cuda, bench.nvml), measure.Bare()
-    bench.cuda.devices()  # initialises CUDA in the helper, as that of an agent has been long ago
     largest = EMULATED_MIB[-1] if machine.emulated else machine.mib
     middle, link = min(MIDDLE_MIB, largest), min(LINK_MIB, largest)
     rounds = options.rounds

@@ -282,6 +282,21 @@ def test_a_measurement_that_fails_leaves_the_others(node: Node, tmp_path: Path) 
     assert (found["complete"], len(found["staging"]), len(found["parallel"])) == (False, 1, 2)
 
 
+def test_a_driver_that_cuda_cannot_use_fails_both_with_a_line(node: Node, tmp_path: Path) -> None:
+    """It has all functions; a container without /dev/nvidia-uvm, say."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from slurm_affinode.checkpoint import cuda, interface\n"
+        "def devices(self): raise interface.CudaError('cannot list the GPUs: the driver failed')\n"
+        "cuda.Cuda.devices = devices\n"
+    )
+    env = {**node.env, "PYTHONPATH": str(tmp_path)}
+    ran, found = run(env, tmp_path / "results.json", "-k", "waits_long_enough")
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert found["tests"][0]["why"] == "CUDA cannot be used here: cannot list the GPUs: the driver failed"
+    ran = bench(env, tmp_path / "bench.json")
+    assert (ran.returncode, "CUDA cannot be used here" in ran.stdout, "Traceback" in ran.stderr) == (1, True, False)
+
+
 def test_the_benchmark_without_a_gpu(tmp_path: Path) -> None:
     """Says so, with the command; status 0, and "skipped" for machines."""
     env = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "GPU_EMULATOR_STATE")}

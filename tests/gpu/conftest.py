@@ -23,6 +23,7 @@ from gpu.skips import without
 
 from slurm_affinode.checkpoint.abilities import major_of, oldest
 from slurm_affinode.checkpoint.cuda import Cuda, Deadlines
+from slurm_affinode.checkpoint.interface import CudaError
 from slurm_affinode.gpu.nvml import NvmlDriver
 
 _RESULTS = Path(os.environ.get("GPU_RESULTS", "out/gpu/tests.json"))
@@ -73,7 +74,11 @@ def cuda(machine: Machine, nvml: NvmlDriver) -> Iterator[Cuda]:
         made.close()
         able = (major_of(can.driver) or 0) >= oldest(os.uname().machine)
         without(Missing(f"the driver of this machine cannot checkpoint: {can.why_not}", broken=able))
-    made.devices()  # initialises CUDA in the helper, which no test is to wait for
+    try:
+        made.devices()  # initialises CUDA in the helper, which no test is to wait for
+    except CudaError as error:
+        made.close()
+        without(Missing(f"CUDA cannot be used here: {error}", broken=True))
     yield made
     made.close()
 
