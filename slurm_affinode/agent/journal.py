@@ -179,10 +179,14 @@ def parse(data: bytes) -> tuple[list[Entry], int, str | None]:
         if not line.endswith(b"\n"):
             break  # torn: the step was not announced
         try:
-            entries.append(_entry(json.loads(line)))
-        except (ValueError, KeyError, TypeError) as error:
+            value = json.loads(line)
+        except ValueError as error:
             last = end + len(line) == len(data)
             return entries, end, None if last else f"line {number} is damaged ({error})"
+        try:
+            entries.append(_entry(value))
+        except (ValueError, KeyError, TypeError) as error:  # whole, and of another release
+            return entries, end, f"line {number} is damaged ({error})"
         end += len(line)
     return entries, end, None
 

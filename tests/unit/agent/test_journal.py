@@ -52,6 +52,16 @@ def test_a_torn_last_line_was_never_written_and_is_overwritten(journal):
     assert [entry.phase for entry in journal.record(KEY).entries] == [Phase.LOCKING, Phase.LOCKED]
 
 
+def test_a_last_line_of_another_release_is_told(journal):
+    """It was not torn: what it announced has been done."""
+    record = journal.record(KEY)
+    record.write(Phase.LOCKING)
+    with record.path.open("ab") as file:
+        file.write(b'{"version":2,"phase":"locked","time":1.0,"facts":{}}\n')
+    again = journal.record(KEY)
+    assert (again.phase, again.damage) == (Phase.LOCKING, "line 2 is damaged (version 2, not 1)")
+
+
 def test_damage_in_the_middle_is_told_and_what_stands_before_counts(journal):
     record = journal.record(KEY)
     record.write(Phase.LOCKING)
