@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from cluster.driver import Cluster
+from cluster.driver import Cluster, wait_until
 from cluster.spank import Pair, outcome, outcomes, outputs, submit_pair
 
 pytestmark = pytest.mark.cluster
@@ -177,10 +177,21 @@ def test_time_limit(cluster: Cluster) -> None:
 
 def test_suspended_and_resumed_by_slurm(cluster: Cluster) -> None:
     """`scontrol suspend` stops the job's processes, `resume` lets them go on; the job completes."""
-    pair = submit_pair(cluster, "#!/bin/bash\necho ready\nfor i in $(seq 20); do sleep 0.1; done\necho end\n")
+    cluster.exec("login", "rm", "-f", "/home/alice/go", user="alice")
+    counts = "until [ -e go ]; do echo >>ticks.$SLURM_JOB_ID; sleep 0.1; done"
+    pair = submit_pair(cluster, f"#!/bin/bash\necho ready\n{counts}\necho end\n")
+
+    def stands_still(job: str) -> bool:
+        """Slurm says so before its node has done it."""
+        size = f"stat -c %s /home/alice/ticks.{job}; sleep 1; stat -c %s /home/alice/ticks.{job}"
+        before, after = cluster.run("login", "sh", "-c", size).stdout.split()
+        return before == after
+
     for job in pair.both:
         cluster.wait_for_output(job, "ready")
         cluster.exec("login", "scontrol", "suspend", job)
+        wait_until(f"job {job} stands still", lambda job=job: stands_still(job))  # type: ignore[misc]
+    cluster.exec("login", "touch", "/home/alice/go", user="alice")
     for job in pair.both:
         assert cluster.job(job)["JobState"] == "SUSPENDED"
         assert "end" not in cluster.output(job)

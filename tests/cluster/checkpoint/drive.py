@@ -114,6 +114,7 @@ class Driven(Session):
             "uring": [*inside, *as_alice, PYTHON, "-c", uring],
             "tracer": [PYTHON, "-c", trace],
         }[what]
+        before = set(namespace.members(self.init).values())
         made = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         try:
             assert made.stdout is not None
@@ -123,6 +124,8 @@ class Driven(Session):
         finally:
             os.killpg(made.pid, signal.SIGKILL)
             made.wait()
+            # What nsenter has started in the namespace is not its child any more, and is reaped by another, later.
+            wait_for("the end of it", lambda: set(namespace.members(self.init).values()) <= before)
 
     def fault(self, *words: str) -> None:
         """Let the emulated driver fail."""
