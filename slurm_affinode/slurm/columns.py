@@ -133,6 +133,9 @@ def moments(cells: pl.Series, zone: str) -> Times:
     utc = pl.Series(cells.name, [None], dtype=TIME).new_from_index(0, len(cells))
     if (cells.str.len_bytes() > 19).any():
         utc = _with_offset(cells, utc)
+    possible = naive.is_between(*times.POSSIBLE, closed="left")
+    if not possible.all():
+        naive = naive.set(~possible, None)
     left = naive.is_null() & utc.is_null() & cells.is_not_null()
     slow = mapped(cells.filter(left), times.normalise, pl.String()) if left.any() else None
     bad: dict[int, str] = {}
@@ -154,6 +157,7 @@ def _with_offset(cells: pl.Series, utc: pl.Series) -> pl.Series:
     if offset.null_count() == len(cells):
         return utc
     stamp = cells.str.slice(0, 19).str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms", strict=False)
+    stamp = stamp.set(~stamp.is_between(*times.POSSIBLE, closed="left"), None)
     return (stamp - offset.cast(pl.Duration("ms"))).dt.replace_time_zone("UTC").cast(TIME)
 
 

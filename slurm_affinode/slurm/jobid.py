@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, "pl.Series")
 
-PATTERN = r"^(\d{1,11})(?:_(?:(\d{1,7})|\[([^\]|]*)\]?))?(?:\+(\d{1,9}))?(?:\.([A-Za-z0-9_+.-]+))?$"
-"""Groups: id, array task, array specification, heterogeneous offset, step."""
+PATTERN = r"^([0-9]{1,11})(?:_(?:([0-9]{1,7})|\[([^\]|]*)\]?))?(?:\+([0-9]{1,9}))?(?:\.([A-Za-z0-9_+.-]+))?$"
+"""Groups: id, array task, array specification, heterogeneous offset, step. Digits of other scripts, which a name may
+hold, are none of an id."""
 
 _PATTERN = re.compile(PATTERN)
 

@@ -21,6 +21,9 @@ _EPOCH = re.compile(r"^\d{9,11}(?:\.\d+)?$")
 _COMPACT_OFFSET = re.compile(r"([+-]\d{2})(\d{2})$")
 _UNKNOWN = frozenset({"", "unknown", "none", "n/a", "0", "invalid", "(null)"})
 
+POSSIBLE = (datetime(1970, 1, 1), datetime(2500, 1, 1))  # noqa: DTZ001 - of any zone
+"""What lies outside is damaged, and in another zone may be none of the calendar."""
+
 ORDER = ("submit", "eligible", "start", "end")
 """The times of a record in the order in which they happen."""
 
@@ -41,6 +44,8 @@ def parse(text: str) -> datetime | None:
         moment = datetime.fromisoformat(_COMPACT_OFFSET.sub(r"\1:\2", clean))
     except ValueError:
         raise ValueError(f"{text!r} is not a time") from None
+    if not POSSIBLE[0] <= moment.replace(tzinfo=None) < POSSIBLE[1]:
+        raise ValueError(f"{text!r} is not a time of a job")
     moment = moment.replace(microsecond=0)
     return moment if moment.tzinfo is None else moment.astimezone(UTC)
 

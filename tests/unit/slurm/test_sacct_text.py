@@ -71,6 +71,23 @@ def test_any_delimiter_is_found_from_the_header(delimiter: str, trailing: bool) 
     assert not found.problems
 
 
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Oslo", "America/New_York"])
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00", "9999-12-31T23:59:59", "0001-01-01T00:00:00+02:00"])
+def test_a_time_beyond_the_calendar_is_a_bad_record(zone: str, time: str) -> None:
+    """In another zone there is no such year; the other records are read."""
+    for told in ("2026-01-01T10:00:05", "2026-01-01T11:00:05"):
+        found = parse(HEAD + row(7) + row(8).replace(told, time), zone=zone)
+        assert found.jobs["job_id"].to_list() == [7]
+        assert ["is not a time" in one.reason for one in found.problems] == [True]
+
+
+def test_other_digits_than_those_of_slurm_are_no_job_id() -> None:
+    """A name that goes on in the next line may hold any: it is not a job, and none of the others is lost."""
+    found = parse(HEAD + row(7) + row("٣") + row("8_٣") + row(9))
+    assert found.jobs["job_id"].to_list() == [7, 9]
+    assert len(found.problems) == 2
+
+
 @pytest.mark.parametrize("form", ["utf-16", "utf-16-be"])
 def test_text_in_utf16_is_read(form: str) -> None:
     """As PowerShell's ``>`` writes what it gets of a remote sacct; also compressed, and cut in half a character."""
