@@ -106,8 +106,9 @@ def _with_told_jobs(wide: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
     """Add the job ids that a metric (``nvidia_gpu_jobId``) gave as its value; 0 means that no job holds the GPU."""
     if told.is_empty():
         return wide
-    ids = told.filter(pl.col("value").is_not_null()).select(
-        "at", "time", pl.when(pl.col("value") > 0).then(pl.col("value").cast(pl.Int64).cast(pl.String)).alias("told")
+    number = pl.col("value").cast(pl.Int64, strict=False)
+    ids = told.filter(number.is_not_null()).select(
+        "at", "time", pl.when(number > 0).then(number.cast(pl.String)).alias("told")
     )
     ids = ids.group_by("at", "time").agg(
         pl.col("told").drop_nulls().unique().sort().str.join(",").replace("", None)

@@ -124,9 +124,10 @@ class TableReader:
 
     def reject(self, lines: pl.DataFrame, reason: str, column: int | None = None) -> None:
         """Report rows; ``column`` is the one whose text is to be shown."""
-        for row in lines.head(1000).iter_rows(named=True):
-            shown = "" if column is None else f": {self._header[column]} is {str(row[f'c{column}'])[:_SHOWN]!r}"
-            self._notes.problem(row["number"], reason + shown, strict=self._options.strict)
+        cells = [] if column is None else [f"c{column}"]  # and no times: of some Python has none
+        for number, *cell in lines.head(1000).select("number", *cells).iter_rows():
+            shown = "" if column is None else f": {self._header[column]} is {str(cell[0])[:_SHOWN]!r}"
+            self._notes.problem(number, reason + shown, strict=self._options.strict)
         self._notes.problem_count += max(0, len(lines) - 1000)
 
     def _with_identity(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -330,7 +331,7 @@ class _Clock:
         times, decisions = localtime.parse(all_texts, self._zone, all_devices, known=held)
         for what, count in decisions.items():
             notes.decide(what, count)
-        last = times.max()
+        last = times.filter(times.is_between(*localtime.POSSIBLE)).max()
         recent = times >= last - _RECENT if isinstance(last, datetime) else times.is_not_null()
         self._texts, self._devices = all_texts.filter(recent), all_devices.filter(recent)
         return times[held:].alias("time")

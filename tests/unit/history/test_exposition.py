@@ -216,6 +216,8 @@ def test_a_job_metric_counts_for_the_samples_that_follow_it(read: Reader, tmp_pa
     jobs = [f"nvidia_gpu_jobId{labels} {job} {1793520007000 + 30000 * n}\n" for n, job in enumerate((41, 0, 42))]
     path.write_text("".join(duty + jobs))
     assert [row["job"] for row in read(path).rows] == [None, "41", None, "42"]
+    path.write_text("".join(duty[:1] + jobs[:1]).replace(" 41 ", " 1e30 "))
+    assert [row["job"] for row in read(path).rows] == [None]
     path.write_text("".join(jobs))
     assert [row["job"] for row in read(path).rows] == ["41", "42"]
 

@@ -66,7 +66,13 @@ def test_any_query_of_nvidia_smi_is_a_log(read: Reader, tmp_path: Path, fields: 
     assert [row["util_pct"] for row in result.rows] == [45.0]
 
 
-@pytest.mark.parametrize("time", ["-5", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "9e15", "4200000000", "9" * 24])
+@pytest.mark.parametrize(
+    "time",
+    [
+        "-5", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00+05:00", "9999-12-31T23:59:59-05:00",
+        "9e15", "4200000000", "9" * 24,
+    ],
+)  # fmt: skip
 def test_times_that_are_none_are_bad_lines(read: Reader, tmp_path: Path, time: str) -> None:
     """A number of another kind, or the sentinel of a database: it would make a day of its own."""
     path = tmp_path / "s.csv"
