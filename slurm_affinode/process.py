@@ -141,9 +141,10 @@ class Child:
             raise ChildEndedError(self._end("ended")) from None
         chunks = [self._rest]
         descriptor = self._answers.fileno()
+        look = select.poll()  # select(2) takes no descriptor above 1023
+        look.register(descriptor, select.POLLIN)
         while b"\n" not in chunks[-1]:
-            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            if not look.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise ChildEndedError(self._end(f"gave no answer within {timeout_s:g} s", kill=True))
             chunk = os.read(descriptor, 1 << 20)
             if not chunk:

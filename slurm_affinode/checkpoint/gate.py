@@ -80,8 +80,10 @@ class Gate:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def _wait(self) -> None:
-        ready, _, _ = select.select([self._ask, self._over], [], [])
-        if self._ask not in ready:
+        look = select.poll()  # select(2) takes no descriptor above 1023
+        for fd in (self._ask, self._over):
+            look.register(fd, select.POLLIN)
+        if self._ask not in [fd for fd, _ in look.poll()]:
             return
         self._asked = True
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 
 import pytest
@@ -29,6 +30,21 @@ def test_answers_come_line_by_line():
     long = child(ECHO)
     assert long.ask(b"a" * 3_000_000, timeout_s=30) == b"a" * 3_000_000
     long.close()
+
+
+def test_a_child_answers_where_much_is_open():
+    """Its descriptors are above what select(2) can count to."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[1]), before[1]))
+    many = [os.open("/", os.O_PATH) for _ in range(1030)]
+    try:
+        one = child(ECHO)
+        assert one.ask(b"abc", timeout_s=30) == b"cba"
+        one.close()
+    finally:
+        for fd in many:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_child_that_dies_says_how():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,22 @@ def test_the_look_comes_before_the_tree_runs(tmp_path: Path) -> None:
         assert criu_runs_it(tmp_path, "pre-resume") == 0
         assert looks == ["look"]
     gate.check_asked()
+
+
+def test_the_look_comes_also_where_an_agent_has_much_open(tmp_path: Path) -> None:
+    """More than select(2) can count to."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[1]), before[1]))
+    many = [os.open("/", os.O_PATH) for _ in range(1030)]
+    looks: list[str] = []
+    try:
+        with Gate(tmp_path, lambda: looks.append("look")):
+            assert criu_runs_it(tmp_path, "pre-resume") == 0
+    finally:
+        for fd in many:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert looks == ["look"]
 
 
 @pytest.mark.parametrize("error", [None, UnreachableError("no answer")])
