@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -90,3 +94,39 @@ def test_a_file_that_cannot_be_closed_keeps_nothing_from_being_run(
     finally:
         shared.go_on()
         os.close(fd)
+
+
+def test_what_was_started_outlives_who_asked(tmp_path: Path) -> None:
+    """And keeps what it has inherited locked until its end: a CRIU whose agent was killed still writes its image."""
+    program = (
+        "import fcntl, os, sys\n"
+        "from slurm_affinode import starter\n"
+        "fd = os.open('held', os.O_RDONLY | os.O_DIRECTORY)\n"
+        "fcntl.flock(fd, fcntl.LOCK_EX)\n"
+        "script = 'touch begun; until [ -e go ]; do sleep 0.05; done; touch done'\n"
+        "starter.Starter().run(['sh', '-c', script], timeout_s=60, pass_fds=(fd,), group=True)\n"
+    )
+    (tmp_path / "held").mkdir()
+    agent = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, start_new_session=True)
+    held = os.open(tmp_path / "held", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        wait_for((tmp_path / "begun").exists)
+        agent.kill()
+        agent.wait()
+        time.sleep(0.2)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (tmp_path / "go").touch()
+        wait_for((tmp_path / "done").exists)
+        fcntl.flock(held, fcntl.LOCK_EX)  # nobody has it any more
+    finally:
+        (tmp_path / "go").touch()
+        os.close(held)
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    """For some seconds."""
+    deadline = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
