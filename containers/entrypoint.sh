@@ -126,6 +126,16 @@ start_agent() {
   done'
 }
 
+# Its unit is ordered before slurmd's: prolog and epilog of the first jobs find it.
+wait_for_agent() {
+  local waited=0
+  until [ -S /run/slurm-affinode/control.sock ]; do
+    [ "$waited" -lt 100 ] || return 1
+    sleep 0.2
+    waited=$((waited + 1))
+  done
+}
+
 role_compute() {
   local index
   start_munge
@@ -140,6 +150,7 @@ role_compute() {
     start_agent
   fi
   wait_for_port slurmctld 6817 || say "starting slurmd all the same"
+  [ "${GPUS:-0}" -eq 0 ] || wait_for_agent || say "starting slurmd without an agent"
   # -b: a container that starts is a node that booted; the kernel's uptime is the host's.
   exec slurmd -D -b
 }

@@ -244,6 +244,13 @@ class Cluster:
         """Starts a stopped container."""
         docker("start", self.container(node))
 
+    def register(self, node: str) -> None:
+        """Has slurmd tell slurmctld anew what runs on a node, which it is else asked for every minute or so.
+
+        slurmctld misses a batch job only then, and not before ``BatchStartTimeout``.
+        """
+        self.shell(node, "kill -HUP $(cat /run/slurmd.pid)")
+
     def restart(self, node: str) -> None:
         """Stops a container in good order and starts it."""
         self._shells.drop(self.container(node))
