@@ -126,7 +126,7 @@ class Queue:
         """What ``finding`` keeps from them. ``gpu_type``: of its GPUs; ``features``: of its nodes; ``partitions``: of
         its nodes, besides its own."""
         free = len(finding.flagged_gpus) or (finding.allocated_gpus or 0)
-        key = (finding.cluster, frozenset((finding.partition or "", *partitions)))
+        key = (finding.cluster, frozenset((*(finding.partition or "").split(","), *partitions)))
         group = self._group(key)
         if not group.jobs or finding.since is None or not free:
             return QueueImpact(0, 0, 0.0, 0.0)

@@ -213,6 +213,7 @@ class Finding:
     user: str | None
     account: str | None
     partition: str | None
+    """Several, with commas, of a node."""
     qos: str | None
     nodes: tuple[str, ...]
     gpus: tuple[GpuEvidence, ...]

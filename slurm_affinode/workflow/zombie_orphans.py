@@ -178,7 +178,7 @@ def _drained(cluster: str, node: Node, now: datetime) -> Finding | None:
     )
     subject = NodeRef(node.name, None, node.reason, node.reason_user, node.reason_time)
     return Finding(
-        "drained-kill-failed", cluster, subject, None, None, node.partitions[0] if node.partitions else None, None,
+        "drained-kill-failed", cluster, subject, None, None, ",".join(node.partitions) or None, None,
         (node.name,), (), node.reason_time, lasting, 1.0, evidence,
         None if count is None else count * lasting / 3600, None, None, "live", now,
         advice="Once its processes are gone: slurm-affinode zombies clean resumes it, or scontrol update.",

@@ -288,7 +288,7 @@ def select(about: Found, found: Iterable[Finding], request: Request) -> Found:
             continue
         # A finding about a user is of no partition: it was made of the jobs of those that were asked for.
         given = {key: names for key, names in asked.items() if one.kind not in USER_KINDS or key != "partitions"}
-        if any(names and getattr(one, key[:-1]) not in names for key, names in given.items()):
+        if any(names and not {*(getattr(one, key[:-1]) or "").split(",")} & {*names} for key, names in given.items()):
             continue
         kept.append(one)
     order = list(KINDS)

@@ -11,11 +11,13 @@ import pytest
 from zombie_live_site import NOW, Slurm, client, eyes, find, gpu, job, node, process, waiting
 
 from slurm_affinode.config import Config, StoreConfig
+from slurm_affinode.core.cleanup_rules import matches
 from slurm_affinode.core.explanation import Explanation
 from slurm_affinode.errors import UnreachableError
+from slurm_affinode.model.cleanup import Match
 from slurm_affinode.model.cluster import Job, NodeGpus
 from slurm_affinode.model.finding import NodeRef, ProcessRef
-from slurm_affinode.workflow import zombie_explain_live, zombie_nodes, zombie_orphans
+from slurm_affinode.workflow import zombie_explain_live, zombie_nodes, zombie_orphans, zombies
 from slurm_affinode.workflow.zombie_nodes import LiveGpu, LiveProcess, NodeAnswer, exposed, from_agent
 
 
@@ -298,3 +300,17 @@ def test_an_xid_that_the_agent_has_missed_is_the_exporters(monkeypatch: pytest.M
     gpus[0]["processes"] = [{"pid": 5, "start_ticks": 1, "uid": 7}]
     assert ask("g1").gpus[0].xid == 0
     assert asked == ["g1", "g2"]
+
+
+def test_a_drained_node_is_of_all_its_partitions(tmp_path: Path) -> None:
+    """For the policy and for filters, whichever Slurm names first."""
+    since = NOW - timedelta(hours=2)
+    drained = node(flags=frozenset({"DRAIN"}), reason="Kill task failed", reason_time=since, partitions=("a", "b"))
+    queue = (waiting(5, partitions=("a",)), waiting(6, partitions=("b",)), waiting(7, partitions=("c",)))
+    found = find(tmp_path, Slurm(queue, (drained,)), [[]], watch_s=None)
+    (one,) = found.findings
+    assert one.impact is not None
+    assert one.impact.examples == ("5", "6")
+    assert [matches(Match(partitions=(name,)), one) for name in ("a", "b", "c")] == [True, True, False]
+    kept = [len(zombies.select(found, [one], zombies.Request(partitions=(name,))).findings) for name in ("a", "b", "c")]
+    assert kept == [1, 1, 0]
