@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -241,6 +242,7 @@ def prune(*, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, yo
         cluster = slurm.config().get("ClusterName") or config.cluster.name
         if not cluster:
             raise AffinodeError("the name of the cluster is not known", hint="set cluster.name in the configuration")
+        asked = time.monotonic()
         live = [
             LiveRun(JobKey(cluster, job.job_id, round(job.submit.timestamp())), job.uid or 0, job.restarts)
             for job in slurm.jobs()
@@ -256,8 +258,9 @@ def prune(*, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, yo
         failed: list[str] = []
         for store in tiers.stores:
             with _trouble(store, failed):
+                young = young_s + time.monotonic() - asked  # a job that is not among these may have begun since
                 found = store.sweep(
-                    live, cluster=cluster, newest=newest, young_s=young_s, dry_run=dry_run, failed=failed.append
+                    live, cluster=cluster, newest=newest, young_s=young, dry_run=dry_run, failed=failed.append
                 )
                 removed += [{"store": str(store.path), "image": name} for name in found]
         missing = tiers.missing

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,6 +173,19 @@ def test_images_of_jobs_that_are_over_are_pruned(config: Path, monkeypatch: pyte
     assert run("list", "--config", config)[1].count("0 images") == 2
 
 
+def test_an_image_that_came_since_slurm_was_asked_stays(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read the stores may take longer than to submit a job and have it suspended."""
+
+    def it_comes(*_: object) -> None:
+        time.sleep(0.5)
+        os.utime(config.parent / "local" / "alpha.123" / "0001")
+        time.sleep(0.1)
+
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
+    monkeypatch.setattr("slurm_affinode.cli.images.lacking", it_comes)
+    assert run("prune", "--young", "0s", "--config", config) == (0, "nothing to remove\n")
+
+
 def test_tiers_and_what_is_wrong_in_them_are_listed(config: Path) -> None:
     """Where an image is whole or in part, what was set aside, and a tier that is not there."""
     local, shared = (DirectoryStore(config.parent / name, KEY) for name in ("local", "shared"))
@@ -182,7 +196,8 @@ def test_tiers_and_what_is_wrong_in_them_are_listed(config: Path) -> None:
     shared.set_aside(image)
     local.close()
     shared.close()
-    config.write_text(config.read_text() + f'[suspend.tiers]\nmemory = "{config.parent}/local"\n')
+    (config.parent / "memory").mkdir(mode=0o700)
+    config.write_text(config.read_text() + f'[suspend.tiers]\nmemory = "{config.parent}/memory"\n')
     status, text = run("list", "123", "--config", config)
     assert status == 1
     assert re.search(r"disk \d+%", text)
