@@ -258,9 +258,9 @@ def prune(*, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, yo
         failed: list[str] = []
         for store in tiers.stores:
             with _trouble(store, failed):
-                young = young_s + time.monotonic() - asked  # a job that is not among these may have begun since
+                spared_s = young_s + time.monotonic() - asked  # a job that is not among these may have begun since
                 found = store.sweep(
-                    live, cluster=cluster, newest=newest, young_s=young, dry_run=dry_run, failed=failed.append
+                    live, cluster=cluster, newest=newest, young_s=spared_s, dry_run=dry_run, failed=failed.append
                 )
                 removed += [{"store": str(store.path), "image": name} for name in found]
         missing = tiers.missing
