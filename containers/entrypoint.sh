@@ -126,16 +126,6 @@ start_agent() {
   done'
 }
 
-# Its unit is ordered before slurmd's: prolog and epilog of the first jobs find it.
-wait_for_agent() {
-  local waited=0
-  until [ -S /run/slurm-affinode/control.sock ]; do
-    [ "$waited" -lt 100 ] || return 1
-    sleep 0.2
-    waited=$((waited + 1))
-  done
-}
-
 role_compute() {
   local index
   start_munge
@@ -150,7 +140,8 @@ role_compute() {
     start_agent
   fi
   wait_for_port slurmctld 6817 || say "starting slurmd all the same"
-  [ "${GPUS:-0}" -eq 0 ] || wait_for_agent || say "starting slurmd without an agent"
+  # Not behind the agent, as the units have it: here a node is back in seconds, before a lost job's delay after its requeue
+  # is over. Else the end of the lost run, which Slurm tells the node by job id alone, meets the new run there.
   # -b: a container that starts is a node that booted; the kernel's uptime is the host's.
   exec slurmd -D -b
 }
