@@ -78,12 +78,12 @@ def test_a_job_with_shards_sleeps_and_wakes(cluster: Cluster) -> None:
 
 
 def test_tasks_of_an_array_sleep_and_wake_by_themselves(cluster: Cluster) -> None:
-    """Each task has its own image, output and life."""
-    array = cluster.submit("--array=1-3", "--gpu-suspend-idle=2s,when=always", script=idle_job(idle=7))
+    """Each task has its own image, output and life. Two of them share a node, which suspends one at a time."""
+    array = cluster.submit("--array=1-3", "--gpu-suspend-idle=2s,when=always", script=idle_job(idle=12))
     for task in (1, 2, 3):
         cluster.wait_for_state(f"{array}_{task}", "COMPLETED", timeout_s=120)
         output = cluster.exec("login", "cat", f"/home/alice/slurm-{array}_{task}.out")
-        assert steps(output) == list(range(1, 8))
+        assert steps(output) == list(range(1, 13))
         assert "memory=intact" in output
         assert "slurm-affinode: restored" in output
 
