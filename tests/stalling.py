@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from stopping import stop
 
 PASSTHROUGH = Path(__file__).with_name("passthrough.py")
 
@@ -24,7 +25,7 @@ class Stalling:
 
     def stall(self) -> None:
         """Whoever asks it something from now on waits."""
-        self.program.send_signal(signal.SIGSTOP)
+        stop(self.program.pid)
 
     def go_on(self) -> None:
         """It answers, also what it was asked meanwhile."""

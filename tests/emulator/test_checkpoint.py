@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from emulator.node import DriverError, Node, Program
+from stopping import stop
 
 MIB = 1 << 20
 
@@ -245,7 +246,7 @@ def test_whoever_asks_a_stopped_process_waits(node: Node) -> None:
     """Also for its state, as with real drivers; its restore thread is known all the same."""
     agent, user = node.agent(), node.user()
     suspend(agent, user.pid)
-    os.kill(user.pid, signal.SIGSTOP)
+    stop(user.pid)
     assert agent.get(f"ok(d.cuCheckpointProcessGetRestoreThreadId({user.pid}))") > 0
     agent.send(f"result = state({user.pid})")
     assert agent.process.stdout is not None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from emulator.node import Node, Program
+from stopping import stop
 
 from slurm_affinode.checkpoint.cuda import Cuda, Deadlines
 from slurm_affinode.checkpoint.interface import (
@@ -150,7 +151,7 @@ def test_a_driver_that_hangs_is_left(node: Node) -> None:
     user = node.user()
     assert cuda.users([user.pid]) == {user.pid}
     cuda.lock(user.pid, timeout_ms=5000)
-    os.kill(user.pid, signal.SIGSTOP)
+    stop(user.pid)
     began = time.monotonic()
     with pytest.raises(HelperLost, match=r"no answer within 0\.2 s"):
         cuda.checkpoint(user.pid)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from inplace_site import Node, asleep, awake
+from stopping import stop
 
 from slurm_affinode.agent.inplace import asking
 from slurm_affinode.agent.inplace.sockdiag import ESTABLISHED, LISTEN, Sock, SockDiag
@@ -83,8 +84,7 @@ def test_who_has_read_something_is_elsewhere(server: tuple[subprocess.Popen[byte
         wait_for(lambda: went_on(before, waits([running.pid])))
         assert went_on(before, resting(running.pid))
         assert [sock.unread for sock in nodes.look(nodes.own([running.pid])).values() if sock.there] == [0]
-        os.kill(running.pid, signal.SIGSTOP)
-        time.sleep(0.05)
+        stop(running.pid)
         assert went_on(before, nodes.waits([running.pid]))
 
 
