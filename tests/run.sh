@@ -10,11 +10,11 @@ logs=out/test-logs
 mkdir -p "$logs"
 
 # RELEASE MARKERS OPTION...: what it says goes to a file, for two of them run at the same time. A story that fails is
-# told again, on a clean queue, and that is in the summary (R): dozens of daemons on two cores do not always meet
+# told again, on a clean queue, and that is in the summary: dozens of daemons on two cores do not always meet
 # deadlines. Ctrl-C is for these, too, though a shell has what runs beside it ignore that: they end their clusters.
 # The tests beside them share these cores, and are told again once.
 on_cluster() {
-  SLURM_RELEASE=$1 env --default-signal=INT "$pytest" -p no:cacheprovider -m "$2" --reruns 2 -rR tests/cluster "${@:3}" \
+  SLURM_RELEASE=$1 env --default-signal=INT "$pytest" -p no:cacheprovider -m "$2" --reruns 2 tests/cluster "${@:3}" \
     >"$logs/cluster-$1.log" 2>&1
 }
 
@@ -45,7 +45,7 @@ on_clusters &
 clusters=$!
 failed=0
 nice "$pytest" -m "not cluster and not gpu" -n 3 --dist loadfile --no-loadscope-reorder \
-  --reruns 1 -rR --cov --cov-report=term:skip-covered --cov-fail-under=90 "$@" || failed=1
+  --reruns 1 --cov --cov-report=term:skip-covered --cov-fail-under=90 "$@" || failed=1
 wait "$clusters" || failed=1
 cat "$logs/cluster-24.11.log" "$logs/cluster-26.05.log"
 exit "$failed"
