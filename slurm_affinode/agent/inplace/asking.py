@@ -12,6 +12,9 @@ Look = Mapping[int, Sock]
 _ANSWERED_S = 30.0
 """The least time that a server is given to answer, without its GPU and however short its idle window: nobody would wake
 it for a request that it has read already."""
+_OF_THE_DRIVER = b"\0cuda-uvmfd-"
+"""So begins the name (``@cuda-uvmfd-NAMESPACE-PID``) of the socket on which CUDA listens in each of its processes, for
+those that it shares memory with. No request comes there, and a job that has no other socket cannot be asked."""
 
 
 def at_rest(now: Look, earlier: Look, *, within_s: float) -> str | None:
@@ -84,9 +87,16 @@ def can_be(look: Look) -> bool:
 
 
 def _from_others(look: Look) -> Iterator[Sock]:
-    """Without the connections that have both ends in the job: what its own processes say to each other asks nothing."""
+    """Without the connections that have both ends in the job: what its own processes say to each other asks nothing.
+
+    Nor does what comes to CUDA itself.
+    """
     ends = {(sock.here, sock.there) for sock in look.values() if sock.there}
-    return (sock for sock in look.values() if (sock.there, sock.here) not in ends)
+    return (
+        sock
+        for sock in look.values()
+        if (sock.there, sock.here) not in ends and not sock.name.startswith(_OF_THE_DRIVER)
+    )
 
 
 def _where(sock: Sock) -> str:

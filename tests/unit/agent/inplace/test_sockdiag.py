@@ -329,3 +329,18 @@ def test_what_its_own_processes_say_to_each_other_asks_nothing() -> None:
     for outside in (look(server), look(server, replace(client, there=b"x")), look(left)):
         assert asking.at_rest(QUIET | outside, QUIET, within_s=900) is not None
         assert asking.meanwhile(QUIET, QUIET | outside) is not None
+
+
+def test_the_socket_of_cuda_itself_is_none_to_be_asked_by(diag: SockDiag) -> None:
+    """Each process that uses CUDA listens on one; a name of the program's own is not taken for it."""
+    for name, asked in ((f"\0cuda-uvmfd-{os.getpid()}-1", False), (f"\0my-cuda-uvmfd-{os.getpid()}", True)):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(name)
+            listener.listen()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+                peer.connect(name)
+                found = diag.dump(frozenset({os.fstat(listener.fileno()).st_ino}))
+        assert len(found) == 1
+        assert asking.can_be(found) is asked
+        assert (asking.at_rest(found, found, within_s=900) is not None) is asked
+        assert (asking.meanwhile({}, found) is not None) is asked
