@@ -129,8 +129,8 @@ def _names(runs: pl.DataFrame) -> tuple[str, ...]:
     )
 
 
-def _hours(runs: pl.DataFrame, column: str) -> float:
-    return float(runs[column].sum())
+def _allocated_hours(runs: pl.DataFrame) -> float:
+    return float(runs["gpu_hours_allocated"].sum())
 
 
 def _no_history(evidence: Evidence) -> QualityIssue | None:
@@ -141,7 +141,7 @@ def _no_history(evidence: Evidence) -> QualityIssue | None:
         title="No GPU history in this interval",
         detail="Without samples all allocated time is unknown. Take history in with: slurm-affinode ingest gpu PATH",
         count=len(evidence.about),
-        gpu_hours=_hours(evidence.rows, "gpu_hours_allocated"),
+        gpu_hours=_allocated_hours(evidence.rows),
     )
 
 
@@ -177,7 +177,7 @@ def _unmapped(evidence: Evidence) -> QualityIssue | None:
     if len(blind):
         detail += f" {len(blind):,} of them ran on nodes that the history does not have at all."
     detail += _other_names(evidence)
-    hours = _hours(runs, "gpu_hours_allocated")
+    hours = _allocated_hours(runs)
     return QualityIssue("unmapped-gpus", "Runs whose GPUs are not known", detail, len(runs), hours, _names(runs))
 
 
@@ -219,7 +219,7 @@ def _no_samples(evidence: Evidence) -> QualityIssue | None:
         title="Runs on known GPUs without a sample",
         detail="Runs shorter than the sampling step are common here; longer ones fell into a gap of the history.",
         count=len(runs),
-        gpu_hours=_hours(runs, "gpu_hours_allocated"),
+        gpu_hours=_allocated_hours(runs),
         examples=_names(runs),
     )
 
@@ -395,6 +395,6 @@ def _no_price(evidence: Evidence) -> QualityIssue | None:
         title="GPU models without a price",
         detail="The price table has no row for them, so amounts leave them out.",
         count=len(models),
-        gpu_hours=_hours(runs, "gpu_hours_allocated"),
+        gpu_hours=_allocated_hours(runs),
         examples=tuple(models[:EXAMPLES]),
     )

@@ -187,7 +187,7 @@ def blocks(index: Index, *, block_rows: int = BLOCK_ROWS) -> Iterator[Block]:
         yield block(*before, next_time=FAR)
 
 
-def blocks_of(index: Index, wanted: Ints, *, block_rows: int = BLOCK_ROWS) -> Iterator[Block]:
+def blocks_of(index: Index, wanted: Ints) -> Iterator[Block]:
     """The rows of the pieces ``wanted`` (ascending numbers) and, where little lies between them, of their neighbours.
 
     Every block begins and ends with a piece.
@@ -199,7 +199,7 @@ def blocks_of(index: Index, wanted: Ints, *, block_rows: int = BLOCK_ROWS) -> It
         if not len(mine):
             continue
         rows = _rows_by_number(index.store, source)
-        for start, stop in _joined(pieces.row[mine], pieces.end[mine], block_rows):
+        for start, stop in _joined(pieces.row[mine], pieces.end[mine], BLOCK_ROWS):
             yield block(start, rows(start - source.row, stop - start), next_time=FAR)
 
 

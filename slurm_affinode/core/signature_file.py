@@ -160,7 +160,7 @@ class _Reader:
         parts = {name: self._part(row, at, name) for name in sig.DIMENSIONS}
         name = self._take(row, at, "name", _word)
         kind = self._take(row, at, "kind", _one_of("squatter", "idle-allocation"))
-        least = self._take(row, at, "min_score", _between(0, 1), default=0.8)
+        least = self._take(row, at, "min_score", _up_to(1), default=0.8)
         title = self._take(row, at, "title", _text, default="")
         advice = self._take(row, at, "advice", _text, default="")
         for needed in ("compute", "time"):
@@ -193,7 +193,7 @@ class _Reader:
             if key not in _KEYS[name]:
                 self._fault((*here, key), f"{name}: unknown key {key}; known: {', '.join(sorted(_KEYS[name]))}")
         before = len(self._faults)
-        weight = self._take(table, here, "weight", _between(0, 1))
+        weight = self._take(table, here, "weight", _up_to(1))
         required = self._take(table, here, "required", _flag, default=name in ("compute", "time"))
         made = getattr(self, f"_{name}")(table, here)
         if len(self._faults) > before or made is None:
@@ -201,7 +201,7 @@ class _Reader:
         return made(weight) if name == "power" else made(weight, required)
 
     def _memory(self, table: Mapping[str, Any], at: tuple[Any, ...]) -> Callable[..., Any]:
-        above = self._take(table, at, "above_pct", _between(0, 100), default=None)
+        above = self._take(table, at, "above_pct", _up_to(100), default=None)
         gib = self._take(table, at, "or_above_gib", _positive, default=None)
         most = self._take(table, at, "at_most_gib", _positive, default=None)
         if (most is None) == (above is None and gib is None):
@@ -209,7 +209,7 @@ class _Reader:
         return lambda weight, required: sig.Memory(weight, required, above, gib, most)
 
     def _compute(self, table: Mapping[str, Any], at: tuple[Any, ...]) -> Callable[..., Any]:
-        most = self._take(table, at, "at_most_pct", _between(0, 50))
+        most = self._take(table, at, "at_most_pct", _up_to(50))
         return lambda weight, required: sig.Compute(weight, required, most)
 
     def _time(self, table: Mapping[str, Any], at: tuple[Any, ...]) -> Callable[..., Any]:
@@ -223,7 +223,7 @@ class _Reader:
     def _state(self, table: Mapping[str, Any], at: tuple[Any, ...]) -> Callable[..., Any]:
         running = self._take(table, at, "running", _flag, default=True)
         ended = self._take(table, at, "ended", _states, default=())
-        share = self._take(table, at, "limit_share", _between(0, 1), default=0.98)
+        share = self._take(table, at, "limit_share", _up_to(1), default=0.98)
         return lambda weight, required: sig.State(weight, required, running, ended, share)
 
     def _power(self, table: Mapping[str, Any], at: tuple[Any, ...]) -> Callable[..., Any]:
@@ -273,11 +273,11 @@ class _Reader:
             return None
 
 
-def _between(low: float, high: float) -> Callable[[Any], float]:
+def _up_to(most: float) -> Callable[[Any], float]:
     def check(value: Any) -> float:
         number = _number(value)
-        if not low <= number <= high:
-            raise _Wrong(f"{value!r} is not between {low:g} and {high:g}")
+        if number > most:
+            raise _Wrong(f"{value!r} is not between 0 and {most:g}")
         return number
 
     return check

@@ -36,17 +36,17 @@ class DemoHistory:
     """Writes ``sacct.txt`` (the form of ``sacct --parsable2``, UTC) and ``gpu/`` into a directory."""
 
 
-def recorded(directory: Path = RECORDING) -> DemoHistory:
+def recorded() -> DemoHistory:
     """The recording: real jobs, real Slurm, emulated GPUs, at the speed at which it happened."""
-    facts = tomllib.loads((directory / "recording.toml").read_text("utf-8"))
+    facts = tomllib.loads((RECORDING / "recording.toml").read_text("utf-8"))
     since, until = facts["since"], facts["until"]
     minutes = round((until - since).total_seconds() / 60)
 
     def write_input(target: Path) -> None:
         (target / "gpu").mkdir(parents=True, exist_ok=True)
-        for path in sorted(directory.glob("*.parquet")):
+        for path in sorted(RECORDING.glob("*.parquet")):
             shutil.copyfile(path, target / "gpu" / path.name)
-        shutil.copyfile(directory / "sacct.txt", target / "sacct.txt")
+        shutil.copyfile(RECORDING / "sacct.txt", target / "sacct.txt")
 
     return DemoHistory(
         title=f"Demo: {minutes} minutes recorded from a Slurm cluster with emulated GPUs",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -80,10 +79,10 @@ KINDS: tuple[Kind, ...] = (
 )  # fmt: skip
 
 
-def schedule(rng: np.random.Generator, *, days: float, jobs_per_day: float, nodes: Sequence[Node] = NODES) -> list[Run]:
+def schedule(rng: np.random.Generator, *, days: float, jobs_per_day: float) -> list[Run]:
     """Draw jobs and place them first come, first served; ``end_s`` is None for those still running at the end."""
     horizon_s = int(days * 24 * HOUR_S)
-    free: dict[str, set[int]] = {node.name: set(range(node.gpus)) for node in nodes}
+    free: dict[str, set[int]] = {node.name: set(range(node.gpus)) for node in NODES}
     releases: list[tuple[int, int, str, tuple[int, ...]]] = []
     runs: list[Run] = []
     weights = np.array([kind.weight for kind in KINDS])
@@ -94,7 +93,7 @@ def schedule(rng: np.random.Generator, *, days: float, jobs_per_day: float, node
         wanted = int(rng.choice(kind.gpus))
         clock = max(clock, int(submit))
         _release(releases, free, until=clock)
-        while (node := _place(nodes, free, wanted, rng)) is None:
+        while (node := _place(free, wanted, rng)) is None:
             clock = releases[0][0]
             _release(releases, free, until=clock)
         start = max(clock, int(submit)) + int(rng.integers(1, 6))
@@ -145,8 +144,8 @@ def _release(releases: list[tuple[int, int, str, tuple[int, ...]]], free: dict[s
         free[name] |= set(gpus)
 
 
-def _place(nodes: Sequence[Node], free: dict[str, set[int]], wanted: int, rng: np.random.Generator) -> Node | None:
-    fitting = [node for node in nodes if len(free[node.name]) >= wanted]
+def _place(free: dict[str, set[int]], wanted: int, rng: np.random.Generator) -> Node | None:
+    fitting = [node for node in NODES if len(free[node.name]) >= wanted]
     if not fitting:
         return None
     tightest = min(len(free[node.name]) for node in fitting)

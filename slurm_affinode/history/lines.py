@@ -79,10 +79,10 @@ def open_binary(path: Path) -> BinaryIO:
     return text
 
 
-def head(path: Path, size: int = 64 * 1024) -> bytes:
-    """The first bytes of a file, decompressed."""
+def head(path: Path) -> bytes:
+    """The first 64 KiB of a file, decompressed."""
     with reading(str(path)), open_binary(path) as file:
-        return file.read(size)
+        return file.read(64 * 1024)
 
 
 def decoded(data: bytes, name: str) -> str:

@@ -76,7 +76,6 @@ def stacked_time(
     series: Sequence[Series],
     *,
     unit: str,
-    value: Formatter = fmt.number,
     note: str | None = None,
 ) -> Markup:
     """Stacked bars over time, the first series lowest; ``starts`` are in UTC, ``step_s`` is the length of all bars,
@@ -93,7 +92,7 @@ def stacked_time(
     for i, (start, width) in enumerate(zip(starts, widths, strict=True)):
         gap = width * 0.16 if len(starts) <= _APART else 0.0
         x = 100 * (start - first).total_seconds() / span
-        tip = f"{fmt.moment(start)} UTC: " + ", ".join(f"{s.label} {value(s.values[i])}" for s in series)
+        tip = f"{fmt.moment(start)} UTC: " + ", ".join(f"{s.label} {fmt.number(s.values[i])}" for s in series)
         stack = _stack(axis, [(s.values[i], s.fill) for s in series], x + gap / 2, width - gap)
         hit = f'<rect class="hit" x="{num(x)}%" y="{_TOP}" width="{num(width)}%" height="{_PLOT}"/>'
         bars.append(Markup('<g class="bucket"><title>{}</title>{}{}</g>').format(tip, Markup(hit), stack))  # noqa: S704
@@ -109,7 +108,7 @@ def stacked_time(
         body.append(text(x, _TOP + _PLOT + 18, tick.label, f"{kind} {'' if tick.major else 'wide'}".strip()))
     numbers = Numbers(
         ["Start (UTC)", *(s.label for s in series)],
-        [[fmt.moment(at), *(value(s.values[i]) for s in series)] for i, at in enumerate(starts)],
+        [[fmt.moment(at), *(fmt.number(s.values[i]) for s in series)] for i, at in enumerate(starts)],
         f"{words.title} ({unit})",
     )
     picture = svg(words, _TOP + _PLOT + _BELOW, body)
@@ -202,9 +201,6 @@ def lines(
     *,
     unit: str,
     x_label: str,
-    x_value: Formatter = fmt.number,
-    value: Formatter = fmt.number,
-    note: str | None = None,
 ) -> Markup:
     """Curves over the increasing numbers ``xs`` (from 0 or the first); ``None`` breaks a curve."""
     if len(xs) < 2:
@@ -216,16 +212,16 @@ def lines(
     for tick in across.ticks:
         place = 100 * tick / across.top
         kind = "start" if tick == 0 else "end" if place > 97 else ""
-        body.append(text(place, _TOP + _PLOT + 18, x_value(tick + low), kind))
+        body.append(text(place, _TOP + _PLOT + 18, fmt.number(tick + low), kind))
     body.append(text(50, _TOP + _PLOT + 40, x_label, "axis"))
     every = max(1, len(xs) // 40)
     numbers = Numbers(
         [x_label, *(s.label for s in series)],
-        [[x_value(x), *(value(s.values[i]) for s in series)] for i, x in enumerate(xs) if i % every == 0],
+        [[fmt.number(x), *(fmt.number(s.values[i]) for s in series)] for i, x in enumerate(xs) if i % every == 0],
         f"{words.title} ({unit})",
     )
     picture = svg(words, _TOP + _PLOT + 48, body)
-    return figure(words, picture, legend=series, numbers=numbers, note=note)
+    return figure(words, picture, legend=series, numbers=numbers)
 
 
 def _curve(xs: Sequence[float], s: Series, low: float, span: float, axis: ValueAxis) -> Markup:

@@ -53,7 +53,7 @@ def findings(result: WasteResult) -> tuple[str, ...]:
     idle = known(total, "gpu_hours_idle")
     if not idle:
         return ()
-    found = [_concentration(result, "user", "user", "users", idle), _jobs_concentration(result, idle)]
+    found = [_users_concentration(result, idle), _jobs_concentration(result, idle)]
     held, idle_held = known(total, "mem_gib_h"), known(total, "idle_mem_gib_h")
     if held and idle_held:
         found.append(
@@ -79,15 +79,15 @@ def _unknown(result: WasteResult) -> str:
     return f"{fmt.percent(hours / unknown)} of the unknown GPU-hours: {title}. Data quality, below, says what helps."
 
 
-def _concentration(result: WasteResult, group: str, one: str, many: str, idle: float) -> str:
-    frame = result.groups.get(group)
+def _users_concentration(result: WasteResult, idle: float) -> str:
+    frame = result.groups.get("user")
     if frame is None or frame.height < 4:
         return ""
     top = frame["gpu_hours_idle"].fill_null(0).head(3)
     if top[0] / idle >= 0.5:
-        return f"One {one} of {fmt.count(frame.height)} accounts for {fmt.percent(top[0] / idle)} of the idle time."
+        return f"One user of {fmt.count(frame.height)} accounts for {fmt.percent(top[0] / idle)} of the idle time."
     share = fmt.percent(float(top.sum()) / idle)
-    return f"Three of {fmt.count(frame.height)} {many} account for {share} of the idle time."
+    return f"Three of {fmt.count(frame.height)} users account for {share} of the idle time."
 
 
 def _jobs_concentration(result: WasteResult, idle: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from markupsafe import Markup
 
@@ -62,9 +61,9 @@ class Page:
     sources: tuple[str, ...]
 
 
-def html(result: ServingResult, claims: Sequence[Claim], *, generated: datetime | None = None) -> str:
+def html(result: ServingResult, claims: Sequence[Claim]) -> str:
     """The self-contained page."""
-    return render.page("trace_serving.html.j2", title=TITLE, generated=generated, trace=context(result, claims))
+    return render.page("trace_serving.html.j2", title=TITLE, trace=context(result, claims))
 
 
 def context(result: ServingResult, claims: Sequence[Claim]) -> Page:

@@ -15,7 +15,7 @@ from slurm_affinode.slurm.fields import WANTED
 DELIMITER = "\x1f"
 """The unit separator: no name typed on a keyboard holds it."""
 
-SACCT_TIMEOUT_S = 3600.0
+_TIMEOUT_S = 3600.0
 _HELP_TIMEOUT_S = 60.0
 
 _SETTINGS = ("SACCT_FORMAT", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
@@ -50,7 +50,6 @@ def run_sacct(
     all_clusters: bool = False,
     run: Runner = process.run,
     env: Mapping[str, str] | None = None,
-    timeout_s: float = SACCT_TIMEOUT_S,
 ) -> bytes:
     """The accounting of every job that was in the system in ``[since, until)``, as text for ``sacct.read``.
 
@@ -66,7 +65,7 @@ def run_sacct(
         argv.append("--allclusters")
     elif clusters:
         argv.append(f"--clusters={','.join(clusters)}")
-    return _sacct(run, argv, timeout_s, env).stdout
+    return _sacct(run, argv, _TIMEOUT_S, env).stdout
 
 
 def _stamp(moment: datetime) -> str:

@@ -260,7 +260,7 @@ class CommandsClient:
         done = self._call("scontrol", "--all", f"--json={live_json.PARSER}", "--", *words)
         if done.returncode != 0 and (done.stderr.strip() or not done.stdout.lstrip().startswith(b"{")):
             raise faults.refusal(doing, done.stderr or done.stdout.decode("utf-8", "replace"))
-        return live_json.document(done.stdout, key, program="scontrol")
+        return live_json.document(done.stdout, key)
 
     def _text(self, doing: str, *argv: str) -> str:
         done = self._call(*argv)

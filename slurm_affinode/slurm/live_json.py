@@ -16,11 +16,11 @@ from slurm_affinode.slurm import jobid, live
 PARSER = "v0.0.42"
 
 
-def document(data: bytes, key: str, *, program: str) -> tuple[list[Mapping[str, Any]], bool]:
+def document(data: bytes, key: str) -> tuple[list[Mapping[str, Any]], bool]:
     """The records below ``key``, and whether slurmctld has answered at all.
 
     scontrol writes an empty list and ends with 0 also where slurmctld is down, or has no job of the id asked for: the
-    time of the last update, which is 0 then, is the only sign. Raises ``UnreachableError`` where the program did not
+    time of the last update, which is 0 then, is the only sign. Raises ``UnreachableError`` where scontrol did not
     write JSON with that key.
     """
     text = data.decode("utf-8", "backslashreplace").replace("\\x", "\\\\x") if not _is_utf8(data) else data.decode()
@@ -31,7 +31,7 @@ def document(data: bytes, key: str, *, program: str) -> tuple[list[Mapping[str, 
     records = found.get(key) if isinstance(found, dict) else None
     if not isinstance(records, list):
         raise UnreachableError(
-            f"{program} --json={PARSER} did not answer with JSON",
+            f"scontrol --json={PARSER} did not answer with JSON",
             hint="it needs Slurm's plugins serializer/json and data_parser/v0.0.42 (Debian: slurm-wlm-basic-plugins)",
         )
     updated = found.get("last_update") if isinstance(found, dict) else None

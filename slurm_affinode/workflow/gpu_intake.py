@@ -32,7 +32,6 @@ def read_options(
     interval_s: float | None = None,
     fields: Sequence[str] = (),
     strict: bool = False,
-    now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> ReadOptions:
     """How files are read: what was asked for, else what the configuration says.
 
@@ -47,7 +46,7 @@ def read_options(
         default_cluster=config.cluster.name_or_default,
         node=node,
         zone=of_times,
-        start=parse_when(start, now=now(), zone=of_start) if start is not None else None,
+        start=parse_when(start, now=datetime.now(UTC), zone=of_start) if start is not None else None,
         interval_s=interval_s,
         fields=tuple(fields),
         strict=strict,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -232,8 +232,7 @@ def _there(past: Iterable[Episode], since: datetime, moment: datetime) -> Iterab
 
 
 def replay(
-    past: Sequence[Episode], policy: Policy, since: datetime, until: datetime, every: timedelta,
-    *, step: Callable[[datetime], None] = lambda _: None,
+    past: Sequence[Episode], policy: Policy, since: datetime, until: datetime, every: timedelta
 ) -> list[Replayed]:  # fmt: skip
     """What runs at each ``every`` would have done, the limits of each run included. Nobody postpones, nothing fails."""
     done: list[Replayed] = []
@@ -243,7 +242,6 @@ def replay(
     # From the first sight on, so that what was idle before the interval has had its warnings.
     moment = since
     while moment <= until:
-        step(moment)
         there = [replace(one, observed_at=moment) for one in _there(past, since, moment) if _about(one) not in over]
         for action in plan(there, policy, Ledger(warnings, {}, told), moment):
             key = action.finding.key

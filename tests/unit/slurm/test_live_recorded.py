@@ -18,7 +18,7 @@ def record(request, recorded):
 
 
 def jobs_of(record):
-    records, answered = live_json.document(record("jobs.json"), "jobs", program="scontrol")
+    records, answered = live_json.document(record("jobs.json"), "jobs")
     assert answered
     return {job.id: job for job in live_json.jobs(records)}
 
@@ -47,7 +47,7 @@ def test_jobs(record):
 
 def test_steps(record):
     """The batch script and extern have no GPUs of their own, a step of srun has."""
-    records, _ = live_json.document(record("steps.json"), "steps", program="scontrol")
+    records, _ = live_json.document(record("steps.json"), "steps")
     steps = {step.id: step for step in live_json.steps(records)}
     assert {"1.batch", "1.extern", "1.0"} <= set(steps)
     assert (steps["1.0"].gpus, steps["1.0"].tasks, steps["1.0"].nodes) == (GpuCount(1, "h100"), 1, ("c1",))
@@ -56,7 +56,7 @@ def test_steps(record):
 
 def test_nodes(record):
     """A node without GPUs has None, one with idle GPUs 0."""
-    records, _ = live_json.document(record("nodes.json"), "nodes", program="scontrol")
+    records, _ = live_json.document(record("nodes.json"), "nodes")
     nodes = {node.name: node for node in live_json.nodes(records)}
     assert (nodes["c1"].gpus, nodes["c1"].gpus_used) == (GpuCount(2, "h100"), GpuCount(1, "h100"))
     assert (nodes["cpu1"].gpus, nodes["cpu1"].gpus_used, nodes["cpu1"].partitions) == (None, None, ("cpu",))
@@ -92,7 +92,7 @@ def test_pyslurm_shows_the_same_jobs_and_nodes(recorded):
     for name, job in ours.items():
         for attribute in set(job.__dataclass_fields__) - left_out:
             assert getattr(theirs[name], attribute) == getattr(job, attribute), (name, attribute)
-    records, _ = live_json.document((directory / "nodes.json").read_bytes(), "nodes", program="scontrol")
+    records, _ = live_json.document((directory / "nodes.json").read_bytes(), "nodes")
     assert {node.name: node.gpus_used for node in live_pyslurm.nodes(nodes)} == {
         node.name: node.gpus_used for node in live_json.nodes(records)
     }
@@ -102,14 +102,14 @@ def test_pyslurm_shows_the_same_jobs_and_nodes(recorded):
 def test_what_is_no_json_is_said_in_one_line():
     for data in (b"", b"slurm_load_jobs error", b"[]", b'{"jobs": 3}', b"\xff"):
         with pytest.raises(UnreachableError, match="did not answer with JSON"):
-            live_json.document(data, "jobs", program="scontrol")
+            live_json.document(data, "jobs")
 
 
 def test_an_empty_list_says_whether_it_was_answered():
     """slurmctld that is down looks like an empty queue, but for the time of the last update."""
     text = '{"jobs": [], "last_update": {"set": true, "infinite": false, "number": %d}}'
-    assert live_json.document((text % 0).encode(), "jobs", program="scontrol") == ([], False)
-    assert live_json.document((text % 5).encode(), "jobs", program="scontrol") == ([], True)
+    assert live_json.document((text % 0).encode(), "jobs") == ([], False)
+    assert live_json.document((text % 5).encode(), "jobs") == ([], True)
 
 
 def test_a_record_with_nothing_in_it_hides_no_other():
@@ -117,7 +117,7 @@ def test_a_record_with_nothing_in_it_hides_no_other():
     assert live_json.jobs([{}, {"job_id": "x"}]) == ()
     (job,) = live_json.jobs([{"job_id": 7, "tres_alloc_str": "nonsense", "nodes": "c[", "gres_detail": ["?"]}])
     assert (job.id, job.state, job.nodes, job.tres_allocated, job.node_gpus) == ("7", "UNKNOWN", (), {}, ())
-    records, _ = live_json.document(b'{"jobs": [{"job_id": 1, "name": "a\xffb"}]}', "jobs", program="scontrol")
+    records, _ = live_json.document(b'{"jobs": [{"job_id": 1, "name": "a\xffb"}]}', "jobs")
     assert live_json.jobs(records)[0].name == "a\\xffb"
 
 
