@@ -45,7 +45,9 @@ def make_result(
 ) -> WasteResult:
     """A week of ``jobs`` runs; ``names`` are used for job, user, account... names in turn."""
     rng = random.Random(seed)  # noqa: S311 - invented data
-    rows = sorted((_job(rng, i, names, measured, priced) for i in range(jobs)), key=lambda r: -(r["gpu_hours_idle"]))
+    rows = sorted(
+        (_job(rng, i, names, measured, priced) for i in range(jobs)), key=lambda r: -(r["gpu_hours_idle"] or 0.0)
+    )
     schema = {**JOB_TYPES, **MEASURES}
     frame = pl.DataFrame(rows, schema=schema, orient="row")
     groups = {word: _group(rows, _grouper(word)) for word in GROUPINGS}
@@ -102,14 +104,17 @@ def _job(rng: random.Random, i: int, names: Sequence[str], measured: bool, price
         "end": start + timedelta(hours=hours) if rng.random() > 0.03 else None, "nodes": 1,
         "node_list": f"node{rng.randrange(12):02d}", "gpus": gpus, "gpu_model": model, "mapping": mapping,
         "gpu_hours_allocated": allocated, "gpu_hours_measured": known, "gpu_hours_unknown": unknown,
-        "gpu_hours_idle": idle, "gpu_hours_low": low, "gpu_hours_busy": known - idle - low,
+        "gpu_hours_idle": idle if there else None, "gpu_hours_low": low if there else None,
+        "gpu_hours_busy": known - idle - low if there else None,
         "idle_fraction": idle / known if there else None,
         "util_mean_pct": 100 * (1 - idle / known) * rng.uniform(0.3, 1.0) if there else None,
         "mem_gib_h": known * holds if there else None, "idle_mem_gib_h": idle * holds * 0.9 if there else None,
         "fb_mean_gib": holds * rng.uniform(0.6, 1) if there else None, "fb_peak_gib": holds if there else None,
         "energy_kwh": (known * 0.31 - idle * 0.2) if there else None, "idle_energy_kwh": idle * 0.06 if there else None,
-        "idle_windows": rng.randrange(1, 40) if idle else 0, "longest_idle_s": 3600 * idle / gpus * rng.uniform(0.2, 1),
-        "cost": None if price is None else allocated * price, "idle_cost": None if price is None else idle * price,
+        "idle_windows": (rng.randrange(1, 40) if idle else 0) if there else None,
+        "longest_idle_s": 3600 * idle / gpus * rng.uniform(0.2, 1) if there else None,
+        "cost": None if price is None else allocated * price,
+        "idle_cost": None if price is None or not there else idle * price,
     }  # fmt: skip
 
 
@@ -138,7 +143,7 @@ def _group(rows: Sequence[Mapping[str, Any]], column: str) -> pl.DataFrame:
     for row in rows:
         by.setdefault(row[column], []).append(row)
     made = [{"name": name, "jobs": len(part), **_measures_of(part)} for name, part in by.items()]
-    made.sort(key=lambda r: -r["gpu_hours_idle"])
+    made.sort(key=lambda r: -(r["gpu_hours_idle"] or 0.0))
     return pl.DataFrame(made, schema={"name": pl.String, "jobs": pl.Int64, **MEASURES}, orient="row")
 
 
@@ -150,7 +155,8 @@ def _over_time(rng: random.Random, total: Mapping[str, Any], measured: bool) -> 
         unknown = level if not measured else level * (0.9 if 70 <= i < 76 else 0.04)
         idle = (level - unknown) * (0.25 + 0.3 * ((i % 24) < 8) + 0.1 * rng.random())
         low = (level - unknown - idle) * 0.12
-        rows.append((at, level, idle, low, level - unknown - idle - low, unknown))
+        parts = (idle, low, level - unknown - idle - low) if measured or not level else (None, None, None)
+        rows.append((at, level, *parts, unknown))
     names = ("allocated", "idle", "low", "busy", "unknown")
     return pl.DataFrame(rows, schema={"bucket": TIME, **{f"gpu_hours_{n}": pl.Float64 for n in names}}, orient="row")
 
@@ -169,8 +175,11 @@ def _idle_histogram(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 def _window_histogram(rng: random.Random, measured: bool) -> pl.DataFrame:
     edges = [("under 1 min", 0, 60), ("1–5 min", 60, 300), ("5–15 min", 300, 900), ("15–60 min", 900, 3600),
              ("1–4 h", 3600, 14400), ("4–24 h", 14400, 86400), ("over 24 h", 86400, None)]  # fmt: skip
-    counts = [rng.randrange(900) // (i + 1) if measured else 0 for i in range(len(edges))]
-    rows = [(*edge, n, n * (edge[1] + (edge[2] or 2 * edge[1])) / 7200) for edge, n in zip(edges, counts, strict=True)]
+    rows: list[tuple[Any, ...]] = []
+    for i, edge in enumerate(edges):
+        count = rng.randrange(900) // (i + 1)
+        hours = count * (edge[1] + (edge[2] or 2 * edge[1])) / 7200
+        rows.append((*edge, count, hours) if measured else (*edge, None, None))
     schema = {
         "label": pl.String,
         "lower_s": pl.Float64,

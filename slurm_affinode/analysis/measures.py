@@ -192,7 +192,13 @@ def aggregate(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     return (
         grouped.with_columns((pl.col("busy") + pl.col("low") + pl.col("idle")).alias("measured_ms"))
         .select(*by, "jobs", *(expr.cast(MEASURES[name]).alias(name) for name, expr in _measures().items()))
-        .sort("gpu_hours_idle", "gpu_hours_allocated", *by, descending=[True, True, *(False for _ in by)])
+        .sort(
+            "gpu_hours_idle",
+            "gpu_hours_allocated",
+            *by,
+            descending=[True, True, *(False for _ in by)],
+            nulls_last=[True, True, *(False for _ in by)],
+        )
     )
 
 
@@ -206,21 +212,25 @@ def _measures() -> Mapping[str, pl.Expr]:
     def where(known: pl.Expr, value: pl.Expr) -> pl.Expr:
         return pl.when(known > 0).then(value).otherwise(None)
 
+    def state(ms: pl.Expr) -> pl.Expr:
+        """Of what was not measured nobody knows how much was idle; where nothing was allocated, nothing was."""
+        return pl.when((measured > 0) | (col("allocated_ms") == 0)).then(hours(ms)).otherwise(None)
+
     return {
         "gpu_hours_allocated": hours(pl.max_horizontal("allocated_ms", measured)),
         "gpu_hours_measured": hours(measured),
         "gpu_hours_unknown": hours((col("allocated_ms") - measured).clip(lower_bound=0)),
-        "gpu_hours_idle": hours(col("idle")),
-        "gpu_hours_low": hours(col("low")),
-        "gpu_hours_busy": hours(col("busy")),
+        "gpu_hours_idle": state(col("idle")),
+        "gpu_hours_low": state(col("low")),
+        "gpu_hours_busy": state(col("busy")),
         "idle_fraction": where(measured, col("idle") / measured),
         "util_mean_pct": where(col("util_known"), col("util") / col("util_known")),
         "mem_gib_h": where(col("fb_known"), hours(col("fb") / MIB_PER_GIB)),
-        "idle_mem_gib_h": where(col("fb_known"), hours(col("fb_idle") / MIB_PER_GIB)),
+        "idle_mem_gib_h": where(col("fb_known") * measured, hours(col("fb_idle") / MIB_PER_GIB)),
         "fb_mean_gib": where(col("fb_known"), col("fb") / col("fb_known") / MIB_PER_GIB),
         "fb_peak_gib": col("fb_peak") / MIB_PER_GIB,
         "energy_kwh": where(col("power_known"), _over(col("power"), MS_PER_HOUR * 1000)),
-        "idle_energy_kwh": where(col("power_known"), _over(col("power_idle"), MS_PER_HOUR * 1000)),
+        "idle_energy_kwh": where(col("power_known") * measured, _over(col("power_idle"), MS_PER_HOUR * 1000)),
         "idle_windows": where(measured, col("windows")),
         "longest_idle_s": where(measured, _over(col("longest_ms"), 1000)),
         "cost": col("cost"),

@@ -87,13 +87,17 @@ def over_time(
     measured = hours["idle"] + hours["low"] + hours["busy"]
     # Rounding of sums must not make the rest of a full bucket negative.
     allocated = np.maximum(allocated, measured)
-    return pl.DataFrame(
+    frame = pl.DataFrame(
         {
             "bucket": pl.Series(buckets.starts).cast(TIME),
             "gpu_hours_allocated": allocated,
             **{f"gpu_hours_{name}": hours[name] for name in ("idle", "low", "busy")},
             "gpu_hours_unknown": allocated - measured,
         }
+    )
+    known = pl.Series((measured > 0) | (allocated == 0))
+    return frame.with_columns(
+        pl.when(known).then(pl.col(f"gpu_hours_{name}")).otherwise(None).name.keep() for name in ("idle", "low", "busy")
     )
 
 
@@ -126,8 +130,8 @@ def idle_fraction_histogram(jobs: pl.DataFrame) -> pl.DataFrame:
 _WINDOW_LABELS = ("under 5 min", "5-15 min", "15-60 min", "1-4 h", "4-12 h", "12-24 h", "24 h and more")
 
 
-def window_histogram(totals: Totals) -> pl.DataFrame:
-    """``WasteResult.window_histogram``."""
+def window_histogram(totals: Totals, *, known: bool) -> pl.DataFrame:
+    """``WasteResult.window_histogram``. ``known``: something was measured, so that no window is no idle time."""
     bounds = [float(bound) for bound in windows.BOUNDS_S]
     return pl.DataFrame(
         {
@@ -137,7 +141,7 @@ def window_histogram(totals: Totals) -> pl.DataFrame:
             "windows": totals.window_counts,
             "gpu_hours": totals.window_share_ms / MS_PER_HOUR,
         }
-    )
+    ).with_columns(pl.when(known).then(pl.col("windows", "gpu_hours")).otherwise(None).name.keep())
 
 
 @dataclass(frozen=True, slots=True)

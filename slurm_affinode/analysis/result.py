@@ -1,7 +1,8 @@
 """What an analysis hands to its readers: frozen, complete, nothing left to compute but layout.
 
 Hours are GPU-hours. For every row that has them,
-``measured = idle + low + busy`` and ``allocated = measured + unknown``.
+``measured = idle + low + busy`` and ``allocated = measured + unknown``. Where nothing of what was allocated was
+measured, ``idle``, ``low`` and ``busy`` are None: unknown, not 0.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class WasteResult:
     idle_fraction_histogram: pl.DataFrame
     """``lower``, ``upper`` (fractions; ten bins, the last closed), ``jobs``, ``gpu_hours_allocated``."""
     window_histogram: pl.DataFrame
-    """``label``, ``lower_s``, ``upper_s`` (None: no limit), ``windows``, ``gpu_hours``."""
+    """``label``, ``lower_s``, ``upper_s`` (None: no limit), ``windows``, ``gpu_hours`` (None: nothing measured)."""
     timelines: pl.DataFrame
     """Of the most wasteful runs: ``cluster``, ``job_id``, ``submit``, ``slot`` (0..), ``from``, ``to`` (UTC),
     ``idle``, ``low``, ``busy``, ``unknown`` (fractions of the slot's allocated GPU time, sum 1),

@@ -140,16 +140,21 @@ def totals(frame: pl.DataFrame) -> Mapping[str, float | int | None]:
             pl.col("failure").is_not_null() & (pl.col("outcome") != "restored")
         ).height,
         "asleep_now": through.filter(pl.col("outcome") == "asleep").height,
-        "gpu_hours_given_back": float(through["gpu_hours_given_back"].sum()),
-        "image_gib": float(through["image_gib"].sum()) if through["image_gib"].count() else None,
+        "gpu_hours_given_back": _sum(through, "gpu_hours_given_back"),
+        "image_gib": _sum(through, "image_gib") if through.height else None,
         "suspend_s": _median(through, "suspend_s"),
         "restore_s": _median(through, "restore_s"),
         "asleep_s": _median(through, "asleep_s"),
         "in_place_sleeps": in_place.height,
         "in_place_jobs": in_place.select("cluster", "job_id").n_unique() if in_place.height else 0,
-        "gpu_mem_gib_hours": float(in_place["gpu_mem_gib_hours"].sum()),
+        "gpu_mem_gib_hours": _sum(in_place, "gpu_mem_gib_hours"),
         "wake_s": _median(in_place, "wake_s"),
     }  # fmt: skip
+
+
+def _sum(frame: pl.DataFrame, column: str) -> float | None:
+    """Of what is known; ``None`` where there are rows and nothing is known of any."""
+    return float(frame[column].sum()) if frame.is_empty() or frame[column].count() else None
 
 
 def _median(frame: pl.DataFrame, column: str) -> float | None:

@@ -70,17 +70,18 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
     parts = measures.breakdown(shares, about, joined.nodes, joined.devices, prices)
     rows = _jobs(about, parts)
     chosen = _most_idle(about, rows, top_runs)
+    total = _total(query, joined, about, parts)
     return WasteResult(
         query=query,
         generated=now,
         currency=prices.currency,
-        total=_total(query, joined, about, parts),
+        total=total,
         jobs=rows.select(*JOB_COLUMNS, *MEASURES),
         groups=_groups(about, parts),
         over_time=overtime.over_time(joined.buckets, joined.totals, joined.cells, joined.allocations, about),
         bucket_s=joined.buckets.width_ms // 1000,
         idle_fraction_histogram=overtime.idle_fraction_histogram(rows),
-        window_histogram=overtime.window_histogram(joined.totals),
+        window_histogram=overtime.window_histogram(joined.totals, known=total["gpu_hours_idle"] is not None),
         timelines=_timelines(query, joined, chosen),
         quality=quality.describe(
             quality.Evidence(
@@ -179,7 +180,7 @@ def _total(
 
 
 def _most_idle(about: pl.DataFrame, rows: pl.DataFrame, count: int) -> pl.DataFrame:
-    idle = rows.filter((pl.col("gpu_hours_idle") > 0) & (pl.col("gpu_hours_measured") > 0)).head(count)
+    idle = rows.filter(pl.col("gpu_hours_idle") > 0).head(count)
     return idle.select("run").join(about, on="run", how="inner", maintain_order="left")
 
 

@@ -29,14 +29,9 @@ def section(result: WasteResult, top: int) -> GivenBack | None:
     if frame is None or frame.is_empty():
         return None
     total = suspensions.totals(frame)
-    lead = (
-        f"{fmt.count(total['suspended_jobs'])} idle jobs were suspended {fmt.count(total['suspensions'])} times; "
-        f"their GPUs were free for others for {fmt.hours(total['gpu_hours_given_back'], 'GPU-hours')}."
-    )
-    if total["suspended_jobs"] == 0:
-        lead = "No suspension got through in this interval." if not total["in_place_sleeps"] else ""
-    if total["in_place_sleeps"]:
-        lead = f"{lead} {_in_place(total)}".strip()
+    parts = [_requeued(total)] if total["suspensions"] else []
+    parts += [_in_place(total)] if total["in_place_sleeps"] else []
+    lead = " ".join(parts) or "No suspension got through in this interval."
     cards: tuple[Card, ...] = (
         _hours_card(total),
         _card("Suspensions", "suspensions", fmt.count(total["suspensions"]), sub=_taken_back(total)),
@@ -47,28 +42,46 @@ def section(result: WasteResult, top: int) -> GivenBack | None:
     )
     if total["in_place_sleeps"]:
         cards += (
-            _card("Slept in place", "in_place_sleeps", fmt.count(total["in_place_sleeps"]), sub=_in_place_jobs(total)),
+            _card(
+                "Slept in place",
+                "in_place_sleeps",
+                fmt.count(total["in_place_sleeps"]),
+                sub=_jobs(total["in_place_jobs"]),
+            ),
             _card("GPU memory given back", "gpu_mem_gib_hours", fmt.number(total["gpu_mem_gib_hours"]), "GiB-h"),
             _card("Time to wake", "wake_s", _short(total["wake_s"]), sub="median, from the request"),
         )
     return GivenBack(lead, cards, _table(frame, top))
 
 
+def _requeued(total: Row) -> str:
+    jobs, hours = total["suspended_jobs"], total["gpu_hours_given_back"]
+    free = "how many GPU-hours they gave back is unknown" if hours is None else (
+        f"their GPUs were free for others for {fmt.hours(hours, 'GPU-hours')}"
+    )  # fmt: skip
+    was = f"{_jobs(jobs, 'idle job')} {'was' if jobs == 1 else 'were'}"
+    return f"{was} suspended {_times(total['suspensions'])}; {free}."
+
+
 def _in_place(total: Row) -> str:
-    return (
-        f"{fmt.count(total['in_place_jobs'])} jobs slept in place {fmt.count(total['in_place_sleeps'])} times and left "
-        f"{fmt.number(total['gpu_mem_gib_hours'])} GiB-hours of GPU memory to others."
-    )
+    memory = total["gpu_mem_gib_hours"]
+    left = "; how much GPU memory they left to others is unknown" if memory is None else (
+        f" and left {fmt.number(memory)} GiB-hours of GPU memory to others"
+    )  # fmt: skip
+    return f"{_jobs(total['in_place_jobs'])} slept in place {_times(total['in_place_sleeps'])}{left}."
 
 
-def _in_place_jobs(total: Row) -> str:
-    return f"{fmt.count(total['in_place_jobs'])} jobs"
+def _jobs(number: float | None, one: str = "job") -> str:
+    return f"{fmt.count(number)} {one}{'' if number == 1 else 's'}"
+
+
+def _times(number: float | None) -> str:
+    return "once" if number == 1 else f"{fmt.count(number)} times"
 
 
 def _hours_card(total: Row) -> Card:
     text = fmt.number(total["gpu_hours_given_back"])
-    jobs = total["suspended_jobs"]
-    return _card("Given back", "gpu_hours_given_back", text, "GPU-h", sub=f"by {fmt.count(jobs)} jobs")
+    return _card("Given back", "gpu_hours_given_back", text, "GPU-h", sub=f"by {_jobs(total['suspended_jobs'])}")
 
 
 def _card(label: str, key: str, value: str, unit: str = "", *, sub: str = "") -> Card:

@@ -17,23 +17,11 @@ Row = Mapping[str, Any]
 STATES = (("busy", "Busy"), ("low", "Low"), ("idle", "Idle"), ("unknown", "Unknown"))
 """The states of GPU time in the order in which they are stacked, with their labels."""
 
-_NEEDS_MEASUREMENT = frozenset(
-    {"gpu_hours_idle", "gpu_hours_low", "gpu_hours_busy", "idle_fraction", "idle_cost", "idle_windows",
-     "longest_idle_s", "idle_mem_gib_h", "idle_energy_kwh"}
-)  # fmt: skip
-
 
 def known(row: Row, key: str) -> float | None:
-    """The measure as a number, ``None`` where it is unknown.
-
-    Where nothing at all was measured, sums over measured time are 0 by arithmetic but say nothing: they are unknown.
-    """
+    """The measure as a number, ``None`` where it is unknown."""
     value = row.get(key)
-    if value is None or not math.isfinite(value):
-        return None
-    if key in _NEEDS_MEASUREMENT and not row.get("gpu_hours_measured") and row.get("gpu_hours_allocated"):
-        return None
-    return float(value)
+    return None if value is None or not math.isfinite(value) else float(value)
 
 
 def total(column: pl.Series) -> float:

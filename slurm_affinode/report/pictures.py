@@ -48,10 +48,13 @@ def over_time(result: WasteResult) -> Markup:
     ]
     idle = series[2].values
     at = max(range(len(starts)), key=lambda i: idle[i] or 0.0)
-    summary = (
-        f"Mean number of allocated GPUs per {step}. Most were idle from {fmt.moment(starts[at])} UTC: "
-        f"{fmt.number(idle[at])} of {fmt.number(sum(s.values[at] or 0.0 for s in series))}."
-    )
+    most = "None that was measured was idle."
+    if known(result.total, "gpu_hours_idle") is None:
+        most = "How many of them were idle is unknown."
+    elif idle[at]:
+        whole = fmt.number(sum(s.values[at] or 0.0 for s in series))
+        most = f"Most were idle from {fmt.moment(starts[at])} UTC: {fmt.number(idle[at])} of {whole}."
+    summary = f"Mean number of allocated GPUs per {step}. {most}"
     words = Words("over-time", "Allocated GPUs over time", summary, help_text)
     note = f"One bar is {'a ' if step in _WIDER else ''}{step}; times are UTC."
     lengths = [(end - start).total_seconds() for start, end in zip(starts, ends, strict=True)]
@@ -67,6 +70,12 @@ def _wider(days: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     name = next((name for name, count in bars.items() if count <= _MAX_TIME_BARS), "year")
     start = pl.col("bucket").dt.truncate(_WIDER[name])
     wider = days.group_by(start, maintain_order=True).agg(pl.col("^gpu_hours_.*$").sum())
+    # A sum of nothing but what is unknown is unknown.
+    allocated, unknown = pl.col("gpu_hours_allocated"), pl.col("gpu_hours_unknown")
+    wider = wider.with_columns(
+        pl.when((allocated > unknown) | (allocated == 0)).then(pl.col(f"gpu_hours_{state}")).alias(f"gpu_hours_{state}")
+        for state in ("idle", "low", "busy")
+    )
     return wider.with_columns(pl.col("bucket").dt.offset_by(_WIDER[name]).alias("end")), name
 
 

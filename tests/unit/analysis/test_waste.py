@@ -281,6 +281,36 @@ def test_what_the_history_never_said_is_none_and_what_it_said_is_0(
 
 
 @both
+def test_of_what_was_not_measured_nobody_knows_how_much_was_idle(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Not 0: of a run on a node without history, its user, its hours; the measured run beside it keeps its own."""
+    rows = samples(every(0, HOUR), util_pct=100, fb_used_mib=1024, power_w=90)
+    blind = {"job_id": 2, "user": "bob", "node_list": "n2", "start": HOUR, "end": 2 * HOUR}
+    result = analysed(rows, jobs({"start": 0, "end": HOUR}, blind))
+    states = ["gpu_hours_idle", "gpu_hours_low", "gpu_hours_busy"]
+    assert result.jobs.select("job_id", *states).rows() == [(1, 0, 0, 1), (2, None, None, None)]
+    assert result.groups["user"].select("name", *states).rows() == [("ann", 0, 0, 1), ("bob", None, None, None)]
+    assert result.over_time.select(states).rows() == [(0, 0, 1), (None, None, None)]
+    assert [result.total[name] for name in states] == [0, 0, 1]
+
+
+@both
+def test_memory_without_activity_is_not_memory_held_while_busy(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The history has memory and power alone: whether the GPU was idle meanwhile is unknown, and what it held then."""
+    rows = samples(every(0, HOUR), fb_used_mib=1024, power_w=90)
+    result = analysed(rows, jobs({"start": 0, "end": HOUR}), until=HOUR)
+    assert result.total["mem_gib_h"] == pytest.approx(1)
+    assert [result.total[name] for name in ("gpu_hours_idle", "idle_mem_gib_h", "idle_energy_kwh")] == [None] * 3
+    assert set(result.window_histogram.select("windows", "gpu_hours").rows()) == {(None, None)}
+
+
+def test_where_no_job_ran_nothing_was_idle(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """No GPU-hours at all are known to have no idle ones."""
+    result = analysed(samples(every(0, HOUR), util_pct=0), jobs({"start": 0, "end": HOUR, "gpus": 0}), until=HOUR)
+    assert (result.total["gpu_hours_allocated"], result.total["gpu_hours_idle"]) == (0, 0)
+    assert set(result.over_time["gpu_hours_idle"]) == {0}
+
+
+@both
 def test_idle_windows(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """Ten minutes and two hours of idle time are two windows, however many hours of the report they cross."""
     rows = samples(every(0, 4 * HOUR), util_pct=lambda t: 0 if t < 600 or 1200 <= t < 8400 else 70)

@@ -101,7 +101,7 @@ def test_every_grouping_sums_to_the_total(analysed: Analysed, varied: Case) -> N
     for frame in (*result.groups.values(), result.jobs):
         for name in SUMMED:
             assert frame[name].sum() == pytest.approx(result.total[name]), name
-        measured = frame["gpu_hours_idle"] + frame["gpu_hours_low"] + frame["gpu_hours_busy"]
+        measured = frame.select(pl.sum_horizontal("gpu_hours_idle", "gpu_hours_low", "gpu_hours_busy")).to_series()
         assert frame["gpu_hours_measured"].to_list() == pytest.approx(measured.to_list())
         allocated = frame["gpu_hours_measured"] + frame["gpu_hours_unknown"]
         assert frame["gpu_hours_allocated"].to_list() == pytest.approx(allocated.to_list())

@@ -312,6 +312,6 @@ def test_real_accounting_without_gpu_history(shared_data: Path, tmp_path: Path) 
     assert result.total["jobs"] == 84
     assert round(result.total["gpu_hours_allocated"] or 0, 1) == 39.0
     assert result.total["gpu_hours_unknown"] == pytest.approx(result.total["gpu_hours_allocated"])
-    assert result.total["gpu_hours_idle"] == 0
+    assert result.total["gpu_hours_idle"] is None
     assert result.total["gpu_hours_measured"] == 0
     assert result.jobs.select(pl.col("mapping").unique()).to_series().to_list() == ["unknown"]

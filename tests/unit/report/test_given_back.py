@@ -45,9 +45,27 @@ def test_the_page_shows_what_was_given_back(result):
     assert "GPUs given back" in html
     assert "&lt;script&gt;" in html
     made = section(result, 5)
-    assert made.lead.startswith("1 idle jobs were suspended 1 times; their GPUs were free for others for 4")
+    assert made.lead.startswith("1 idle job was suspended once; their GPUs were free for others for 4")
     assert [card.value for card in made.cards][:2] == ["4", "1"]
     assert "its GPU is busy" in html
+
+
+def test_hours_of_jobs_whose_gpus_are_not_known_are_unknown(result):
+    """A ledger without the number of GPUs, or the memory: how much they gave back is unknown, not 0."""
+    begin = round(result.query.since.timestamp() * 1000)
+    entries = [
+        LedgerEntry("alpha", 7, 5, begin, queued_ms=begin, ended_ms=begin + HOUR),
+        LedgerEntry("alpha", 8, 5, begin, mode="inplace", parked_ms=begin, restored_ms=begin + HOUR),
+    ]
+    frame = given_back(entries, result.query, now=result.query.until)
+    blind = dataclasses.replace(result, suspensions=frame)
+    summary = json.loads(to_json(build_summary(blind)))
+    jsonschema.validate(summary, json.loads(SCHEMA.read_text()))
+    assert summary["suspensions"]["gpu_hours_given_back"] is None
+    assert summary["suspensions"]["gpu_mem_gib_hours"] is None
+    lead = section(blind, 5).lead
+    assert "1 idle job was suspended once; how many GPU-hours they gave back is unknown." in lead
+    assert "1 job slept in place once; how much GPU memory they left to others is unknown." in lead
 
 
 def test_without_a_suspension_there_is_no_such_section(result):

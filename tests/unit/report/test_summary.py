@@ -70,6 +70,11 @@ def test_what_is_unknown_is_null(unmeasured: WasteResult) -> None:
     summary = summary_of(unmeasured)
     assert summary["total"]["idle_fraction"] is None
     assert summary["total"]["energy_kwh"] is None
+    for row in (summary["total"], *summary["worst_jobs"], *summary["groups"]["user"], *summary["over_time"]["buckets"]):
+        assert row["gpu_hours_unknown"] == row["gpu_hours_allocated"] > 0
+        assert [row[f"gpu_hours_{state}"] for state in ("idle", "low", "busy")] == [None] * 3
+    assert {row["gpu_hours_idle"] for row in read(export.csv_files(unmeasured)["jobs.csv"])} == {""}
+    assert {row["windows"] for row in summary["window_histogram"]} == {None}
     frame = unmeasured.jobs.with_columns(util_mean_pct=pl.lit(math.nan))
     object.__setattr__(unmeasured, "jobs", frame)
     assert summary_of(unmeasured)["worst_jobs"][0]["util_mean_pct"] is None
