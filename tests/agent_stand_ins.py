@@ -8,11 +8,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
+
+from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.daemon import Daemon, Parts
 from slurm_affinode.agent.interface import AgentContext, Arrival, LookAgain, Orchestration, SuspendedJob
@@ -27,21 +29,8 @@ from slurm_affinode.model.gpu import Device, GpuFault, GpuProcess, ProcessUtiliz
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal, Suspension
 from slurm_affinode.slurm.faults import ControllerDownError, UnknownJobError
 
-T = TypeVar("T")
-WAIT_S = 10.0
 NOW = datetime.now(UTC)
 ALICE, BOB, ROOT = Caller(2001, "alice", True), Caller(2002, "bob", True), Caller(0, "root", True)
-
-
-def wait_until(what: str, look: Callable[[], T], good: Callable[[T], bool] = bool, timeout_s: float = WAIT_S) -> T:
-    """What ``look`` sees once it is good."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        seen = look()
-        if good(seen):
-            return seen
-        assert time.monotonic() < deadline, f"still not true that {what}: {seen!r}"
-        time.sleep(0.01)
 
 
 @dataclass
@@ -197,14 +186,14 @@ class Acts:
 
     def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> Suspension:
         self.begun.set()
-        assert self.go.wait(WAIT_S)
+        assert self.go.wait(DEADLINE_S)
         self.looks.append(look_again())
         self.suspended_jobs.append((job.job_id, why))
         key = job.key or JobKey("test", job.job_id, 0)
         return Suspension(key, 1, Phase.QUEUED, "c1", job.uid, job.option.mode, why, 1, time.time())
 
     def restore(self, arrival: Arrival) -> Reply:
-        assert self.go.wait(WAIT_S)
+        assert self.go.wait(DEADLINE_S)
         self.restored.append(arrival)
         return self.reply
 
@@ -247,7 +236,7 @@ class Shepherd:
         self.fields = {"version": 1, "job": 7, "restarts": 0, "image": 0, "root": 0,
                        "option": "window=1,when=always"} | fields  # fmt: skip
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.sock.settimeout(WAIT_S)
+        self.sock.settimeout(DEADLINE_S)
         self.made.append(self)
         self.sock.connect(str(run_dir / "shepherd.sock"))
 
@@ -358,7 +347,7 @@ def agent(config: Config, gpus: Gpus | None = None, slurm: Slurm | None = None) 
     finally:
         made[0].go.set()
         daemon.stop()
-        thread.join(WAIT_S)
+        thread.join(DEADLINE_S)
         for shepherd in Shepherd.made:
             shepherd.close()
         Shepherd.made.clear()

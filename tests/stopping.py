@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
-DEADLINE_S = 30.0
+from waiting import wait_until
 
 
 def stop(pid: int) -> None:
     """Returns once none of its threads runs: SIGSTOP reaches each of them only when it is scheduled next."""
     os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + DEADLINE_S
-    while (states := _states(pid)) != {"T"}:
-        assert time.monotonic() < deadline, f"threads of {pid} are still {states}"
-        time.sleep(0.005)
+    wait_until(f"all threads of {pid} are stopped", lambda: _states(pid), lambda states: states == {"T"})
 
 
 def _states(pid: int) -> set[str]:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from agent_stand_ins import Node1, Shepherd, agent, config_of, wait_until
+from agent_stand_ins import Node1, Shepherd, agent, config_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stalling import Stalling
+from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent import shepherd_server
 from slurm_affinode.agent.arrivals import Arrivals
@@ -190,7 +191,7 @@ def test_process_that_is_not_the_shepherd_is_refused(node: Node1, monkeypatch: p
 def test_garbage_harms_nobody(node: Node1, packets: list[bytes]) -> None:
     """Whatever is sent, the connection is closed and the next shepherd is served."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(5)
+        sock.settimeout(DEADLINE_S)
         sock.connect(str(node.run_dir / "shepherd.sock"))
         try:
             for packet in packets:
@@ -206,7 +207,7 @@ def test_descriptors_that_are_not_asked_for_are_closed(node: Node1) -> None:
     count = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-            sock.settimeout(5)
+            sock.settimeout(DEADLINE_S)
             sock.connect(str(node.run_dir / "shepherd.sock"))
             socket.send_fds(sock, [b"hello"], [0] * 100)
             assert sock.recv(100) == b""
@@ -233,12 +234,13 @@ def test_a_file_that_cannot_be_closed_holds_nobody_up(
 
 def test_silent_connections_are_closed_and_limited(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who says nothing is shown out; who takes too many seats gets no more. Root has its own."""
-    monkeypatch.setattr(shepherd_server, "HELLO_S", 0.3)
     monkeypatch.setattr(shepherd_server, "MAX_PER_USER", 3)
     monkeypatch.setattr(shepherd_server, "peer_of", lambda sock: shepherd_server.Peer(os.getpid(), 4711, 4711))
     with agent(config) as node:
-        silent = [Shepherd(node.run_dir) for _ in range(5)]
-        assert [one.hear() for one in silent] == [""] * 5
+        with monkeypatch.context() as patch:
+            patch.setattr(shepherd_server, "HELLO_S", 0.3)
+            silent = [Shepherd(node.run_dir) for _ in range(5)]
+            assert [one.hear() for one in silent] == [""] * 5
         assert Shepherd(node.run_dir).hello().hear() == "start"
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_stand_ins import Gpus, Node1, Shepherd, agent, config_of, wait_until
+from agent_stand_ins import Gpus, Node1, Shepherd, agent, config_of
 from agent_stand_ins import job as slurm_job
+from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent import hooks
 from slurm_affinode.agent.client import AnswerError, ask_local
@@ -251,7 +252,7 @@ def test_a_job_is_movable_when_only_nobody_waits_for_it(node: Node1) -> None:
     node.watched()
     wait_until("it is movable", lambda: loop.movable_s(7), lambda idle: idle is not None)
     node.daemon.end()
-    node.thread.join(10)
+    node.thread.join(DEADLINE_S)
     state = loop.states[7]
     assert state.decision is not None
     state.decision = replace(state.decision, against=(Refusal("srun-steps", "it runs srun"),))

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from agent_stand_ins import wait_until
 from inplace_site import GIB, OPTION, QUIET, Inline, Node, awake, failing
+from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.inplace.sharing import Rules
 from slurm_affinode.agent.mailing import Mailer
@@ -132,7 +132,7 @@ def test_comments_keep_no_agent_from_its_end(world, node, monkeypatch):
     """While Slurm is silent: what was not said yet is the next agent's, and nothing more is taken."""
     asked, silent = [], threading.Event()
     comments = node.director._comments
-    monkeypatch.setattr(node.agent.parts.slurm, "job", lambda job: (asked.append(job), silent.wait(30)))
+    monkeypatch.setattr(node.agent.parts.slurm, "job", lambda job: (asked.append(job), silent.wait(DEADLINE_S)))
     for job_id in (8, 9, 10):
         comments.check(job_id)
     wait_until("Slurm is asked", lambda: asked)

@@ -1,0 +1,22 @@
+"""Waiting for what has to come, however busy the machine is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+DEADLINE_S = 60.0
+"""Only what never comes takes so long: dozens of processes may share the machine's cores."""
+
+
+def wait_until(what: str, look: Callable[[], T], good: Callable[[T], bool] = bool) -> T:
+    """What ``look`` sees once it is good."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        seen = look()
+        if good(seen):
+            return seen
+        assert time.monotonic() < deadline, f"still not true that {what}: {seen!r}"
+        time.sleep(0.01)
