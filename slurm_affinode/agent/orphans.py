@@ -222,17 +222,17 @@ class Orphans:
         false = alive is not None and one.source == "environment" and not self._may_be(one.uid, alive.uid)
         if alive is not None and not false:
             return NotAnOrphanError("has-job", f"process {one.pid} is of job {alive.id}, which is {alive.state}")
-        if (one.job is None or false) and any(job.uid == one.uid for job in here):
+        if (one.job is None or false) and any(self._may_be(one.uid, job.uid) for job in here):
             what = "names a job of another user" if false else "names no job"
             return NotAnOrphanError(
-                "maybe-job", f"process {one.pid} {what}, and its own has one on {self.node}: it may be of that"
+                "maybe-job", f"process {one.pid} {what}, and its user has, or may have, one on {self.node}"
             )
         return None
 
     def _may_be(self, uid: int, owner: int | None) -> bool:
-        """A process of ``uid`` may be of a job of ``owner`` that it names by its own word.
+        """A process that slurmd knows no job of may be of one of ``owner``: of the same user, or of nobody by name.
 
-        It is of another user, else, unless nobody has that number: a container's users have such.
+        A container's users have such numbers.
         """
         return owner is None or uid == owner or self.name_of(uid) == str(uid)
 

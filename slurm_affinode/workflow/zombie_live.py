@@ -91,7 +91,8 @@ def observe(
 ) -> Iterator[Observed]:
     """Ask Slurm once, the nodes for ``watch_s``, and the history. ``only``: look at the nodes of these jobs alone.
 
-    Slurm is asked for the jobs again where it was looked for a time: what ended meanwhile did not idle since.
+    Slurm is asked for the jobs again where it was looked for a time: what ended meanwhile did not idle since; and
+    where something seems to be of no job: that may have begun meanwhile.
     """
     file = zombies.signatures(config)
     if request.window_s is not None:
@@ -111,12 +112,12 @@ def observe(
     limit = max((one.compute.at_most_pct for one in file.signatures), default=5.0)
     looks = looking.look(names, jobs, eyes, watch_s=watch_s or 0.0, limit_pct=limit)
     later = jobs
-    if watch_s:
+    if watch_s or orphans.seem(jobs, looks.told, looks.answers):
         try:
             with slurm() as client:
                 later = client.overview()
         except AffinodeError as error:
-            notes.append(f"which jobs ended during the look is not known: {error}")
+            notes.append(f"which jobs began and ended during the look is not known: {error}")
         looks = looking.still(looks, jobs, later)
     notes += [f"{one.node} is unknown: {one.problem}" for one in looks.told if not one.by]
     notes += [f"{one.node}: processes are unknown: {one.problem}" for one in looks.told if one.by == "exporter"]

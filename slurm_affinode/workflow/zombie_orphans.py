@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from slurm_affinode.core.spans import span
 from slurm_affinode.model.cluster import Job, Node
@@ -29,64 +30,95 @@ def find(  # noqa: PLR0917
 ) -> list[Finding]:  # fmt: skip
     """Findings about processes, GPUs and nodes; jobs that are COMPLETING for ``completing_s``.
 
-    ``told`` and ``answers``: the first and the last of the nodes; ``before``: the jobs as they were at the first. What
-    came between may be of a job that came between, and what was a job's then may be about to end with it.
+    ``told`` and ``answers``: the first and the last of the nodes; ``before``: the jobs as they were before the first,
+    ``jobs``: after the last. What came between may be of a job that came between, and what was a job's then may be
+    about to end with it.
     """
-    found: list[Finding] = []
-    first = [gpu for answer in told for gpu in answer.gpus]
-    there = {(gpu.node, one.pid, one.start_ticks) for gpu in first for one in gpu.processes or ()}
-    held = {gpu.key for gpu in first if _unowned(gpu)}
-    on: dict[str, list[Job]] = {}
-    known = tuple(before)
-    for job in known:
-        for name in job.nodes if job.allocated else ():
-            on.setdefault(name, []).append(job)
-    alive = {job.job_id: job.uid for job in known if not job.ended}
-    for answer in answers:
-        here = on.get(answer.node, [])
-        if answer.by != "agent":
-            continue
-        found += _processes(cluster, answer, there, alive, here, now)
-        lasting = [gpu for gpu in answer.gpus if gpu.key in held]
-        found += [one for gpu in lasting if (one := _memory(cluster, gpu, here, now)) is not None]
+    found = _strays(cluster, _known((*before, *jobs)), told, answers, now)
     found += [one for job in jobs if (one := _completing(cluster, job, now, completing_s)) is not None]
     found += [one for node in nodes if (one := _drained(cluster, node, now)) is not None]
     return found
 
 
-def orphan(process: LiveProcess, alive: Mapping[int, int | None], here: Iterable[Job]) -> str | None:
-    """Why a process belongs to no job; ``None``: it does, or may. What is not known speaks for the process.
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Jobs, as processes are held against them."""
 
-    ``alive``: raw id of each job that has not ended -> its user's number; ``here``: the jobs on its node.
-    """
+    alive: Mapping[int, int | None]
+    """Raw id of each one that has not ended -> its user's number."""
+    on: Mapping[str, Sequence[Job]]
+    """Node -> the jobs on it."""
+
+
+def _known(jobs: Iterable[Job]) -> _Known:
+    alive: dict[int, int | None] = {}
+    on: dict[str, list[Job]] = {}
+    for job in jobs:
+        if not job.ended:
+            alive[job.job_id] = job.uid
+        for name in job.nodes if job.allocated else ():
+            on.setdefault(name, []).append(job)
+    return _Known(alive, on)
+
+
+def orphan(process: LiveProcess, jobs: Iterable[Job], node: str) -> str | None:
+    """Why a process of ``node`` belongs to no job; ``None``: it does, or may."""
+    return _orphan(process, _known(jobs), node)
+
+
+def _orphan(process: LiveProcess, known: _Known, node: str) -> str | None:
+    """What is not known speaks for the process."""
     if process.system or process.source == "slurmstepd":
         return None
-    if process.job is not None and process.job not in alive:
+    if process.job is not None and process.job not in known.alive:
         return f"it is of job {process.job}, which does not run any more"
-    if process.job is not None:
-        owner = alive[process.job]
-        # Its own word is none for a job of another user; a container's users, which have no name, may be the same.
-        named = process.user is not None and process.user != str(process.uid)
-        if process.source != "environment" or owner in (None, process.uid) or not named:
-            return None
-    if any(job.uid == process.uid for job in here):
+    # A container's users, which have no name, may be anybody's.
+    named = process.user is not None and process.user != str(process.uid)
+    # Its own word is none for a job of another user.
+    if process.job is not None and (
+        process.source != "environment" or known.alive[process.job] in (None, process.uid) or not named
+    ):
+        return None
+    if any(job.uid in (None, process.uid) or not named for job in known.on.get(node, ())):
         return None
     if process.job is not None:
         return f"it names job {process.job}, which is another user's, and its user has none on this node"
     return "it names no job, and its user has none on this node"
 
 
-def _processes(  # noqa: PLR0917
-    cluster: str, answer: NodeAnswer, there: Collection[tuple[str, int, int]], alive: Mapping[int, int | None],
-    here: Sequence[Job], now: datetime,
-) -> list[Finding]:  # fmt: skip
+def seem(jobs: Iterable[Job], told: Iterable[NodeAnswer], answers: Iterable[NodeAnswer]) -> bool:
+    """Whether a process or memory is of none of ``jobs``, and may be of one that began since these were asked for."""
+    return bool(_strays("", _known(jobs), told, answers, datetime.fromtimestamp(0, UTC)))
+
+
+def _strays(
+    cluster: str, known: _Known, told: Iterable[NodeAnswer], answers: Iterable[NodeAnswer], now: datetime
+) -> list[Finding]:
+    """Processes and memory of no job that were there at the first and the last answer of their node."""
+    first = [gpu for answer in told for gpu in answer.gpus]
+    there = {(gpu.node, one.pid, one.start_ticks) for gpu in first for one in gpu.processes or ()}
+    held = {gpu.key for gpu in first if _unowned(gpu)}
+    found: list[Finding] = []
+    for answer in answers:
+        if answer.by != "agent":
+            continue
+        found += _processes(cluster, answer, there, known, now)
+        here = known.on.get(answer.node, ())
+        lasting = [gpu for gpu in answer.gpus if gpu.key in held]
+        found += [one for gpu in lasting if (one := _memory(cluster, gpu, here, now)) is not None]
+    return found
+
+
+def _processes(
+    cluster: str, answer: NodeAnswer, there: Collection[tuple[str, int, int]], known: _Known, now: datetime
+) -> list[Finding]:
     on: dict[int, tuple[LiveProcess, list[LiveGpu]]] = {}
     for gpu in answer.gpus:
         for process in gpu.processes or ():
             on.setdefault(process.pid, (process, []))[1].append(gpu)
     found = []
     for process, gpus in on.values():
-        why = orphan(process, alive, here)
+        why = _orphan(process, known, answer.node)
         if why is None or (answer.node, process.pid, process.start_ticks) not in there:
             continue
         used = process.used_mib

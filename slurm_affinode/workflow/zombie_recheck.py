@@ -16,6 +16,8 @@ from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import Finding, GpuEvidence, JobRef, ProcessRef
 from slurm_affinode.slurm.faults import UnknownJobError
 from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.workflow.zombie_nodes import from_agent
+from slurm_affinode.workflow.zombie_orphans import KILL_FAILED, orphan
 
 Verdict = Literal["still", "woke", "gone", "unknown"]
 
@@ -28,7 +30,6 @@ SIGNALS = {
 }  # fmt: skip
 """Field of a reading -> what makes it percent."""
 MIN_SIGNALS = 2
-KILL_FAILED = "kill task failed"
 
 AskNode = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 """The answer of a node's agent. Raises ``AffinodeError``."""
@@ -133,12 +134,31 @@ class Recheck:
     # --- nodes and processes
 
     def node(self, finding: Finding, name: str) -> Look:
-        """What speaks for draining a node still holds."""
+        """What speaks for draining a node still holds, and nobody else has drained it."""
+        return self._around(lambda: self._in_service(name), lambda: self._holds(finding, name))
+
+    def drained(self, name: str) -> Look:
+        """A node is still drained by Slurm for a kill that failed, and nothing of users is left there."""
+        return self._around(lambda: self._by_slurm(name), lambda: self._clean(name))
+
+    @staticmethod
+    def _around(state: Callable[[], Look], matter: Callable[[], Look]) -> Look:
+        """Slurm's word of the node before and after the agent's, which takes its time: the last one counts."""
+        for look in (state, matter):
+            seen = look()
+            if seen.verdict != "still":
+                return seen
+        return state()
+
+    def _in_service(self, name: str) -> Look:
         node = self._node(name)
         if node is None:
             return Look("unknown", f"Slurm knows no node {name}")
         if node.draining:
             return Look("gone", f"{name} is drained already: {node.reason or 'without a reason'}")
+        return Look("still", f"{name} is in service")
+
+    def _holds(self, finding: Finding, name: str) -> Look:
         if finding.kind == "completing":
             ref = finding.job
             try:
@@ -157,11 +177,7 @@ class Recheck:
             return Look("unknown", f"the evidence cannot be read again: {error}")
         subject = finding.subject
         if isinstance(subject, ProcessRef):
-            there = any(
-                one["pid"] == subject.pid and one["start_ticks"] == subject.start_ticks
-                for row in answer["gpus"] for one in row["processes"] or ()
-            )  # fmt: skip
-            return Look("still" if there else "gone", f"process {subject.pid} is {'still there' if there else 'gone'}")
+            return self._orphan(subject, answer)
         for gpu in finding.gpus:
             row = _row(gpu, answer)
             if row is None or row["processes"] is None or not isinstance(row.get("reading"), dict):
@@ -171,8 +187,21 @@ class Recheck:
                 return Look("gone", f"GPU {gpu.gpu} of {name} is free, or a process is on it", evidence=row["reading"])
         return Look("still", f"memory of GPUs of {name} is still held by no process")
 
-    def drained(self, name: str) -> Look:
-        """A node is still drained by Slurm for a kill that failed, and nothing of users is left there."""
+    def _orphan(self, subject: ProcessRef, answer: Mapping[str, Any]) -> Look:
+        """The very process is there, and still of no job: its own may run again."""
+        there = [one for gpu in from_agent(subject.node, answer).gpus for one in gpu.processes or ()]
+        one = next((one for one in there if (one.pid, one.start_ticks) == (subject.pid, subject.start_ticks)), None)
+        if one is None:
+            return Look("gone", f"process {subject.pid} is gone")
+        try:
+            jobs = self.slurm.overview()
+        except AffinodeError as error:
+            return Look("unknown", f"which jobs run is not known: {error}")
+        if orphan(one, jobs, subject.node) is None:
+            return Look("gone", f"process {subject.pid} is, or may be, of a job by now")
+        return Look("still", f"process {subject.pid} is still there")
+
+    def _by_slurm(self, name: str) -> Look:
         node = self._node(name)
         if node is None:
             return Look("unknown", f"Slurm knows no node {name}")
@@ -182,9 +211,12 @@ class Recheck:
             return Look("gone", f"{name} is drained for another reason: {node.reason}")
         if (node.reason or "").strip().lower() != KILL_FAILED or not self._of_slurm(node.reason_user):
             return Look("unknown", f"{name} is drained by {node.reason_user or 'somebody'}, who wrote: {node.reason}")
+        return Look("still", f"{name} is clean", evidence={"reason": node.reason})
+
+    def _clean(self, name: str) -> Look:
         try:
             answer = self.ask(name, {"verb": "processes", "use": True})
-            alive = {job.job_id for job in self.slurm.overview() if not job.ended}
+            alive = {job.job_id for job in self.slurm.overview() if not job.ended and job.state != "COMPLETING"}
         except AffinodeError as error:
             return Look("unknown", f"the node cannot be looked at: {error}")
         ended = [row["job"] for row in answer.get("jobs") or () if row["job"] not in alive]
@@ -196,7 +228,7 @@ class Recheck:
             left = [one for one in row["processes"] if not one["system"]]
             if left:
                 return Look("woke", f"process {left[0]['pid']} is still on GPU {row['index']} of {name}")
-        return Look("still", f"{name} is clean", evidence={"reason": node.reason})
+        return Look("still", f"{name} is clean")
 
     def _of_slurm(self, user: str | None) -> bool:
         """Whether Slurm itself may have written a reason, and not an operator by name."""

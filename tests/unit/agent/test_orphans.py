@@ -135,6 +135,14 @@ def test_a_nameless_process_of_a_user_with_a_job_here_is_spared(world: World) ->
     assert world.orphans().end(child.pid, started(child), "root")
 
 
+def test_a_containers_user_without_a_name_may_be_of_any_job_here(world: World) -> None:
+    """Its container's runtime moved it out of the job's cgroup and gave it a number that nobody has."""
+    world.queue = Queue(0.0, (job(7, uid=os.getuid() + 1),), (NODE,))
+    child = world.process()
+    assert refused(world, child, name_of=str) == "maybe-job"
+    assert world.orphans().end(child.pid, started(child), "root")
+
+
 def test_what_is_not_known_speaks_for_the_process(world: World) -> None:
     """slurmctld is silent; the process is the system's; it is on no GPU."""
     child = world.process()

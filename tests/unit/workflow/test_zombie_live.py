@@ -202,17 +202,26 @@ def test_an_orphan_is_a_process_of_no_job(tmp_path: Path) -> None:
         process(job=2, source="cgroup", uid=1003, user="eve"),
         process(job=2, source="environment", uid=101003, user="101003"),
         process(job=3, source="environment", uid=1003, user="eve"),
+        process(uid=101003, user="101003"),
+        process(uid=101003, user=None),
     ],
 )
 def test_what_may_belong_to_a_job_is_no_orphan(case: LiveProcess) -> None:
     """The system's, those of a job that runs, those below a slurmstepd, those of a user with a job there."""
-    here = [job(1)]
-    assert zombie_orphans.orphan(case, {1: 1001, 2: 1002, 3: None}, here) is None
+    jobs = [job(1), job(2, uid=1002, nodes=("g2",)), job(3, uid=None, nodes=("g2",))]
+    assert zombie_orphans.orphan(case, jobs, "g1") is None
+
+
+def test_a_containers_user_without_a_name_is_an_orphan_where_nobody_has_a_job() -> None:
+    """Whose it is nobody knows, and it is no job's."""
+    left = process(uid=101003, user="101003")
+    assert zombie_orphans.orphan(left, [job(1, nodes=("g2",))], "g1") is not None
 
 
 def test_the_name_of_another_users_job_is_no_shelter() -> None:
     """Of a process that only its own environment says to be of that job."""
-    why = zombie_orphans.orphan(process(job=2, source="environment"), {2: 1002}, [])
+    jobs = [job(2, uid=1002, nodes=("g2",))]
+    why = zombie_orphans.orphan(process(job=2, source="environment"), jobs, "g1")
     assert why == "it names job 2, which is another user's, and its user has none on this node"
 
 
@@ -243,6 +252,18 @@ def test_what_came_while_it_was_looked_is_no_orphan(tmp_path: Path) -> None:
     assert find(tmp_path, slurm, [free, [other, of_a_new_job]]).counts == {}
     found = find(tmp_path, slurm, [[other, of_a_new_job]])
     assert found.counts == {"orphan-process": 1, "orphan-memory": 1}
+
+
+def test_what_began_before_the_nodes_answered_is_no_orphan(tmp_path: Path) -> None:
+    """A job that slurmctld started behind its first answer: it is asked again before anybody is accused."""
+    mine = gpu(0, used=3000.0, processes=(process(job=999, source="cgroup"),))
+    silent = gpu(1, used=3000.0)
+    began = job(999, node_gpus=(NodeGpus("g1", 2, "a100", (0, 1)),))
+    slurm = Slurm((), (node(),), later=(began,))
+    assert find(tmp_path, slurm, [[mine, silent]], watch_s=None).counts == {}
+    quiet = Slurm((began,), (node(),))
+    assert find(tmp_path, quiet, [[mine, silent]], watch_s=None).counts == {}
+    assert quiet.asked.count("overview") == 1
 
 
 def test_jobs_that_do_not_end_and_nodes_that_could_not_kill(tmp_path: Path) -> None:

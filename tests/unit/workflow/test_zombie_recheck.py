@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from agent_stand_ins import NODE
-from zombie_samples import NOW, gpu, job, node, squatter
+from zombie_samples import NOW, gpu, job, node, orphan, squatter
 from zombie_world import IDLE, MAIL, World, act, due, running
 
 from slurm_affinode.core.cleanup_policy import parse_policy
@@ -148,3 +148,44 @@ def test_only_what_slurm_drained_itself_is_resumed_and_when_it_is_clean(
     world.uses = uses
     assert [one.result for one in act(world, due(node(), "resume"))] == [result]
     assert world.drained == ([("n1", "")] if result == "done" else [])
+
+
+@pytest.mark.parametrize(
+    ("verb", "before", "after"),
+    [
+        ("resume", {"flags": frozenset({"DRAIN"}), "reason": "Kill task failed"}, {"reason": "swap the GPU"}),
+        ("drain", {}, {"flags": frozenset({"DRAIN"}), "reason": "swap the GPU"}),
+    ],
+)
+def test_what_an_operator_does_while_the_agent_is_asked_stays(
+    world: World, verb: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """An agent takes seconds to answer: Slurm's word of the node is read again behind it."""
+    world.nodes_ = (replace(NODE, name="n1", **before),)
+    plain = world.ask
+
+    def ask(name: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        world.nodes_ = (replace(world.nodes_[0], **after),)
+        return plain(name, request)
+
+    world.ask = ask  # type: ignore[method-assign]
+    finding = node() if verb == "resume" else node("orphan-memory", gpus=(gpu(held_gib=70.0),))
+    assert [one.result for one in act(world, due(finding, verb))] == ["gone"]
+    assert world.drained == []
+
+
+def test_no_node_is_drained_for_a_process_whose_job_is_there_by_now(world: World) -> None:
+    """It was started behind Slurm's answer, or Slurm runs it again."""
+    row = {"pid": 4242, "start_ticks": 99887, "uid": 2001, "user": "alice", "job": 9, "source": "cgroup"}
+    world.processes = [row]
+    world.jobs["9"] = running("9")
+    assert [one.result for one in act(world, due(orphan(), "drain"))] == ["gone"]
+    del world.jobs["9"]
+    assert [one.result for one in act(world, due(orphan(), "drain"), run="r2")] == ["done"]
+
+
+def test_a_node_on_which_a_job_still_completes_is_not_resumed(world: World) -> None:
+    """What the kill did not end hangs on."""
+    world.nodes_ = (replace(NODE, name="n1", flags=frozenset({"DRAIN"}), reason="Kill task failed"),)
+    world.jobs["7"], world.uses = running(state="COMPLETING"), [{"job": 7, "cpu_s": 1.0, "memory_mib": 1.0}]
+    assert [one.result for one in act(world, due(node(), "resume"))] == ["spared"]
