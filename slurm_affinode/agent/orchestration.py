@@ -95,6 +95,14 @@ class NodeGpus:
                     held[process.pid] = round(process.used_mib * _MIB)
         return found
 
+    def held(self, pid: int) -> int | None:
+        """Bytes that a process holds on all of them; ``None``: not known, as the driver shows none of it."""
+        try:
+            found = [one[pid] for one in self.processes().values() if pid in one]
+        except GpuError:
+            return None
+        return sum(found) if found else None
+
     def free_bytes(self, device: Device) -> int | None:
         """Free memory of a device."""
         with self._driver() as driver:
@@ -115,7 +123,7 @@ def build(context: AgentContext) -> Orchestration:
     config = context.config
     suspend = config.suspend
     gpus = NodeGpus(context.gpus)
-    cuda = Cuda(driver_version=gpus.version)
+    cuda = Cuda(driver_version=gpus.version, held=gpus.held)
     criu = Criu(program=suspend.criu)
     slurm = per_thread(context.slurm)
     root = None if suspend.shared_store is None else suspend.shared_store.parent

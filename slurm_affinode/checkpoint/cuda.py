@@ -49,6 +49,7 @@ _NO_MPS = "/nonexistent"
 """A client of MPS waits in ``cuInit`` until those of another user have ended: the helper is to be none, on any node."""
 _INITIALISE = frozenset({"devices", "users", "lock", "restore", "store", "fetch"})
 """Calls before which the helper initialises CUDA, once."""
+_COSTS = {"VmRSS": 1, "VmSwap": 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,16 @@ class Deadlines:
     """Of the first contact, and of CUDA's initialisation: a driver without persistence takes long to load."""
     quick: float = 15.0
     move: float = 900.0
-    """Moving memory between GPU and host: 2 GB/s for 1.8 TB."""
+    """Moving memory between GPU and host where it is not known how much it is, or to files."""
+    begin: float = 60.0
+    speed: float = 1e9
+    """Where it is known: so long, and a second for so many bytes. Drivers move two to five times as many."""
     grace: float = 10.0
     """On top of the time-out of a lock, which the driver keeps itself."""
+
+    def of_move(self, size: int | None) -> float:
+        """Of moving so many bytes; ``None``: not known."""
+        return self.move if size is None else self.begin + size / self.speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,19 @@ class Conversation(Protocol):
         ...
 
 
+def host_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """No less than what a checkpointed process has to get back; what was swapped counts ten times, as it takes longer.
+
+    ``None``: not known.
+    """
+    try:
+        lines = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if name in _COSTS}
+    return sum(_COSTS[name] * count << 10 for name, count in kib.items()) if "VmRSS" in kib else None
+
+
 def _start(env: Mapping[str, str] | None) -> Conversation:
     return process.Child(process.of_module("slurm_affinode.checkpoint.cuda_helper"), env=env)
 
@@ -103,13 +124,18 @@ class Cuda:
         *,
         driver_version: Callable[[], str | None],
         mig: Callable[[], bool] = lambda: False,
+        held: Callable[[int], int | None] = lambda pid: None,
         start: Callable[[Mapping[str, str] | None], Conversation] = _start,
         deadlines: Deadlines | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """``driver_version``: as NVML tells it (``580.95.05``); CUDA has no such call. ``env``: of the helper."""
+        """``driver_version``: as NVML tells it (``580.95.05``); CUDA has no such call. ``env``: of the helper.
+
+        ``held``: bytes that a process holds on GPUs; ``None``: not known.
+        """
         self._driver_version = driver_version
         self._mig = mig
+        self._held = held
         self._start = start
         self._deadlines = deadlines or Deadlines()
         # The agent may run with a subset for itself; the driver's order of all GPUs is what pairs need.
@@ -173,8 +199,9 @@ class Cuda:
 
     def checkpoint(self, pid: int) -> None:
         """LOCKED -> CHECKPOINTED."""
+        deadline = self._deadlines.of_move(self._held(pid))
         try:
-            self._ask("checkpoint", f"move the GPU memory of process {pid} out", self._deadlines.move, pid=pid)
+            self._ask("checkpoint", f"move the GPU memory of process {pid} out", deadline, pid=pid)
         except CudaError as error:
             if error.code != "CUDA_ERROR_NOT_SUPPORTED":
                 raise
@@ -185,7 +212,8 @@ class Cuda:
         if pairs is not None:
             self.require(Feature.MIGRATION)
         given = dict(pairs) if pairs is not None else None
-        self._ask("restore", f"move the GPU memory of process {pid} back", self._deadlines.move, pid=pid, pairs=given)
+        deadline = self._deadlines.of_move(host_bytes(pid))
+        self._ask("restore", f"move the GPU memory of process {pid} back", deadline, pid=pid, pairs=given)
 
     def checkpoint_to(self, pid: int, directory: Path, *, held: Mapping[str, int]) -> tuple[Stored, ...]:
         """LOCKED -> CHECKPOINTED with its GPU memory in files of ``directory``, not in its host memory (driver 615).

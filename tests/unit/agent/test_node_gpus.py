@@ -24,3 +24,13 @@ def test_memory_that_the_driver_does_not_tell_is_not_taken_for_none() -> None:
     driver = FakeDriver(running={A100: [GpuProcess(7, None, "compute")]})
     with pytest.raises(NotSupported, match="how much memory process 7 holds on GPU 0"):
         NodeGpus(lambda: nullcontext(driver)).processes()
+
+
+def test_what_a_process_holds_is_not_known_where_the_driver_does_not_show_it() -> None:
+    """On all GPUs together; a driver that fails does not tell either."""
+    other = GpuProcess(7, 0.5, "compute")
+    driver = FakeDriver(running={A100: [GpuProcess(7, 1.5, "compute"), GpuProcess(8, 0.0, "compute")], OTHER: [other]})
+    gpus = NodeGpus(lambda: nullcontext(driver))
+    assert (gpus.held(7), gpus.held(8), gpus.held(9)) == (2 << 20, 0, None)
+    driver.running[A100].append(GpuProcess(9, None, "compute"))
+    assert gpus.held(7) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint.cuda import Cuda, Deadlines
+from slurm_affinode.checkpoint.cuda import Cuda, Deadlines, host_bytes
 from slurm_affinode.checkpoint.interface import CudaUnavailable, HelperLost
 
 
@@ -97,6 +97,29 @@ def test_the_first_call_that_initialises_cuda_is_waited_for_longer() -> None:
         cuda.lock(1, timeout_ms=20_000)
     cuda.unlock(1)
     assert helper.limits == [75.0, 15.0, 90.0, 30.0, 15.0]
+
+
+def test_a_move_has_time_for_what_is_moved(tmp_path: Path) -> None:
+    """A helper that hangs is given up soon; where it is not known how much moves, after a quarter of an hour."""
+    helper = Patient()
+    for held, limit in ((48 * 10**9, 108.0), (0, 60.0), (None, 900.0)):
+        cuda = Cuda(driver_version=lambda: None, start=lambda _: helper, held={os.getpid(): held}.get)
+        cuda.devices()
+        cuda.checkpoint(os.getpid())
+        assert helper.limits[-1] == limit
+        cuda.restore(os.getpid())
+        rss = host_bytes(os.getpid())
+        assert rss is not None
+        assert helper.limits[-1] == pytest.approx(60 + rss / 1e9, abs=1)
+    (tmp_path / "7").mkdir()
+    for status, size in (
+        ("VmRSS:\t 2 kB\nVmSwap:\t 3 kB\n", 32 << 10),
+        ("Name:\tx\nVmRSS:\t 2 kB\n", 2048),
+        ("", None),
+    ):
+        (tmp_path / "7" / "status").write_text(status)
+        assert host_bytes(7, tmp_path) == size
+    assert host_bytes(8, tmp_path) is None
 
 
 def test_the_helper_sees_all_gpus_and_is_no_client_of_mps() -> None:
