@@ -13,7 +13,7 @@ from agent_world import Agent
 
 from slurm_affinode.agent.inplace.asking import Look
 from slurm_affinode.agent.inplace.director import Director
-from slurm_affinode.agent.inplace.freezer import SIGNALS, FreezeError
+from slurm_affinode.agent.inplace.freezer import SIGNALS, Calls, FreezeError
 from slurm_affinode.agent.inplace.sharing import Rules
 from slurm_affinode.agent.inplace.sockdiag import ESTABLISHED, LISTEN, Sock, SockDiagError
 from slurm_affinode.agent.inplace.suspender import ByMode, InPlaceSuspender
@@ -84,8 +84,8 @@ class FakeFreezer:
         there = {p.pid for p in self.machine.processes}
         return next((pid for pid in pids if pid not in there), None)
 
-    def called(self, pids: Iterable[int], *, stay: Collection[int] = ()) -> tuple[int, int] | None:
-        return next(((pid, self.waiting[pid]) for pid in pids if pid in self.waiting and pid not in stay), None)
+    def calls(self, pids: Iterable[int]) -> Calls:
+        return frozenset((pid, self.waiting[pid]) for pid in pids if pid in self.waiting)
 
     def held(self, init_pid: int) -> bool:
         return self.by_slurm

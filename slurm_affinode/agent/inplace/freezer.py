@@ -24,6 +24,8 @@ _STILL = "TtZXx"
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals by which somebody wants something of a process. Others wait for one that is stopped in any case: SIGCHLD of
 children that were stopped, those of timers."""
+Calls = frozenset[tuple[int, int]]
+"""Process and number of a signal that waits for it."""
 
 
 class FreezeError(AffinodeError):
@@ -66,8 +68,8 @@ class Freezer(Protocol):
         """One of ``pids`` that is not there any more."""
         ...
 
-    def called(self, pids: Iterable[int], *, stay: Collection[int] = ()) -> tuple[int, int] | None:
-        """One of ``pids`` that a signal waits for which it takes as soon as it goes on, and the signal's number."""
+    def calls(self, pids: Iterable[int]) -> Calls:
+        """The signals by which somebody wants something of one of ``pids``, and which wait until it takes them."""
         ...
 
     def held(self, init_pid: int) -> bool:
@@ -171,14 +173,13 @@ class LinuxFreezer:
         read = LinuxProcesses(self.proc).read
         return next((pid for pid in pids if (member := read(pid)) is None or member.gone), None)
 
-    def called(self, pids: Iterable[int], *, stay: Collection[int] = ()) -> tuple[int, int] | None:
-        """See ``Freezer``."""
+    def calls(self, pids: Iterable[int]) -> Calls:
+        """See ``Freezer``. Blocked ones, too: that is how sigwait(3) and signalfd(2) take them."""
+        found: set[tuple[int, int]] = set()
         for pid in pids:
-            waiting = self._mask(pid, b"SigPnd:", b"ShdPnd:") & ~self._mask(pid, b"SigBlk:")
-            number = next((one for one in _ASKING if waiting >> (one - 1) & 1), None)
-            if number is not None and pid not in stay:
-                return pid, number
-        return None
+            waiting = self._mask(pid, b"SigPnd:", b"ShdPnd:")
+            found.update((pid, int(number)) for number in _ASKING if waiting >> (number - 1) & 1)
+        return frozenset(found)
 
     def held(self, init_pid: int) -> bool:
         """See ``Freezer``. By SIGSTOP, or by the freezer of the cgroup in which it is."""

@@ -58,8 +58,8 @@ class Looks:
         if self._freezer.moving(pids, one.how, stay=one.stay) is not None:
             return "its processes were let go by a signal"
         # One that was not sent by Slurm, or while there was no agent that could be told.
-        called = self._freezer.called(pids, stay=one.stay)
-        return None if called is None else f"{words.signal_name(called[1])} waits for its process {called[0]}"
+        new = sorted(call for call in self._freezer.calls(pids) - one.calls if call[0] not in one.stay)
+        return f"{words.signal_name(new[0][1])} waits for its process {new[0][0]}" if new else None
 
     def in_line(self, sleepers: Sequence[Sleeper], now: float) -> list[Sleeper]:
         """Those that are wanted and may run.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from slurm_affinode.agent import words
 from slurm_affinode.agent.inplace.asking import Look
-from slurm_affinode.agent.inplace.freezer import SIGNALS
+from slurm_affinode.agent.inplace.freezer import SIGNALS, Calls
 from slurm_affinode.agent.inplace.watching import Own, from_note
 from slurm_affinode.agent.journal import Record
 from slurm_affinode.model.gpu import Device
@@ -53,6 +53,8 @@ class Sleeper:
     how: str = SIGNALS
     stay: frozenset[int] = frozenset()
     """Processes that were stopped before we came."""
+    calls: Calls = frozenset()
+    """Signals that waited already when its suspension began, and that nobody took."""
     since_epoch: float = 0.0
     pids: tuple[int, ...] = ()
     own: Own = field(default_factory=Own)
@@ -178,6 +180,7 @@ class Sleeper:
             why=str(facts.get("why") or ""),
             how=str(facts.get("how") or SIGNALS),
             stay=frozenset(int(pid) for pid in facts.get("stopped", ())),
+            calls=frozenset((int(pid), int(number)) for pid, number in facts.get("calls", ())),
             since_epoch=record.phases.get(Phase.PARKED.value, float(facts["began"])),
             on_request=bool(facts.get("on_request", True)),
             before=from_note(facts.get("sockets", {})),

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from slurm_affinode.agent.aftermath import Aftermath, entry_of, mail_owner
 from slurm_affinode.agent.inplace import asking
-from slurm_affinode.agent.inplace.freezer import Freezer, stopped
+from slurm_affinode.agent.inplace.freezer import Calls, Freezer, stopped
 from slurm_affinode.agent.inplace.sharing import held_by, holders
 from slurm_affinode.agent.inplace.sleeper import Cards, Sleeper
 from slurm_affinode.agent.inplace.sockdiag import SockDiagError
@@ -77,6 +77,8 @@ class _Rest:
     """Processes that may read a request unnoticed, and where there are any those that would compute for it."""
     waits: Waits
     """Where their threads wait."""
+    calls: Calls
+    """Signals that wait for its processes, and that none is about to take."""
 
 
 class InPlaceSuspender:
@@ -250,6 +252,7 @@ class InPlaceSuspender:
         try:
             own = self._sockets.own(member.pid for member in self._members(job))
             earlier = self._sockets.look(own)
+            waited = self._freezer.calls(one.pid for one in self._members(job))
             self._parts.sleep(_LOOKS_APART_S)
             pids = [member.pid for member in self._members(job)]
             own = self._sockets.own(pids)
@@ -262,7 +265,7 @@ class InPlaceSuspender:
         asks = asking.at_rest(now, earlier, within_s=job.option.window_s)
         if asks is not None:
             raise Refused(Refusal("request", asks))
-        return _Rest(now, readers, waits)
+        return _Rest(now, readers, waits, waited & self._freezer.calls(pids))
 
     def _begin(self, job: WatchedJob, slurm: Job, why: str, rest: _Rest) -> _Attempt:
         parts = self._parts
@@ -283,7 +286,7 @@ class InPlaceSuspender:
             gpu_model=next((models[uuid] for uuid in held if uuid in models), None), in_place=True,
             sockets=noted(rest.look), on_request=asking.can_be(rest.look),
             readers=list(rest.readers), waits={str(thread): place for thread, place in rest.waits.items()},
-            shown=slurm.id, user=slurm.user, account=slurm.account, name=slurm.name,
+            calls=sorted(rest.calls), shown=slurm.id, user=slurm.user, account=slurm.account, name=slurm.name,
             partition=slurm.partitions[0] if slurm.partitions else None,
         )  # fmt: skip
         return attempt

@@ -6,7 +6,7 @@ import contextlib
 import signal
 
 import pytest
-from inplace_site import GIB, Later, asleep, awake, failing
+from inplace_site import GIB, Later, Node, asleep, awake, failing
 
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.model.suspension import Phase
@@ -79,6 +79,25 @@ def test_a_signal_that_nobody_told_of_wakes_it(world, node):
     node.cards.others, node.freezer.waiting = 0, {}
     node.round()
     assert node.director.view(7) is None
+
+
+def test_a_signal_that_nobody_takes_wakes_it_once(world, node):
+    """Blocked for ever: it was there before the next sleep, which it does not disturb; one that comes anew does."""
+    script, child = node.processes
+    node.sleep()
+    node.freezer.waiting = {child.pid: 15}
+    node.round()
+    assert awake(world)
+    node.sleep()
+    after = Node(world)
+    after.freezer.waiting = {child.pid: 15}
+    after.recover()
+    for one in (node, after):
+        one.round()
+        assert asleep(world)
+    after.freezer.waiting = {child.pid: 15, script.pid: 10}
+    after.round()
+    assert after.director.view(7) is None
 
 
 def test_a_signal_wakes_one_that_is_in_line_already(world, node):

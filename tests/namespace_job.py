@@ -1,0 +1,55 @@
+"""A job of real processes in a PID namespace of its own, and what it takes to make one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from background import started_of
+
+# PID 1 of its namespace starts a shell that forks all the time, with a child that sleeps.
+FORKING = 'while :; do /bin/true; echo x >>"$0"; done & sleep 1000 & wait'
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root")
+
+
+class Job:
+    """A PID namespace with a job in it."""
+
+    def __init__(self, log: Path, script: str = FORKING) -> None:
+        self.log = log
+        log.touch()
+        self.outer = subprocess.Popen(
+            (
+                "unshare",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "sh",
+                "-c",
+                'setsid sh -c "$1" "$0" & wait',
+                str(log),
+                script,
+            )
+        )
+        deadline = time.monotonic() + 20
+        while not self.children() or not log.stat().st_size:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        self.init = self.children()[0]
+        self.started = started_of(self.init)
+
+    def children(self) -> list[int]:
+        text = Path(f"/proc/{self.outer.pid}/task/{self.outer.pid}/children").read_text()
+        return [int(word) for word in text.split()]
+
+    def size(self) -> int:
+        return self.log.stat().st_size
+
+    def end(self) -> None:
+        self.outer.kill()
+        self.outer.wait()

@@ -1,0 +1,59 @@
+"""Signals that wait for a process which is stopped, and takes them as it asks for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from namespace_job import Job, needs_root
+
+from slurm_affinode.agent.inplace.freezer import SIGNALS, LinuxFreezer
+
+# Takes its signals as they are asked for: by a thread of its own, or by a descriptor. Writes down what it has got.
+TAKES = """
+import ctypes, os, select, signal, sys, threading
+wanted = {signal.SIGTERM, signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+def wait():
+    while True:
+        log(signal.sigwait(wanted))
+def read():
+    mask = (ctypes.c_uint64 * 16)(sum(1 << one - 1 for one in wanted))
+    fd = ctypes.CDLL(None).signalfd(-1, ctypes.byref(mask), 0)
+    while True:
+        log(int.from_bytes(os.read(fd, 128)[:4], "little"))
+def log(number):
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{int(number)} ")
+threading.Thread(target={"wait": wait, "read": read}[sys.argv[2]]).start()
+log(0)
+threading.Event().wait()
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("how", ["wait", "read"])
+def test_a_signal_that_is_blocked_to_be_asked_for_is_seen(tmp_path: Path, how: str) -> None:
+    """By sigwait(3) and signalfd(2); it is there until the process has taken it."""
+    (tmp_path / "takes.py").write_text(TAKES)
+    log = tmp_path / "log"
+    job = Job(log, f"exec {sys.executable} {tmp_path}/takes.py $0 {how}")
+    try:
+        freezer = LinuxFreezer()
+        freezer.freeze(job.init, job.started, SIGNALS, timeout_s=20)
+        pids = [one.pid for one in freezer.members(job.init, job.started)]
+        assert freezer.calls(pids) == frozenset()
+        os.kill(pids[-1], signal.SIGTERM)
+        assert freezer.calls(pids) == {(pids[-1], signal.SIGTERM)}
+        freezer.thaw(job.init, job.started, SIGNALS, stay=())
+        deadline = time.monotonic() + 20
+        while log.read_text() != "0 15 ":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert freezer.calls(pids) == frozenset()
+    finally:
+        job.end()
