@@ -73,7 +73,8 @@ def ask_node(
         raise UnreachableError(f"{where} does not answer: {error.strerror or error}") from error
     if not line:
         raise UnreachableError(
-            f"{where} refused the request", hint="do the clocks and munge keys of both machines agree?"
+            f"{where} refused the request",
+            hint="do the clocks and munge keys of both machines agree? asked too often?",
         )
     message = munge.decode(line)
     if message.uid != 0:

@@ -27,7 +27,7 @@ from slurm_affinode.agent.peers import peer_of
 from slurm_affinode.agent.service import Caller, RequestError
 from slurm_affinode.agent.sockets import listen_tcp, listen_unix
 from slurm_affinode.agent.surviving import surviving
-from slurm_affinode.agent.throttle import Seats, Seldom
+from slurm_affinode.agent.throttle import Pace, Seats, Seldom
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.users import name_of_user
 
@@ -41,6 +41,9 @@ ANSWER_S = 20.0
 MAX_CONNECTIONS = 256
 MAX_PER_HOLDER = 32
 """For one user of the node, or one address."""
+REQUESTS_PER_S = 10.0
+BURST = 100
+"""Of each of these: a request over the network costs two programs of munge, whatever is in it. Not of root here."""
 WORKERS = 6
 ROOTS_WORKERS = 32
 """The epilogs of a node's jobs wait at once for what each has left on its GPUs."""
@@ -77,6 +80,7 @@ class ControlServer:
         self._seldom = Seldom()
         self._seats = Seats(MAX_CONNECTIONS, MAX_PER_HOLDER)
         self._seats_lock = threading.Lock()
+        self._pace = Pace(REQUESTS_PER_S, BURST, clock)
         self._open: set[_Connection] = set()
         self._selector = selectors.DefaultSelector()
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -162,16 +166,26 @@ class ControlServer:
             sock.close()
             return
         holder: object = uid if uid is not None else address[0]
+        if uid != 0 and not self._pace.take(holder):
+            self._turn_away(sock, holder, "requests")
+            return
         with self._seats_lock:
             seated = self._seats.take(holder, reserved=uid == 0)
         if not seated:
-            if self._seldom.now(holder):
-                log.warning("%s has too many connections: one more is refused", _shown(holder))
-            sock.close()
+            self._turn_away(sock, holder, "connections")
             return
         connection = _Connection(sock, holder, self._clock(), uid)
         self._open.add(connection)
         self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _turn_away(self, sock: socket.socket, holder: object, what: str) -> None:
+        if self._seldom.now(holder):
+            log.warning("%s has too many %s: one more is refused", _shown(holder), what)
+        if isinstance(holder, int):  # over the network nothing is believed that munge has not made
+            said = f"the agent has too many {what} of yours: ask again in a moment"
+            with contextlib.suppress(OSError):
+                sock.send(_dump(_refusal("too-often", said, None, 3)) + b"\n")
+        sock.close()
 
     def _receive(self, connection: _Connection) -> None:
         try:
@@ -235,10 +249,8 @@ class ControlServer:
                 return {"ok": True, **self._answer(request, caller)}
             except AffinodeError as error:
                 code = error.code if isinstance(error, RequestError) else _code_of(error)
-                said = {"code": code, "message": str(error), "hint": error.hint, "exit_code": error.exit_code}
-                return {"ok": False, "error": said}
-        message = "a fault of the agent; its log says more"
-        return {"ok": False, "error": {"code": "fault", "message": message, "hint": None, "exit_code": 3}}
+                return _refusal(code, str(error), error.hint, error.exit_code)
+        return _refusal("fault", "a fault of the agent; its log says more", None, 3)
 
 
 def parse_request(payload: bytes) -> dict[str, Any]:
@@ -255,6 +267,10 @@ def parse_request(payload: bytes) -> dict[str, Any]:
 def _code_of(error: AffinodeError) -> str:
     refusal = getattr(error, "refusal", None)
     return str(getattr(refusal, "code", "failed"))
+
+
+def _refusal(code: str, message: str, hint: str | None, exit_code: int) -> dict[str, Any]:
+    return {"ok": False, "error": {"code": code, "message": message, "hint": hint, "exit_code": exit_code}}
 
 
 def _dump(answer: Mapping[str, Any]) -> bytes:

@@ -15,7 +15,6 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from slurm_affinode import process
@@ -51,6 +50,8 @@ log = logging.getLogger(__name__)
 
 ASK_S = 5.0
 """A status waits so long for slurmctld, and for the driver, and is answered with what is known then."""
+ASK_IN_VAIN_S = 0.5
+"""So long where the one before has waited in vain: many who ask meanwhile keep nobody from an answer."""
 ASK_AGAIN_S = 30.0
 STOP_S = 20.0
 """What is under way has so long when the agent is stopped; then the journal takes over."""
@@ -79,6 +80,7 @@ class Daemon:
         self._poke = threading.Event()
         self._slurm = ThreadPoolExecutor(1, "slurm")
         self._aside = ThreadPoolExecutor(1, "aside")
+        self._ask = Asking(self._slurm)
         inspector = Inspector()
         self.watch = Watch(parts.driver(), inspector)
         self.queue = QueueView(parts.slurm, parse_span_s(config.agent.queue_period))
@@ -97,7 +99,7 @@ class Daemon:
         self.service = Service(
             node=self.node, cluster=config.cluster.name_or_default, registry=self.registry, loop=self.loop,
             work=self.work, orchestration=self.orchestration, is_admin=self.admins, ask=self._ask,
-            ask_here=partial(_wait_for, self._aside), name_of=name_of_user, gpu_indices=indices,
+            ask_here=Asking(self._aside), name_of=name_of_user, gpu_indices=indices,
             stopping=self.stopping, orphans=self._orphans(),
             prolog_s=parse_span_s(config.inplace.prolog_timeout) if config.inplace.wake_at_prolog else 0.0,
         )  # fmt: skip
@@ -168,9 +170,6 @@ class Daemon:
         """Run a call in the thread for what asks the node itself."""
         with contextlib.suppress(RuntimeError):  # the agent is being stopped
             self._aside.submit(_safely, call)
-
-    def _ask(self, call: Callable[[], None]) -> None:
-        _wait_for(self._slurm, call)
 
     def _gpus_of(self, job_id: int) -> list[str] | None:
         """By the prolog's word."""
@@ -243,17 +242,28 @@ class Admins:
         self._slurm_user = self._queue.slurm_user()
 
 
-def _wait_for(thread: ThreadPoolExecutor, call: Callable[[], None]) -> None:
-    """Run a call there, and wait for it a little."""
-    try:
-        future: Future[None] = thread.submit(_safely, call)
-    except RuntimeError:  # the agent is being stopped
-        return
-    try:
-        future.result(ASK_S)
-    except (FutureTimeoutError, CancelledError):
-        # Nobody waits for it any more: while slurmctld is silent such questions would pile up before our own.
-        future.cancel()
+class Asking:
+    """Runs calls in a thread, and waits for each a little."""
+
+    def __init__(self, thread: ThreadPoolExecutor) -> None:
+        self._thread = thread
+        self._in_vain = False
+
+    def __call__(self, call: Callable[[], None]) -> None:
+        """Run a call there; nothing says whether it was done in time."""
+        try:
+            future: Future[None] = self._thread.submit(_safely, call)
+        except RuntimeError:  # the agent is being stopped
+            return
+        try:
+            future.result(min(ASK_S, ASK_IN_VAIN_S) if self._in_vain else ASK_S)
+            self._in_vain = False
+        except FutureTimeoutError:
+            # Nobody waits for it any more: while slurmctld is silent such questions would pile up before our own.
+            future.cancel()
+            self._in_vain = True
+        except CancelledError:
+            pass
 
 
 def _safely(call: Callable[[], None]) -> None:

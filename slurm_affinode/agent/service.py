@@ -14,6 +14,7 @@ from slurm_affinode.agent.interface import Orchestration, SuspendedJob
 from slurm_affinode.agent.loop import Loop
 from slurm_affinode.agent.registry import Registry, WatchedJob
 from slurm_affinode.agent.shepherds import one_line
+from slurm_affinode.agent.throttle import Pace
 from slurm_affinode.agent.work import Work
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.cluster import Job
@@ -28,6 +29,11 @@ MOST_ENDED = 10000
 ENDED_WAIT_S = 2.0
 ENDED_TRIES = 60
 """So long slurmctld is asked what became of a job; a later sweep of the stores finds what is left."""
+SEEN_S = 1.0
+"""So long slurmctld's word on a job is good for whoever asks for that job again."""
+ASKS_PER_S = 2.0
+ASKS_AT_ONCE = 20
+"""Questions to slurmctld about jobs that are not watched, for one user."""
 SUSPENDED_S = 2.0
 """So long a list of suspended jobs is good for: it is read from the stores."""
 
@@ -93,6 +99,9 @@ class Service:
     _present: dict[int, int] = field(default_factory=dict)
     """Job id -> uid, of every job of this node that the prolog told of."""
     _suspended: tuple[float, tuple[SuspendedJob, ...]] = (-1e9, ())
+    _seen: dict[int, tuple[float, Job | None, bool]] = field(default_factory=dict)
+    """Job id -> when slurmctld was asked, and what it said: see ``_slurms``."""
+    _asks: Pace = field(default_factory=lambda: Pace(ASKS_PER_S, ASKS_AT_ONCE))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, request: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
@@ -128,9 +137,18 @@ class Service:
             job_id = _job_of(request)
             found = self._find(job_id, caller)
             mine, asleep = ([found], []) if isinstance(found, WatchedJob) else ([], [found])
-        if mine:
+        now: Job | None = None
+        if asleep and request.get("job") is not None:
+            try:
+                now = self._still_asleep(asleep[0], caller)
+            except RequestError as error:
+                if error.code != "too-often":
+                    raise
+        elif mine or asleep:
             self.ask(self._look_at_queue)
+        if mine:
             self.ask_here(lambda: self._look_at(mine))
+        queue = self.loop.queue.latest()
         decisions = {job.job_id: decision for job, decision in self.loop.decisions()} if mine else {}
         rows = [
             statusrows.watched(
@@ -141,7 +159,9 @@ class Service:
             )
             for job in mine
         ]  # fmt: skip
-        rows += [statusrows.suspended(one, user=self.name_of(one.uid), now_epoch=self.now()) for one in asleep]
+        for one in asleep:
+            slurm = now or (None if queue is None else queue.job(one.key.job_id))
+            rows.append(statusrows.suspended(one, slurm, user=self.name_of(one.uid), now_epoch=self.now()))
         return {
             "node": self.node, "cluster": self.cluster, "dry_run": self.loop.policy.dry_run, "jobs": rows,
             "silent": self.orchestration.keeper.silent(),
@@ -181,12 +201,20 @@ class Service:
         if owner != caller.uid and not self.is_admin(caller):
             raise RequestError("not-yours", f"job {job_id} is not yours")
         if found is None:
-            raise self._unwatched(job_id)
+            raise self._unwatched(job_id, caller)
         return found
 
-    def _unwatched(self, job_id: int) -> RequestError:
+    def _still_asleep(self, job: SuspendedJob, caller: Caller) -> Job | None:
+        """Slurm's word on a job that has an image. Raises ``RequestError`` where it is over: that is there until the
+        next sweep."""
+        now, gone = self._slurms(job.key.job_id, caller)
+        if gone or (now is not None and now.ended):
+            raise _over(job.key.job_id, now)
+        return now
+
+    def _unwatched(self, job_id: int, caller: Caller) -> RequestError:
         """Why a job of this node is not watched here."""
-        job, gone = self._slurms(job_id)
+        job, gone = self._slurms(job_id, caller)
         if gone or (job is not None and job.ended):  # and no epilog has told of it
             return _over(job_id, job)
         if (what := self.work.under_way().get(job_id)) is not None:  # its image is in place, its shepherd not told yet
@@ -202,8 +230,21 @@ class Service:
             refusal = unwatched.reason(job)
         return RequestError(refusal.code, unwatched.text(job_id, refusal), hint=unwatched.hint(refusal))
 
-    def _slurms(self, job_id: int) -> tuple[Job | None, bool]:
-        """A job as slurmctld has it now, and whether slurmctld answers and has it not: it has ended long ago."""
+    def _slurms(self, job_id: int, caller: Caller) -> tuple[Job | None, bool]:
+        """A job as slurmctld has it now, and whether slurmctld answers and has it not: it has ended long ago.
+
+        Raises ``RequestError`` where ``caller`` asks too often for slurmctld.
+        """
+        clock = self.loop.clock()
+        with self._lock:
+            self._seen = {seen: word for seen, word in self._seen.items() if 0 <= clock - word[0] < SEEN_S}
+            known = self._seen.get(job_id)
+        if known is not None:
+            return known[1:]
+        if not self.is_admin(caller) and not self._asks.take(caller.uid):
+            raise RequestError(
+                "too-often", "too many questions of yours for slurmctld: ask again in a moment", exit_code=3
+            )
         found: list[tuple[Job | None, bool]] = []
 
         def look() -> None:
@@ -214,16 +255,18 @@ class Service:
             found.append((job, queue is not None and all(one.job_id != job_id for one in queue.jobs)))
 
         self.ask(look)
-        return found[0] if found else (None, False)
+        if not found:
+            return None, False
+        with self._lock:
+            self._seen[job_id] = (clock, *found[0])
+        return found[0]
 
     # --- acting
 
     def _suspend(self, job_id: int, caller: Caller) -> dict[str, Any]:
         job = self._find(job_id, caller)
         if isinstance(job, SuspendedJob):
-            now, gone = self._slurms(job_id)
-            if gone or (now is not None and now.ended):  # its image is there until the next sweep
-                raise _over(job_id, now)
+            now = self._still_asleep(job, caller)
             if now is not None and now.allocated:  # on its node, which takes its note away when it is back
                 raise RequestError("under-way", f"job {job.called} is being worked on: restoring")
             raise RequestError(

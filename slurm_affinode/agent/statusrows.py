@@ -12,6 +12,7 @@ from slurm_affinode.agent.watch import name_of
 from slurm_affinode.agent.work import Outcome
 from slurm_affinode.core.idle import IdleState
 from slurm_affinode.core.policy import Decision
+from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Phase, SuspendOption
 
 
@@ -60,8 +61,8 @@ def _in_place(asleep: dict[str, Any]) -> str:
     return "asleep" if asleep["asked"] is None else "waking"
 
 
-def suspended(job: SuspendedJob, *, user: str, now_epoch: float) -> dict[str, Any]:
-    """A job that has an image and does not run."""
+def suspended(job: SuspendedJob, slurm: Job | None, *, user: str, now_epoch: float) -> dict[str, Any]:
+    """A job that has an image and does not run. ``slurm``: slurmctld's word on it, where that is known."""
     return {
         "job_id": job.key.job_id,
         "shown_id": job.called,
@@ -78,6 +79,7 @@ def suspended(job: SuspendedJob, *, user: str, now_epoch: float) -> dict[str, An
         "image_bytes": job.image_bytes,
         "where": job.where,
         "wake": job.wake,
+        "held_by_admin": None if slurm is None else slurm.held_by_admin,
         "why": job.why,
         "failure": job.failure,
         "passed_over": job.passed,

@@ -1,10 +1,13 @@
-"""What one user may ask of a socket: so many connections at a time, and so many lines in the log."""
+"""What one user may ask of the agent: so many connections at a time, requests in a second, and lines in the log."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
+
+_OTHERS = object()
 
 
 class Seats:
@@ -27,6 +30,34 @@ class Seats:
         self._taken[holder] -= 1
         if self._taken[holder] <= 0:
             del self._taken[holder]
+
+
+class Pace:
+    """How often something may be done for a holder: ``burst`` times at once, ``per_s`` in the long run."""
+
+    def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic, most: int = 1024) -> None:
+        """Of more than ``most`` holders at a time the others are as one."""
+        self._each_s = 1 / per_s
+        self._ahead_s = burst / per_s
+        self._clock = clock
+        self._most = most
+        self._paid: dict[Hashable, float] = {}
+        """Until when each has had its share."""
+        self._lock = threading.Lock()
+
+    def take(self, holder: Hashable) -> bool:
+        """Whether it may be done once more now."""
+        with self._lock:
+            now = self._clock()
+            if holder not in self._paid and len(self._paid) >= self._most:
+                self._paid = {who: until for who, until in self._paid.items() if until > now}
+                if len(self._paid) >= self._most:
+                    holder = _OTHERS
+            until = max(now, self._paid.get(holder, now)) + self._each_s
+            if until > now + self._ahead_s + 1e-9:
+                return False
+            self._paid[holder] = until
+            return True
 
 
 class Seldom:

@@ -20,7 +20,7 @@ from slurm_affinode.timespec import parse_span_s
 POLL_S = 0.5
 LOST_S = 30.0
 """Between the end of the run and the image's place in the list of suspended jobs; then the job counts as ended."""
-_ON_THE_WAY = ("unknown-job", "not-opted-in", "ending", "under-way")
+_ON_THE_WAY = ("unknown-job", "not-opted-in", "ending", "under-way", "too-often")
 """What an agent may say of it meanwhile."""
 
 _SUSPEND_EPILOG = """\b

@@ -150,6 +150,7 @@ def test_wake_by_hand(node: Node1) -> None:
     """A suspended job is released for its owner; one that runs is not suspended."""
     watched(node)
     node.acts.asleep.append(asleep(8))
+    node.slurm.all[8] = waiting(8)
     row = ask(node, ALICE, verb="status", job=8)["jobs"][0]
     assert (row["state"], row["gpu_bytes"], row["where"]) == ("suspended", 1 << 29, "shared")
     with pytest.raises(Exception, match="not yours"):
@@ -257,7 +258,13 @@ def test_slow_and_many_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         slow = [connect(node) for _ in range(8)]
         slow[0].send(b"{")
         assert ask_local(node.run_dir, {"verb": "status"})["ok"] is True
-        assert [one.recv(10) for one in slow] == [b""] * 8
+        told = [one.makefile("rb").read() for one in slow]
+        assert told[:3] == [b""] * 3
+        refused = [json.loads(answer)["error"] for answer in told if answer]
+        assert refused
+        for error in refused:
+            assert (error["code"], error["exit_code"]) == ("too-often", 3)
+            assert "too many connections of yours" in error["message"]
         for one in slow:
             one.close()
 

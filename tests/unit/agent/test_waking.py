@@ -177,7 +177,7 @@ def test_a_task_of_an_array_is_called_as_its_owner_calls_it(tmp_path):
     agent.settle()
     assert world.comment.endswith("wake with: slurm-affinode wake 5_2")
     (one,) = agent.keeper.suspended()
-    row = statusrows.suspended(one, user="alice", now_epoch=world.clock)
+    row = statusrows.suspended(one, None, user="alice", now_epoch=world.clock)
     assert (row["job_id"], row["shown_id"]) == (7, "5_2")
 
 

@@ -100,6 +100,18 @@ def test_status_of_a_job_that_is_not_known_well_yet(run: Any) -> None:
     assert "not known yet" in run(Reach({"jobs": [row]}), "status", "7").output
 
 
+def test_status_of_a_sleeper_that_an_administrator_holds(run: Any) -> None:
+    """Its owner is not told to wake it, which would be refused; nor in the list."""
+    reach = Reach({"jobs": [{**SUSPENDED, "held_by_admin": True}]})
+    reach.nodes = {"c1": {"node": "c1", "jobs": [{**SUSPENDED, "failure": None, "held_by_admin": True}]}}
+    for output in (run(reach, "status", "8").output, run(reach, "status").output):
+        assert "not before an administrator, who holds it, wakes or releases it" in output
+        assert "slurm-affinode wake" not in output
+    assert (
+        "slurm-affinode wake 8" in run(Reach({"jobs": [{**SUSPENDED, "held_by_admin": False}]}), "status", "8").output
+    )
+
+
 def test_status_of_a_suspended_job(run: Any) -> None:
     """Since when, why, where it can go, how it wakes, and what went wrong."""
     done = run(Reach({"jobs": [SUSPENDED]}), "status", "8")

@@ -1,0 +1,153 @@
+"""What one user, or one address, may have of the agent; and of slurmctld by it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from agent_stand_ins import ALICE, ROOT, Node1, agent, ask, config_of, job, wait_until, waiting
+
+from slurm_affinode.agent import control, daemon, munge, service
+from slurm_affinode.agent.client import AnswerError, ask_local, ask_node
+from slurm_affinode.agent.interface import SuspendedJob
+from slurm_affinode.agent.munge import BadCredentialError, Message
+from slurm_affinode.agent.peers import Peer
+from slurm_affinode.agent.service import Caller
+from slurm_affinode.agent.throttle import Pace
+from slurm_affinode.errors import UnreachableError
+from slurm_affinode.model.suspension import JobKey
+
+HOST = "127.0.0.1"
+
+
+def asleep(job_id: int) -> SuspendedJob:
+    """One of alice's."""
+    return SuspendedJob(
+        JobKey("test", job_id, 1), 2001, "c1", 1, 1000.0, 1 << 30, 1 << 29, 1, "shared", "auto", "idle 15m", None
+    )
+
+
+def test_a_pace_has_a_burst_and_a_rate() -> None:
+    """For each holder; those beyond the most that are counted share one."""
+    now = [100.0]
+    pace = Pace(per_s=2.0, burst=3, clock=lambda: now[0], most=2)
+    assert [pace.take("a") for _ in range(5)] == [True, True, True, False, False]
+    assert [pace.take("b"), pace.take("c"), pace.take("d"), pace.take("e"), pace.take("f")] == [True] * 4 + [False]
+    now[0] += 1.0
+    assert [pace.take("a") for _ in range(3)] == [True, True, False]
+    now[0] += 1000.0
+    assert [pace.take("f") for _ in range(4)] == [True, True, True, False]
+
+
+def test_requests_of_a_user_are_limited_and_of_root_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks in a loop is told to stop, in one line, before anything is looked at for him."""
+    uid = iter([2001] * 4 + [0] * 5)
+    monkeypatch.setattr(control, "peer_of", lambda sock: Peer(1, next(uid), 0))
+    monkeypatch.setattr(control, "REQUESTS_PER_S", 0.001)
+    monkeypatch.setattr(control, "BURST", 3)
+    with agent(config_of(tmp_path)) as node:
+        for _ in range(3):
+            assert ask_local(node.run_dir, {"verb": "status"})["ok"] is True
+        with pytest.raises(AnswerError, match="too many requests of yours: ask again in a moment") as caught:
+            ask_local(node.run_dir, {"verb": "status"})
+        assert caught.value.exit_code == 3
+        for _ in range(5):
+            assert ask_local(node.run_dir, {"verb": "status"})["ok"] is True
+
+
+def test_slurmctld_is_asked_seldom_for_one_user(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """About jobs that are not watched: its word on one is good for a moment, and so are not too many of them."""
+    for job_id in range(10, 35):
+        ask(node, verb="prolog", job=job_id, uid=2001)
+        node.slurm.all[job_id] = job(job_id, batch=False)
+    monkeypatch.setattr(service, "SEEN_S", 60.0)
+    monkeypatch.setattr(node.daemon.service, "_asks", Pace(0.001, 20))
+
+    def codes(job_ids: list[int], caller: Caller = ALICE) -> list[str]:
+        told = []
+        for job_id in job_ids:
+            with pytest.raises(control.RequestError) as caught:
+                ask(node, caller, verb="status", job=job_id)
+            told.append(caught.value.code)
+        return told
+
+    asked: list[int | str] = []
+    look = node.slurm.job
+    monkeypatch.setattr(node.slurm, "job", lambda job_id: (asked.append(job_id), look(job_id))[1])
+    assert codes([10] * 50) == ["interactive"] * 50
+    assert asked == [10]
+    assert codes(list(range(10, 35))) == ["interactive"] * 20 + ["too-often"] * 5
+    assert asked == list(range(10, 30))
+    assert codes([34], ROOT) == ["interactive"]
+    assert codes([34]) == ["interactive"]  # that is known now
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_sleeper_that_an_administrator_holds_is_shown_so(node: Node1, held: bool) -> None:
+    """Its owner cannot wake it. In a list by the queue's word; not known where slurmctld is silent."""
+    node.acts.asleep.append(asleep(8))
+    node.slurm.all[8] = waiting(8, held=True, held_by_admin=held)
+    assert ask(node, ALICE, verb="status", job=8)["jobs"][0]["held_by_admin"] is held
+    wait_until("the queue is read", lambda: ask(node, ALICE, verb="status")["jobs"][0]["held_by_admin"] is held)
+    node.daemon.service._seen.clear()
+    node.slurm.down = True
+    held_by_admin = lambda: ask(node, ALICE, verb="status", job=8)["jobs"][0]["held_by_admin"]  # noqa: E731
+    wait_until("the last answer is too old", held_by_admin, lambda known: known is None)
+
+
+def test_a_sleeper_is_shown_also_to_who_asks_too_often(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what only slurmctld knows. One that was cancelled sleeps no more."""
+    node.acts.asleep += [asleep(8), asleep(9)]
+    node.slurm.all[8], node.slurm.all[9] = waiting(8, held=True), waiting(9, state="CANCELLED")
+    with pytest.raises(control.RequestError, match="job 9 has ended: CANCELLED"):
+        ask(node, ALICE, verb="status", job=9)
+    monkeypatch.setattr(node.daemon.service, "_asks", Pace(0.001, 0))
+    assert ask(node, ALICE, verb="status", job=8)["jobs"][0]["held_by_admin"] is None
+
+
+def test_a_silent_slurmctld_is_waited_for_once(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And then only a moment by each who asks, until it has answered: they do not stand in line behind each other."""
+    silent, asked = threading.Event(), []
+    node.daemon.later(lambda: silent.wait(30) and None)
+    monkeypatch.setattr(daemon, "ASK_S", 0.05)
+    node.daemon._ask(lambda: asked.append(1))
+    monkeypatch.setattr(daemon, "ASK_S", 3600.0)
+    monkeypatch.setattr(daemon, "ASK_IN_VAIN_S", 0.05)
+    for _ in range(3):
+        node.daemon._ask(lambda: asked.append(2))
+    silent.set()
+    monkeypatch.setattr(daemon, "ASK_IN_VAIN_S", 30.0)
+    node.daemon._ask(lambda: asked.append(3))
+    assert asked == [3]
+    assert not node.daemon._ask._in_vain
+
+
+def test_garbage_starts_no_more_than_a_few_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks like a credential costs a call of unmunge: who sends many is not listened to for a while."""
+    monkeypatch.setattr(daemon, "listen_address", lambda _: (HOST, 0))
+    decoded: list[bytes] = []
+
+    def decode(credential: bytes) -> Message:
+        decoded.append(credential)
+        raise BadCredentialError("unmunge: Invalid credential")
+
+    monkeypatch.setattr(munge, "decode", decode)
+    monkeypatch.setattr(munge, "encode", lambda payload: b"MUNGE:" + b"B" * 40 + b":")
+    monkeypatch.setattr(control, "REQUESTS_PER_S", 0.001)
+    monkeypatch.setattr(control, "BURST", 5)
+    with agent(config_of(tmp_path, agent=f'listen = "{HOST}:9403"')) as node:
+        port = node.daemon.control.port
+        assert port is not None
+        for _ in range(20):
+            with socket.create_connection((HOST, port), timeout=60) as sock:
+                try:
+                    sock.sendall(b"MUNGE:" + b"A" * 40 + b":\n")
+                    assert sock.makefile("rb").read() == b""
+                except (ConnectionResetError, BrokenPipeError):
+                    pass
+        assert len(decoded) == 5
+        with pytest.raises(UnreachableError, match="refused the request") as caught:
+            ask_node(HOST, port, "c1", {"verb": "status"})
+        assert "asked too often" in str(caught.value.hint)
