@@ -1,11 +1,15 @@
 """A ``WasteResult`` to files: ``report.html``, ``summary.json`` and, if asked, CSV.
 
-Everything is made in memory before the first file is touched, and each file appears whole or not at all.
+Everything is made in memory before the first file is touched, and all files appear, each whole, or none.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,13 +46,10 @@ def write_report(
     """
     html = render_report(result, title=title, top=top, csv_name=export.JOBS if csv else None)
     summary = build_summary(result, title=title, top=top)
-    content: dict[str, bytes] = {"summary.json": to_json(summary).encode("utf-8")}
+    content = {"report.html": html.encode(), "summary.json": to_json(summary).encode()}
     if csv:
-        content.update(export.csv_files(result))
-    content["report.html"] = html.encode("utf-8")
-    check_directory(out)
-    for name, data in content.items():
-        _write(out / name, data)
+        content |= export.csv_files(result)
+    write_files(out, content)
     return WrittenReport(
         report=out / "report.html",
         summary_path=out / "summary.json",
@@ -59,23 +60,43 @@ def write_report(
     )
 
 
-def check_directory(out: Path) -> None:
-    """Make ``out`` if it is absent; raise ``AffinodeError`` unless it is a directory that can be written."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with files.replacing(out / ".probe") as probe:
-            probe.write_bytes(b"")
-        (out / ".probe").unlink()
-    except OSError as error:
-        raise _unwritable(out, error) from error
+def write_files(out: Path, content: Mapping[str, bytes]) -> None:
+    """Write all of ``content`` (name -> bytes) into the directory ``out``, or none of it.
+
+    Raises ``AffinodeError`` where ``out`` cannot be written.
+    """
+    with writable(out), contextlib.ExitStack() as together:
+        try:
+            for name, data in content.items():
+                with together.enter_context(files.replacing(out / name)).open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())  # what does not fit is told before the first file has its name
+            together.close()
+        except OSError as error:
+            raise _unwritable(Path(error.filename or out), error) from error
 
 
-def _write(path: Path, data: bytes) -> None:
+@contextlib.contextmanager
+def writable(out: Path) -> Iterator[None]:
+    """Make the directory ``out`` if it is absent; where the body fails, directories that were made for nothing go.
+
+    Raises ``AffinodeError`` unless it is a directory that can be written.
+    """
+    absent = [path for path in (out, *out.parents) if not os.path.exists(path)]  # noqa: PTH110 - never raises
     try:
-        with files.replacing(path) as temporary:
-            temporary.write_bytes(data)
-    except OSError as error:
-        raise _unwritable(path, error) from error
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=out, prefix=".probe-"):
+                pass
+        except OSError as error:
+            raise _unwritable(out, error) from error
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # something is in it
+            for path in absent:
+                path.rmdir()
+        raise
 
 
 def _unwritable(path: Path, error: OSError) -> AffinodeError:

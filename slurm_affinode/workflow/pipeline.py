@@ -82,18 +82,11 @@ def build_report(
 
     ``history`` stands in for the GPU history that is stored; ``warned`` is told, in a line, of what is left out.
     """
-    made = not out.exists()
-    build.check_directory(out)
-    try:
+    with build.writable(out):
         result = analyse_stored(config, query, now=now, top_runs=options.top, step=step, history=history, warned=warned)
-    except BaseException:
-        if made:
-            with contextlib.suppress(OSError):
-                out.rmdir()
-        raise
-    if step:
-        step("rendering the report")
-    return build.write_report(result, out, title=options.title, top=options.top, csv=options.csv)
+        if step:
+            step("rendering the report")
+        return build.write_report(result, out, title=options.title, top=options.top, csv=options.csv)
 
 
 def analyse_stored(

@@ -67,7 +67,8 @@ def test_csv_writes_the_tables(state: Path, tmp_path: Path) -> None:
 
 def test_a_filter_that_matches_nothing_is_an_error(state: Path, tmp_path: Path) -> None:
     """With what there is instead."""
-    done = run(state, "--out", str(tmp_path / "out"), "--user", "nobody")
+    done = run(state, "--out", str(tmp_path / "out" / "nobody"), "--user", "nobody")
+    assert not (tmp_path / "out").exists()
     assert isinstance(done.exception, AffinodeError)
     assert done.exception.exit_code == 2
     assert done.exception.hint == "there is: ann"

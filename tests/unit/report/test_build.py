@@ -59,6 +59,32 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, result: Was
         build.write_report(result, tmp_path)
 
 
+def test_a_full_disk_leaves_nothing_of_a_new_report(
+    tmp_path: Path, result: WasteResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the files that fitted, nor the directories that were made for them; a directory that was there stays."""
+    write, left = files.os.fsync, [3]
+
+    def filling_up(fd: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(fd)
+
+    monkeypatch.setattr(files.os, "fsync", filling_up)
+    (tmp_path / "there").mkdir()
+    with pytest.raises(AffinodeError, match="no space left on device"):
+        build.write_report(result, tmp_path / "there" / "year" / "week", csv=True)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["there"]
+
+
+def test_a_file_of_the_site_that_lies_there_stays(tmp_path: Path, result: WasteResult) -> None:
+    """Whatever it is called."""
+    (tmp_path / ".probe").write_text("mine", encoding="utf-8")
+    build.write_report(result, tmp_path)
+    assert (tmp_path / ".probe").read_text(encoding="utf-8") == "mine"
+
+
 def test_a_full_disk_leaves_the_old_report_whole(
     tmp_path: Path, result: WasteResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
