@@ -17,8 +17,7 @@ def recovered(world, node="c1"):
         agent.keeper._stop.set()
         with agent.keeper._lock:
             waiting = list(agent.keeper._waiting.values())
-        for record in waiting:
-            agent.keeper._try(record)
+        agent.keeper._round(waiting)
     agent.aftermath.settle()
     return agent
 

@@ -58,6 +58,8 @@ class JobKeeper:
         self._in_place = in_place
         self._undo = Undo(parts)
         self._requeuer = Requeuer(parts)
+        self._silent = False
+        """slurmctld has not answered in this round."""
         self._waiting: dict[JobKey, Record] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -70,10 +72,11 @@ class JobKeeper:
 
     def recover(self) -> None:
         """Every open journal once; what has to wait is looked at again until it is done."""
-        for record in self._parts.journal.open_records():
+        records = self._parts.journal.open_records()
+        for record in records:
             if record.damage:
                 self._parts.log.error("%s: %s", record.path, record.damage)
-            self._try(record)
+        self._round(records)
         self._start()
 
     def _start(self) -> None:
@@ -86,8 +89,13 @@ class JobKeeper:
         while not self._stop.wait(_RETRY_S):
             with self._lock:
                 waiting = list(self._waiting.values())
-            for record in waiting:
-                self._try(record)
+            self._round(waiting)
+
+    def _round(self, records: Sequence[Record]) -> None:
+        """Each once. A silent slurmctld is asked for the first that needs it alone: its time-out is long."""
+        self._silent = False
+        for record in records:
+            self._try(record)
 
     def stop(self) -> None:
         """No further attempts; the journal keeps what is left."""
@@ -145,8 +153,9 @@ class JobKeeper:
         job = JobFact.UNKNOWN
         # What sleeps in place does not wait for Slurm to answer: requests come. Of a job that is over Slurm itself ends
         # the processes, and they are let go when it tells them.
-        if not (tree and in_place):
+        if not (tree and in_place) and not self._silent:
             job = self._requeuer.fact(record.key.job_id, int(facts["restarts"]), facts.get("uid"))
+            self._silent = self._requeuer.silent
         return World(job, tree, self._has_image(record), in_place=in_place)
 
     def _has_tree(self, record: Record) -> bool:
@@ -215,6 +224,7 @@ class JobKeeper:
             try:
                 self._requeuer.requeue(record.key.job_id, int(facts["restarts"]))
             except Silent:
+                self._silent = True
                 return False
             except NotRequeued as error:
                 fact = self._requeuer.fact(record.key.job_id, int(facts["restarts"]))

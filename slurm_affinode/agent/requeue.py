@@ -40,6 +40,8 @@ class Requeuer:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self.silent = False
+        """slurmctld did not answer when it was asked last."""
 
     def fact(self, job_id: int, restarts: int, uid: int | None = None) -> JobFact:
         """What Slurm says of a run."""
@@ -47,10 +49,14 @@ class Requeuer:
 
     def _look(self, job_id: int, restarts: int, uid: int | None = None) -> tuple[JobFact, bool]:
         """The fact, and whether Slurm is ending this run."""
+        self.silent = False
         try:
             job = self._parts.slurm.job(job_id)
         except UnknownJobError:
             return JobFact.ENDED, False
+        except ControllerDownError:
+            self.silent = True
+            return JobFact.UNKNOWN, False
         except AffinodeError:
             return JobFact.UNKNOWN, False
         if uid is not None and job.uid is not None and job.uid != uid:

@@ -11,7 +11,8 @@ from agent_site import STEPS, Crash
 from agent_world import Agent
 
 from slurm_affinode.agent.shepherds import Restored, Start
-from slurm_affinode.model.suspension import Phase
+from slurm_affinode.model.suspension import JobKey, Phase
+from slurm_affinode.slurm.faults import ControllerDownError, UnknownJobError
 
 SUSPEND_EFFECTS = ["lock", "checkpoint", "dump", "requeue", "kill"]
 RESTORE_EFFECTS = ["criu restore", "restore", "unlock"]
@@ -93,6 +94,35 @@ def test_recovery_waits_for_slurm(world, at):
     recovered(world)
     check(world)
     go_on_at_c2(world)
+
+
+def test_a_silent_slurmctld_is_asked_for_one_journal_of_many(world, monkeypatch):
+    """Its time-out is long, and shepherds wait while the agent starts; when it answers, each is asked for."""
+    agent = Agent(world, "c1")
+    for job_id in (11, 12, 13):
+        agent.parts.journal.record(JobKey("alpha", job_id, 1)).write(
+            Phase.REQUEUEING, restarts=0, uid=os.getuid(), init_pid=1, init_started=1, began=1.0
+        )
+    asked = []
+
+    def job(job_id):
+        asked.append(job_id)
+        if world.answers:
+            raise UnknownJobError(f"show job {job_id}: Invalid job id specified")
+        raise ControllerDownError("no answer")
+
+    monkeypatch.setattr(agent.parts.slurm, "job", job)
+    world.answers = False
+    agent.keeper.recover()
+    agent.keeper.stop()
+    assert asked == [11]
+    with agent.keeper._lock:
+        waiting = list(agent.keeper._waiting.values())
+    assert [record.key.job_id for record in waiting] == [11, 12, 13]
+    asked.clear()
+    world.answers = True
+    agent.keeper._round(waiting)
+    assert sorted(set(asked)) == [11, 12, 13]
 
 
 @pytest.mark.parametrize("at", range(1, len(SUSPEND_EFFECTS) + 1))
