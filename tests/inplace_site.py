@@ -14,7 +14,7 @@ from agent_world import Agent
 from slurm_affinode.agent.inplace.asking import Look
 from slurm_affinode.agent.inplace.director import Director
 from slurm_affinode.agent.inplace.freezer import SIGNALS, Calls, FreezeError
-from slurm_affinode.agent.inplace.sharing import Rules
+from slurm_affinode.agent.inplace.sharing import Rules, Unheard
 from slurm_affinode.agent.inplace.sockdiag import ESTABLISHED, LISTEN, Sock, SockDiagError
 from slurm_affinode.agent.inplace.suspender import ByMode, InPlaceSuspender
 from slurm_affinode.agent.inplace.watching import Own
@@ -180,7 +180,7 @@ class Node:
 
     def __init__(
         self, world: World, rules: Rules | None = None, mailer: Mailer = SILENT,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] | None = None, unheard: Unheard = lambda pids: {},
     ) -> None:  # fmt: skip
         self.world = world
         self.agent = Agent(world, "c1", mailer=mailer)
@@ -191,6 +191,7 @@ class Node:
             self.sockets,
             self.cards,
             rules or Rules(),
+            unheard=unheard,
             workers=Inline(),
             clock=clock or (lambda: world.clock),
         )

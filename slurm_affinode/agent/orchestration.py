@@ -17,6 +17,7 @@ from slurm_affinode.agent.inplace.director import Director
 from slurm_affinode.agent.inplace.freezer import LinuxFreezer
 from slurm_affinode.agent.inplace.sharing import Rules
 from slurm_affinode.agent.inplace.suspender import ByMode, InPlaceSuspender
+from slurm_affinode.agent.inplace.unheard import unheard
 from slurm_affinode.agent.inplace.watching import NodeSockets
 from slurm_affinode.agent.interface import AgentContext, Orchestration
 from slurm_affinode.agent.journal import Journal
@@ -185,7 +186,7 @@ def _director(config: Config, parts: Parts, gpus: NodeGpus) -> Director:
         deadline_s=parse_span_s(inplace.wake_deadline),
         end_on_deadline=inplace.on_deadline == "end",
     )
-    return Director(parts, LinuxFreezer(), NodeSockets(warn=parts.log.warning), gpus, rules)
+    return Director(parts, LinuxFreezer(), NodeSockets(warn=parts.log.warning), gpus, rules, unheard=unheard)
 
 
 def _report(parts: Parts, key: JobKey, text: str) -> None:

@@ -19,7 +19,7 @@ from slurm_affinode.agent.inplace.comments import Comments, Workers
 from slurm_affinode.agent.inplace.freezer import Freezer
 from slurm_affinode.agent.inplace.line import InLine, Line
 from slurm_affinode.agent.inplace.looks import Looks
-from slurm_affinode.agent.inplace.sharing import Holder, Rules, Sharing
+from slurm_affinode.agent.inplace.sharing import Holder, Rules, Sharing, Unheard
 from slurm_affinode.agent.inplace.sleeper import Cards, Sleeper
 from slurm_affinode.agent.inplace.starting import Starter, Starters
 from slurm_affinode.agent.inplace.waking import NoRoom, Waking
@@ -50,13 +50,12 @@ class Director:
 
     def __init__(
         self, parts: Parts, freezer: Freezer, sockets: Sockets, cards: Cards, rules: Rules,
-        *, workers: Workers | None = None, clock: Callable[[], float] = time.monotonic,
+        *, unheard: Unheard = lambda pids: {}, workers: Workers | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """``workers``: what is done beside the thread that looks at the jobs. ``clock``: see ``Line``."""
-        self._parts = parts
-        self._freezer = freezer
-        self._sockets = sockets
-        self._sharing = Sharing(parts.registry, freezer, cards, rules.awake_limit_pct)
+        """``unheard``: see ``Sharing``; ``clock``: see ``Line``. ``workers`` work beside the thread that looks."""
+        self._parts, self._freezer, self._sockets = parts, freezer, sockets
+        self._sharing = Sharing(parts.registry, freezer, cards, rules.awake_limit_pct, unheard)
         self._rules = rules
         self._waking = Waking(parts, freezer, self._sharing, sockets, rules.freeze_s)
         self._comments = Comments(parts)

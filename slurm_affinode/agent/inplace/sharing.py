@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,8 @@ from slurm_affinode.model.suspension import Mode, Phase
 
 _MIB = 1 << 20
 _LEAVING = frozenset({Phase.LOCKING, Phase.LOCKED})
+Unheard = Callable[[Iterable[int]], Mapping[int, Sequence[int]]]
+"""``unheard.unheard``, which documents it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,15 @@ class Holder(Protocol):
 class Sharing:
     """Makes plans for the line of those that want to wake."""
 
-    def __init__(self, registry: Registry, freezer: Freezer, cards: Cards, awake_limit_pct: float) -> None:
-        """``awake_limit_pct``: share of a GPU that jobs in place may hold at once."""
+    def __init__(
+        self, registry: Registry, freezer: Freezer, cards: Cards, awake_limit_pct: float, unheard: Unheard
+    ) -> None:
+        """``awake_limit_pct``: share of a GPU that jobs in place may hold at once. ``unheard``: see there."""
         self._registry = registry
         self._freezer = freezer
         self._cards = cards
         self._limit = awake_limit_pct / 100
+        self._unheard = unheard
 
     def cards(self) -> Sequence[Card]:
         """The GPUs of the node with their free memory and what jobs in place may hold, bytes. Raises ``GpuError``."""
@@ -97,6 +102,7 @@ class Sharing:
             for job in self._registry.jobs()
             if job.option.mode is Mode.INPLACE and job.job_id not in asleep
         ]
+        awake += self._not_heard_of(by_uuid, asleep)
         queue = [Waiter(one.job_id, one.held, held_by(by_uuid, one.cuda)) for one in line]
         return plan(self.cards(), awake, arriving, queue)
 
@@ -105,6 +111,13 @@ class Sharing:
         has = held_by(self._cards.processes(), one.cuda)
         lacks = {uuid: max(0, need - has.get(uuid, 0)) for uuid, need in one.held.items()}
         return room.shortage(lacks, {card.uuid: card.free for card in self.cards()})
+
+    def _not_heard_of(self, by_uuid: Mapping[str, Mapping[int, int]], asleep: frozenset[int]) -> Iterator[Awake]:
+        """What this agent, which has just begun, does not watch yet. Nobody knows how idle it is: it stays."""
+        known = asleep | {job.job_id for job in self._registry.jobs()}
+        for job_id, pids in self._unheard(sorted(holders(by_uuid))).items():
+            if job_id not in known:
+                yield Awake(job_id, held_by(by_uuid, pids))
 
     def _awake(
         self, job: WatchedJob, by_uuid: Mapping[str, Mapping[int, int]], idle_s: Callable[[int], float | None]
