@@ -101,7 +101,7 @@ def test_a_silent_slurmctld_is_asked_for_one_journal_of_many(world, monkeypatch)
     agent = Agent(world, "c1")
     for job_id in (11, 12, 13):
         agent.parts.journal.record(JobKey("alpha", job_id, 1)).write(
-            Phase.REQUEUEING, restarts=0, uid=os.getuid(), init_pid=1, init_started=1, began=1.0
+            Phase.LOCKING, restarts=0, uid=os.getuid(), init_pid=1, init_started=1, began=1.0
         )
     asked = []
 
