@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -36,12 +35,10 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
 # ruff: noqa: E402 - what follows lies beside this folder
 from gpu.machine import MIB, Machine, Missing, find
-from gpu.programs import Programs, programs
+from gpu.programs import Programs, programs, unusable
 
 from benchmarks.gpu import measure, report
-from slurm_affinode.checkpoint.abilities import major_of, oldest
 from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.interface import CudaError
 from slurm_affinode.gpu.nvml import NvmlDriver
 
 HARDWARE = REPOSITORY / "benchmarks" / "results" / "gpu.json"
@@ -80,16 +77,14 @@ def main() -> int:
     except OSError as error:  # sooner told than after the first measurement
         parser.error(f"{path} cannot be written ({error.strerror}): --out names another file")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what runs on the GPU is looked after
-    with closing(NvmlDriver()) as nvml, closing(Cuda(driver_version=nvml.version)) as cuda:
-        can = cuda.capabilities()
-        if not can.checkpoint:
-            able = (major_of(can.driver) or 0) >= oldest(os.uname().machine)
-            return skipped(Missing(f"the driver cannot checkpoint: {can.why_not}", broken=able), options.out)
-        try:
-            cuda.devices()  # initialises CUDA in the helper, as that of an agent has been long ago
-        except CudaError as error:
-            return skipped(Missing(f"CUDA cannot be used here: {error}", broken=True), options.out)
-        with tempfile.TemporaryDirectory(prefix="bench-gpu-") as top, programs(cuda, Path(top)) as run:
+    with (
+        closing(NvmlDriver()) as nvml,
+        closing(Cuda(driver_version=nvml.version)) as cuda,
+        tempfile.TemporaryDirectory(prefix="bench-gpu-") as top,
+    ):
+        if (missing := unusable(cuda, Path(top))) is not None:
+            return skipped(missing, options.out)
+        with programs(cuda, Path(top)) as run:
             found = everything(Bench(machine, nvml, cuda, run), options, path)
     report.show(found)
     print(f"\nwritten: {path}")

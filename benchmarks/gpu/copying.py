@@ -135,7 +135,8 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     options = parser.parse_args()
     protocol.detach()
-    protocol.serve(options.directory, {"measure": Copying().measure})
+    copying = protocol.built(options.directory, Copying)
+    protocol.serve(options.directory, {"measure": copying.measure})
 
 
 if __name__ == "__main__":

@@ -23,9 +23,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT_S = 280
 
 
-def run(env: dict[str, str], results: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """The tests of tests/gpu, and what they wrote."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu", *arguments]
+def run(
+    env: dict[str, str], results: Path, *arguments: str, within: tuple[str, ...] = ()
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """The tests of tests/gpu, and what they wrote. ``within``: a command that runs a command."""
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu", *arguments]
+    command = [*within, *pytest_]
     ran = subprocess.run(
         command, check=False, cwd=REPOSITORY, env={**env, "GPU_RESULTS": str(results)}, capture_output=True, text=True,
         timeout=LIMIT_S,
@@ -211,6 +214,15 @@ def test_a_criu_that_cannot_dump_a_plain_process_here_skips(node: Node, tmp_path
     assert all("CRIU cannot dump a plain process here" in one["why"] for one in found["tests"])
 
 
+def test_a_machine_without_its_loopback_interface_skips_what_needs_it(node: Node, tmp_path: Path) -> None:
+    """A small virtual machine may have left it down."""
+    if (why := tree.namespaces()) is not None:
+        pytest.skip(why)
+    ran, found = run(node.env, tmp_path / "results.json", "-k", "turns and kernels", within=("unshare", "--net"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert [one["why"] for one in found["tests"]] == ["the loopback interface is down: ip link set lo up"]
+
+
 def bench(env: dict[str, str], out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The benchmark."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(out), *arguments]
@@ -272,9 +284,17 @@ def test_a_benchmark_is_told_at_once_what_it_cannot_do(node: Node, tmp_path: Pat
 
 def test_a_measurement_that_fails_leaves_the_others(node: Node, tmp_path: Path) -> None:
     """It is told of, and the status is not 0."""
-    node.ctl("fault", "restore-fails", "--count", "1")
+    (tmp_path / "sitecustomize.py").write_text(
+        "from slurm_affinode.checkpoint import room\n"
+        "plain = room.restore\n"
+        "def fails_once(*arguments):\n"
+        "    room.restore = plain\n"
+        "    raise OSError('no')\n"
+        "room.restore = fails_once\n"
+    )
     out = tmp_path / "bench.json"
-    ran = bench(node.env, out, "--rounds", "1", "--only", "staging", "parallel")
+    env = {**node.env, "PYTHONPATH": str(tmp_path)}
+    ran = bench(env, out, "--rounds", "1", "--only", "staging", "parallel")
     assert ran.returncode == 1, ran.stdout + ran.stderr
     found = json.loads(out.read_text(encoding="utf-8"))
     assert [one.partition(":")[0] for one in found["failed"]] == ["staging of 0.015625 GiB"]
@@ -295,6 +315,32 @@ def test_a_driver_that_cuda_cannot_use_fails_both_with_a_line(node: Node, tmp_pa
     assert found["tests"][0]["why"] == "CUDA cannot be used here: cannot list the GPUs: the driver failed"
     ran = bench(env, tmp_path / "bench.json")
     assert (ran.returncode, "CUDA cannot be used here" in ran.stdout, "Traceback" in ran.stderr) == (1, True, False)
+
+
+@pytest.mark.parametrize(("code", "outcome", "status"), [(800, "skipped", 0), (801, "skipped", 0), (999, "failed", 1)])
+def test_a_machine_that_lets_nothing_be_suspended_is_told_once(
+    node: Node, tmp_path: Path, code: int, outcome: str, status: int
+) -> None:
+    """A refusal (a container, a sandbox, a virtual GPU) skips with the reason; what fails otherwise fails."""
+    node.ctl("fault", "checkpoint-fails", "--error", str(code))
+    ran, found = run(node.env, tmp_path / "results.json", "-k", "test_lock or moves_to_another")
+    assert ran.returncode == status, ran.stdout + ran.stderr
+    assert {one["outcome"] for one in found["tests"]} == {outcome}
+    (why,) = {one["why"] for one in found["tests"]}
+    assert why.startswith("not even a small program can be suspended here: cannot move the GPU memory of process")
+    ran = bench(node.env, tmp_path / "bench.json")
+    assert (ran.returncode, why.partition("process")[0] in ran.stdout, "Traceback" in ran.stderr) == (
+        status, True, False,
+    )  # fmt: skip
+
+
+def test_why_a_program_cannot_begin_is_told(node: Node, tmp_path: Path) -> None:
+    """Its standard error goes nowhere, as that of what is dumped must."""
+    (tmp_path / "sitecustomize.py").write_text("import kernels\nkernels.PTX = b'no program'\n")
+    env = {**node.env, "PYTHONPATH": f"{tmp_path}:{REPOSITORY / 'tests' / 'gpu'}"}
+    ran, found = run(env, tmp_path / "results.json", "-k", "waits_long_enough")
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "the program says: OSError: CUDA_ERROR_INVALID" in found["tests"][0]["why"]
 
 
 def test_the_benchmark_without_a_gpu(tmp_path: Path) -> None:

@@ -13,17 +13,16 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu.machine import COMMAND, Machine, Missing, find
-from gpu.programs import Programs, programs
+from gpu.programs import Programs, programs, unusable
 from gpu.skips import without
 
-from slurm_affinode.checkpoint.abilities import major_of, oldest
 from slurm_affinode.checkpoint.cuda import Cuda, Deadlines
-from slurm_affinode.checkpoint.interface import CudaError
 from slurm_affinode.gpu.nvml import NvmlDriver
 
 _RESULTS = Path(os.environ.get("GPU_RESULTS", "out/gpu/tests.json"))
@@ -66,21 +65,12 @@ def nvml(machine: Machine) -> Iterator[NvmlDriver]:
 
 
 @pytest.fixture(scope="session")
-def cuda(machine: Machine, nvml: NvmlDriver) -> Iterator[Cuda]:
+def cuda(machine: Machine, nvml: NvmlDriver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cuda]:
     """The product's way to the CUDA driver: one helper for all tests, as it is one for a node."""
-    made = Cuda(driver_version=nvml.version, deadlines=_DEADLINES)
-    can = made.capabilities()
-    if not can.checkpoint:
-        made.close()
-        able = (major_of(can.driver) or 0) >= oldest(os.uname().machine)
-        without(Missing(f"the driver of this machine cannot checkpoint: {can.why_not}", broken=able))
-    try:
-        made.devices()  # initialises CUDA in the helper, which no test is to wait for
-    except CudaError as error:
-        made.close()
-        without(Missing(f"CUDA cannot be used here: {error}", broken=True))
-    yield made
-    made.close()
+    with closing(Cuda(driver_version=nvml.version, deadlines=_DEADLINES)) as made:
+        if (missing := unusable(made, tmp_path_factory.mktemp("trial"))) is not None:
+            without(missing)
+        yield made
 
 
 @pytest.fixture

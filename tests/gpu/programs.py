@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from gpu import protocol
-from gpu.machine import torch_env, torch_python
+from gpu.machine import Missing, torch_env, torch_python
 
+from slurm_affinode.checkpoint.abilities import major_of, oldest
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.interface import CudaError, CudaState
 
 HERE = Path(__file__).resolve().parent
 DEADLINE_S = 300.0
 _LOOK_S = 0.005
+_REFUSED = ("CUDA_ERROR_NOT_PERMITTED", "CUDA_ERROR_NOT_SUPPORTED")
+"""What a driver says where the machine does not let it: a container, a sandbox, a virtual GPU."""
 
 
 class ProgramError(AssertionError):
@@ -45,8 +48,8 @@ class Program:
     """It takes no commands."""
 
     def ready(self, deadline_s: float = DEADLINE_S) -> Any:
-        """It has begun; what it says of itself."""
-        return self._await(self.directory / "ready", deadline_s)
+        """It has begun; what it says of itself. Raises ``ProgramError``, with the reason where it tells one."""
+        return self._ok(self._await(self.directory / "ready", deadline_s))
 
     def send(self, name: str, **arguments: Any) -> int:
         """Ask without waiting."""
@@ -56,10 +59,7 @@ class Program:
 
     def answer(self, number: int, deadline_s: float = DEADLINE_S) -> Any:
         """The answer to what was asked."""
-        said = self._await(self.directory / f"{number}.said", deadline_s)
-        if "error" in said:
-            raise ProgramError(f"the program says: {said['error']}")
-        return said["ok"]
+        return self._ok(self._await(self.directory / f"{number}.said", deadline_s))
 
     def ask(self, name: str, **arguments: Any) -> Any:
         """Ask and wait."""
@@ -75,6 +75,12 @@ class Program:
         if self.process is not None:
             return self.process.poll() is None
         return Path(f"/proc/{self.pid}").exists()
+
+    @staticmethod
+    def _ok(said: Any) -> Any:
+        if "error" in said:
+            raise ProgramError(f"the program says: {said['error']}")
+        return said["ok"]
 
     def _await(self, path: Path, deadline_s: float) -> Any:
         deadline = time.monotonic() + deadline_s
@@ -223,3 +229,25 @@ def programs(cuda: Cuda, top: Path) -> Iterator[Programs]:
         except (KeyboardInterrupt, SystemExit):  # nobody else would end them
             made.close()
             raise
+
+
+def unusable(cuda: Cuda, top: Path) -> Missing | None:
+    """Why nothing can be suspended here; ``None``: a small program was, and CUDA is initialised in the helper."""
+    can = cuda.capabilities()
+    if not can.checkpoint:
+        able = (major_of(can.driver) or 0) >= oldest(os.uname().machine)
+        return Missing(f"the driver of this machine cannot checkpoint: {can.why_not}", broken=able)
+    try:
+        cuda.devices()
+    except CudaError as error:
+        return Missing(f"CUDA cannot be used here: {error}", broken=True)
+    try:
+        with programs(cuda, top) as run:
+            program = run.start()
+            program.ask("setup", mib=8)
+            run.suspend(program)
+            run.resume(program)
+    except (CudaError, ProgramError) as error:
+        refused = isinstance(error, CudaError) and error.code in _REFUSED
+        return Missing(f"not even a small program can be suspended here: {error}", broken=not refused)
+    return None

@@ -15,10 +15,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 PARENT = "GPU_TEST_PARENT"
 """In the environment: who has started it, who may be gone before it gets to look."""
+T = TypeVar("T")
 LONELY_S = 1800.0
 _LOOK_S = 0.01
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
@@ -33,10 +34,19 @@ def write(path: Path, value: Any) -> None:
     new.rename(path)
 
 
+def built(directory: Path, build: Callable[[], T]) -> T:
+    """What a program makes before it can answer. A failure is told, for its standard error goes nowhere."""
+    try:
+        return build()
+    except Exception as error:
+        write(directory / "ready", {"error": f"{type(error).__name__}: {error}"})
+        raise
+
+
 def serve(directory: Path, commands: Mapping[str, Callable[..., Any]]) -> None:
     """Answer until told to end."""
     parent, without_parent = int(os.environ.get(PARENT) or os.getppid()), 0
-    write(directory / "ready", os.getpid())
+    write(directory / "ready", {"ok": None})
     for number in itertools.count():
         asked = directory / f"{number}.do"
         alone_at = time.monotonic() + LONELY_S

@@ -99,12 +99,9 @@ def main() -> None:
     """Serve until it is killed, or nobody is there to ask."""
     directory, mib, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     protocol.detach()
-    try:
-        server = Server((Layers if kind == "torch" else Kernels)(mib, seed=os.getpid()))
-    except Exception as error:  # the other side has to be told, whatever it is
-        protocol.write(directory / "ready", {"error": f"{type(error).__name__}: {error}"})
-        raise
-    protocol.write(directory / "ready", {"port": server.server_port})
+    model = Layers if kind == "torch" else Kernels
+    server = protocol.built(directory, lambda: Server(model(mib, seed=os.getpid())))
+    protocol.write(directory / "ready", {"ok": {"port": server.server_port}})
     server.timeout = 1.0
     while directory.is_dir():
         server.handle_request()

@@ -56,7 +56,6 @@ def server(run: Programs, work: Path, mib: int, kind: str) -> Iterator[tuple[tre
     command = (python, str(HERE / "server.py"), str(directory), str(mib), kind)
     with tree.space(work, *command, env=env) as space, looked_after(run.cuda, program, always=True):
         said = program.ready()
-        assert "error" not in said, said
         _, program.pid = space.root()
         yield space, program, said["port"]
 
@@ -90,7 +89,7 @@ def test_four_servers_take_turns_with_one_gpu(  # noqa: PLR0917 - fixtures
     machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver, tmp_path: Path, note: Any, kind: str
 ) -> None:
     """Each with 60 % of its memory, asked in bursts: each request answered once, rightly, in bounded time and moves."""
-    if (why := tree.namespaces() or sockets_untold()) is not None:
+    if (why := tree.namespaces() or tree.loopback() or sockets_untold()) is not None:
         pytest.skip(why)
     if kind == "torch":
         if machine.emulated:

@@ -85,9 +85,7 @@ def can() -> str | None:
         return "CRIU and namespaces need root"
     if not Path("/proc/sys/kernel/ns_last_pid").exists():
         return "this kernel is built without CONFIG_CHECKPOINT_RESTORE, which CRIU needs"
-    if not _loopback():
-        return "the loopback interface is down, and CRIU tries a connection when it begins: ip link set lo up"
-    return namespaces()
+    return loopback() or namespaces()
 
 
 def trial(criu: Criu, work: Path) -> str | None:
@@ -150,11 +148,13 @@ def namespaces() -> str | None:
     return None if probe.returncode == 0 else f"no namespaces of its own can be had here: {said}"
 
 
-def _loopback() -> bool:
-    """Whether it is up in this network namespace. Source: netdevice(7)."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        try:
-            answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
-        except OSError:
-            return False
-    return bool(struct.unpack_from("16xH", answer)[0] & _IFF_UP)
+def loopback() -> str | None:
+    """Why nothing can be reached on this machine itself, as CRIU tries when it begins; ``None``: it can.
+
+    Source: netdevice(7).
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, contextlib.suppress(OSError):
+        answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
+        if struct.unpack_from("16xH", answer)[0] & _IFF_UP:
+            return None
+    return "the loopback interface is down: ip link set lo up"

@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--ordinal", type=int, default=0)
     options = parser.parse_args()
     protocol.detach()
-    work = Work(options.ordinal)
+    work = protocol.built(options.directory, lambda: Work(options.ordinal))
     names = ("setup", "steps", "digest", "busy", "wait", "work", "hold", "release", "drop")
     protocol.serve(options.directory, {name: getattr(work, name) for name in names})
 
