@@ -31,6 +31,7 @@ from slurm_affinode.cli.prometheus_options import prometheus_options
 from slurm_affinode.cli.zombies import filters, prometheus_history
 from slurm_affinode.config import Config
 from slurm_affinode.core.cleanup_plan import plan
+from slurm_affinode.core.spans import counted
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.cleanup import DESTRUCTIVE, Action, Ledger, Policy
 from slurm_affinode.model.cluster import Job
@@ -184,7 +185,7 @@ def _person(limit: int) -> None:
         raise AffinodeError(
             "--over-limit needs a person at a terminal", hint="without one, limits.cancel of the policy holds"
         )
-    click.confirm(f"Cancel up to {limit} jobs in this run?", abort=True)
+    click.confirm(f"Cancel up to {counted(limit, 'job')} in this run?", abort=True)
 
 
 def _planned(action: Action) -> Outcome:
@@ -289,7 +290,7 @@ class Session:
             hidden = len(outcomes) - len(shown)
             more = f"; {hidden} more for which it is too early or done (--all)" if hidden else ""
             more += f"; of {untold} people are to be told (--warn)" if untold else ""
-            click.echo(f"{len(self.found.findings)} findings, {len(shown)} shown{more}")
+            click.echo(f"{counted(len(self.found.findings), 'finding')}, {len(shown)} shown{more}")
             for note in self.found.notes:
                 warn(note)
             if dry_run and any(one.action.verb != "none" for one in outcomes):

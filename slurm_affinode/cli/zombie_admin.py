@@ -23,7 +23,7 @@ from slurm_affinode.cli.options import (
     warn,
 )
 from slurm_affinode.config import Config
-from slurm_affinode.core.spans import span
+from slurm_affinode.core.spans import counted, span
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.audit import RESULTS
 from slurm_affinode.model.cleanup import Keep, Policy
@@ -212,7 +212,8 @@ def _prune(config: Config, before: datetime, *, yes: bool, as_json: bool) -> int
     if as_json:
         print_json({"before": before, "records": count, "deleted": yes})
         return 0
-    click.echo(f"{count} records before {before:%Y-%m-%d %H:%M} UTC {'were deleted' if yes else 'would be deleted'}")
+    done = "deleted" if yes else "would be deleted"
+    click.echo(f"{counted(count, 'record')} from before {before:%Y-%m-%d %H:%M} UTC {done}")
     if count and not yes:
         warn("nothing was deleted; add --yes")
     return 0

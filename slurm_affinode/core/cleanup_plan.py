@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from slurm_affinode.core.cleanup_policy import ACTION_KINDS, working_now
 from slurm_affinode.core.cleanup_rules import Effective, effective, exemption
 from slurm_affinode.core.policy_values import zone_of
-from slurm_affinode.core.spans import span
+from slurm_affinode.core.spans import counted, span
 from slurm_affinode.model.cleanup import DESTRUCTIVE, NEVER, Action, Ledger, Policy, Settings, Stages, Verb
 from slurm_affinode.model.finding import (
     IDLE_KINDS,
@@ -265,7 +265,7 @@ class _Case:
             allowed = settings.interactive
             most_s = -1.0 if allowed.max_run_s is None else allowed.max_run_s
             if job.time_limit_s is not None and job.time_limit_s <= most_s and held <= allowed.max_gpus:
-                text = f"interactive, at most {allowed.max_gpus} GPUs for at most {span(most_s)}"
+                text = f"interactive, at most {counted(allowed.max_gpus, 'GPU')} for at most {span(most_s)}"
                 return self.none("interactive", text)
         since = idle_since(settings, finding)
         if since is None:
@@ -276,7 +276,7 @@ class _Case:
         """Too small a matter for the rule."""
         settings, score = self.settings, self.finding.score
         if held < settings.min_gpus and (held > 0 or self.finding.kind in IDLE_KINDS):
-            return self.none("few-gpus", f"it has {held} GPUs; the rule is for {settings.min_gpus} or more")
+            return self.none("few-gpus", f"it has {counted(held, 'GPU')}; the rule is for {settings.min_gpus} or more")
         if score < settings.min_score:
             return self.none("score", f"its score {score:.2f} is below {settings.min_score:.2f}")
         ran_s = None if job.start is None else ((job.end or self.now) - job.start).total_seconds()
@@ -310,7 +310,7 @@ class _Case:
             if last is not None and self._age_s(last) < apart_s:
                 return self.none("too-early", f"{idle}; warning {count + 1} comes {span(apart_s)} after the one before")
             return self._warn(f"{idle}, warning {count + 1} of {len(times)}", count + 1)
-        warned = f"{idle}, warned {count} times"
+        warned = f"{idle}, warned {'once' if count == 1 else f'{count} times'}"
         if self.settings.action != "cancel" or stages.cancel_s is None:
             return self.none("warned", warned)
         need_s, apart_s = stages.cancel_s + more_s, stages.cancel_s - times[-1]
@@ -323,8 +323,8 @@ class _Case:
         if weak is not None:
             return self.none("weak-evidence", f"{warned}; {weak}")
         if not enough_idle(self.settings, self.finding):
-            idle = f"{len(self.finding.flagged_gpus)} of {_held(self.finding)} GPUs are idle"
-            return self.none("fraction", f"{warned}; {idle}, less than the rule asks for")
+            text = f"only {len(self.finding.flagged_gpus)} of its {counted(_held(self.finding), 'GPU')} idle"
+            return self.none("fraction", f"{warned}; {text}, less than the rule asks for")
         return self.do("cancel", warned)
 
     def _weak(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Spans of time for people."""
+"""Spans of time and counts for people."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def span(seconds: float) -> str:
             rest = whole % large // small
             return f"{whole // large}{names[0]}" + (f" {rest}{names[1]}" if rest else "")
     raise AssertionError  # every number of at least 60 is one of the above
+
+
+def counted(number: int, one: str) -> str:
+    """``1 GPU``, ``2 GPUs``, ``0 GPUs``; ``one``: the noun of one of them, of which an ``s`` makes several."""
+    return f"{number} {one}" if number == 1 else f"{number} {one}s"

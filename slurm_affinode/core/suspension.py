@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from slurm_affinode.core.spans import counted
 from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, Refusal
 
 IN_PLACE = frozenset({Phase.FROZEN, Phase.WAKING})
@@ -205,13 +206,13 @@ def pair_gpus(old: Sequence[GpuFact], new: Sequence[GpuFact]) -> dict[str, str] 
     places of allocated ones in order, the others fill up; a GPU is replaced by one of the same model only.
     """
     if len(old) != len(new):
-        return Refusal("gpu-count", f"the processes saw {_gpus(len(old))}, here the driver shows {len(new)}")
+        return Refusal("gpu-count", f"the processes saw {counted(len(old), 'GPU')}, here the driver shows {len(new)}")
     pairs: dict[str, str] = {}
     for allocated in (True, False):
         before = [gpu for gpu in old if gpu.allocated is allocated]
         after = [gpu for gpu in new if gpu.allocated is allocated]
         if len(before) != len(after):
-            return Refusal("gpu-count", f"the job held {_gpus(_count(old))} and has {_count(new)} now")
+            return Refusal("gpu-count", f"the job held {counted(_count(old), 'GPU')} and has {_count(new)} now")
         for one, other in _matched(before, after):
             if one.model != other.model:
                 return Refusal("gpu-model", f"it was on {one.model}, and is given {other.model}")
@@ -236,7 +237,3 @@ def _matched(before: list[GpuFact], after: list[GpuFact]) -> list[tuple[GpuFact,
 
 def _count(gpus: Sequence[GpuFact]) -> int:
     return sum(gpu.allocated for gpu in gpus)
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 
 from slurm_affinode.agent.client import AnswerError
 from slurm_affinode.core.cleanup_plan import decide
+from slurm_affinode.core.spans import counted
 from slurm_affinode.errors import AffinodeError, InputError
 from slurm_affinode.model.audit import AuditEntry
 from slurm_affinode.model.cleanup import DESTRUCTIVE, Action
@@ -97,8 +98,8 @@ def looked(actions: Sequence[Action], who: Who, now: datetime, command: str) -> 
     ]
     count = sum(one.verb != "none" for one in actions)
     return AuditEntry(
-        now, who.run, who.actor, "look", "seen", f"{command}: {len(actions)} findings, {count} with something to do",
-        evidence=found,
+        now, who.run, who.actor, "look", "seen",
+        f"{command}: {counted(len(actions), 'finding')}, {count} with something to do", evidence=found,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from slurm_affinode.config import Config
+from slurm_affinode.core.spans import counted
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.audit import AuditEntry
 from slurm_affinode.model.finding import Finding
@@ -21,7 +22,7 @@ def note_look(config: Config, command: str, findings: Sequence[Finding], *, job:
     """Write down that somebody looked; ``False`` where this user may not write, or there is no store."""
     who, now = Who.am_i(), datetime.now(UTC)
     evidence = [{"finding": one.key, "score": round(one.score, 3)} for one in findings[:MOST]]
-    text = f"{command}: {len(findings)} findings"
+    text = f"{command}: {counted(len(findings), 'finding')}"
     try:
         with Repository.open(config.db_url, create=False, upgrade=False) as store:
             entry = AuditEntry(now, who.run, who.actor, "look", "seen", text, job=job, evidence=evidence)
@@ -37,5 +38,5 @@ def prune(log: ZombieLog, before: datetime, who: Who, now: datetime, why: str) -
     What was remembered beside them (warnings, wishes, what was done) goes with them, also where no record is as old.
     """
     count = log.count_before(before)
-    text = f"{count} records before {before:%Y-%m-%d %H:%M} UTC were deleted: {why}"
+    text = f"{counted(count, 'record')} from before {before:%Y-%m-%d %H:%M} UTC deleted: {why}"
     return log.delete_before(before, AuditEntry(now, who.run, who.actor, "prune", "done", text))

@@ -17,6 +17,7 @@ from slurm_affinode.analysis.queue import Queue, Waiting, waits, with_impact
 from slurm_affinode.analysis.squatters import Seen
 from slurm_affinode.config import Config
 from slurm_affinode.core.signature import GpuFacts, RunFacts, Signature, Verdict, judge
+from slurm_affinode.core.spans import counted
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.model.cluster import Job, Node
@@ -108,7 +109,7 @@ def observe(
     notes = zombies.strangers(request, nodes)
     notes += [f"{node.name} does not answer slurmctld: unknown" for node in there if not node.responding]
     names = [node.name for node in there if node.responding]
-    eyes.say(f"asking {len(names)} nodes")
+    eyes.say(f"asking {counted(len(names), 'node')}")
     limit = max((one.compute.at_most_pct for one in file.signatures), default=5.0)
     looks = looking.look(names, jobs, eyes, watch_s=watch_s or 0.0, limit_pct=limit)
     later = jobs

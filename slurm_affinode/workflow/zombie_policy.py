@@ -99,8 +99,8 @@ def explain(policy: Policy, now: datetime) -> list[str]:
         lines.append(f"line {one.line}: {_match(one.match)}: {what} {until}{over}: {one.reason}")
     most = policy.limits
     lines.append(
-        f"One run cancels at most {most.cancel} jobs, suspends {most.suspend}, ends {most.kill} processes, drains "
-        f"{most.drain} and resumes {most.resume} nodes, and sends {most.mails} mails."
+        f"The most of one run: cancel {most.cancel}, suspend {most.suspend}, kill {most.kill}, drain {most.drain}, "
+        f"resume {most.resume}, mails {most.mails}."
     )
     lines.append(
         f"Evidence older than {span(policy.max_evidence_age_s)} is no ground; a job is cancelled only where "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from slurm_affinode.core.spans import counted
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import Finding, GpuEvidence, JobRef, ProcessRef
@@ -95,7 +96,7 @@ class Recheck:
                     seen.append({"node": node, "gpu": gpu.gpu, "reading": look.evidence, "verdict": look.verdict})
                     if look.verdict != "still":
                         return Look(look.verdict, look.text, job, seen)
-        return Look("still", f"{len(flagged)} GPUs are still idle in {self.looks} looks", job, seen)
+        return Look("still", f"{counted(len(flagged), 'GPU')} still idle in {self.looks} looks", job, seen)
 
     def _gpu(self, gpu: GpuEvidence, answer: Mapping[str, Any], job: Job) -> Look:
         name = f"GPU {gpu.gpu} on {gpu.node}"
@@ -116,7 +117,7 @@ class Recheck:
             key = max(busy, key=lambda one: busy[one])
             return Look("woke", f"{name} computes: {key} is at {busy[key]:.0f} %", evidence=signals)
         if measured < MIN_SIGNALS:
-            return Look("unknown", f"{name} shows {measured} signals, which is too few to judge", evidence=signals)
+            return Look("unknown", f"{name} shows {counted(measured, 'signal')}: too few to judge", evidence=signals)
         return Look("still", f"{name} is idle", evidence=signals)
 
     def _part(self, name: str, row: Mapping[str, Any], job: Job) -> Look:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
+from slurm_affinode.core.spans import counted
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.audit import AuditEntry
 from slurm_affinode.model.cleanup import DESTRUCTIVE, Action, Ledger, Policy
@@ -24,7 +25,7 @@ def tell(actions: Iterable[Action], tools: Tools, ledger: Ledger) -> list[Outcom
     for (_, user, recipients), group in by_reader(wanted, tools.policy).items():
         tools.step(f"mail: {user or 'administrators'}")
         if mails >= tools.policy.limits.mails:
-            text = f"{mails} mails in this run already: the limit"
+            text = f"{counted(mails, 'mail')} in this run already: the limit"
             outcomes += [written(Outcome(one, "spared", f"{one.target}: {text}"), tools) for one in group]
             continue
         outcomes += _mail(user, recipients, group, tools, ledger)

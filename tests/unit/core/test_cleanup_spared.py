@@ -61,6 +61,19 @@ def test_what_the_site_says_against_it(more: str, code: str) -> None:
     assert (action.verb, action.code) == ("none", code or "limit")
 
 
+@pytest.mark.parametrize(
+    ("more", "batch", "says"),
+    [
+        ("min_gpus = 2", True, "it has 1 GPU; the rule is for 2 or more"),
+        ('interactive = { max_run = "9d" }', False, "interactive, at most 1 GPU for at most 9d"),
+    ],
+)
+def test_one_gpu_is_not_called_several(more: str, batch: bool, says: str) -> None:
+    finding = squatter(subject=job(batch=batch), gpus=squatter().gpus[:1], allocated_gpus=1)
+    [action] = plan([finding], policy(f"[default]\n{more}"), Ledger(), NOW)
+    assert action.reason == says
+
+
 def test_two_signals_of_activity_are_two_measurements() -> None:
     """Utilization and SM activity agree; utilization alone is one, however long it lasted."""
     assert due(evidence=(evidence("compute", sources=2), evidence("time")))[0] == "cancel"

@@ -171,7 +171,7 @@ def test_old_records_go_with_a_record_of_it(log: ZombieLog) -> None:
     kept, told = log.history()
     assert kept.at == NOW + timedelta(days=2)
     assert (told.verb, told.result, told.actor, told.at) == ("prune", "done", "root@login", later)
-    assert told.reason == "1 records before 2026-11-21 12:00 UTC were deleted: nightly.keep_audit"
+    assert told.reason == "1 record from before 2026-11-21 12:00 UTC deleted: nightly.keep_audit"
     assert log.ledger(later).warnings == {}
     log.record([entry(at=later)])
     assert [one.number for one in log.history()] == [2, 3, 4]

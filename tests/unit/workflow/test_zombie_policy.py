@@ -136,7 +136,7 @@ def test_a_policy_is_explained_in_words() -> None:
     text = RULE + '[[exempt]]\nusers = ["carol"]\nuntil = 2020-01-01\nreason = "thesis"\n[keep]\nallow = false'
     said = "\n".join(policies.explain(parse_policy(text, where="z"), NOW))
     for words in ("idle (line 2): kinds squatter: cancel", "cancelled after 2h", "OVER", "Owners may not postpone",
-                  "cancels at most 5 jobs", "mail.via is none"):  # fmt: skip
+                  "cancel 5, suspend 10, kill 20", "mail.via is none"):  # fmt: skip
         assert words in said
 
 
