@@ -18,7 +18,9 @@ import re
 import select
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from slurm_affinode.agent.closing import close
 from slurm_affinode.checkpoint.asuser import User, as_user
@@ -32,11 +34,14 @@ _SYS_PIDFD_GETFD = 438
 _CHUNK = 1 << 20
 _TAIL_LIMIT = 64 * 1024
 _ANSWER_S = 30.0
-"""For a job's output file to be looked at."""
+"""For each call to the file system of a job's output."""
+_WRITTEN_S = 300.0
+"""For all that was put back there to be on its disk."""
 _SLURMS_OWN = re.compile(rb"slurmstepd[^\n]*:|\[[0-9T:.+Z-]+\]")
 _ENDS = (b" DUE TO JOB REQUEUE", b" DUE TO PREEMPTION")
 
 Save = Callable[[str, int, int], int]
+T = TypeVar("T")
 
 
 class StreamsError(AffinodeError):
@@ -85,7 +90,7 @@ def save(init_pid: int, write: Save, user: User, *, proc: Path = Path("/proc")) 
     found: list[SavedOutput] = []
 
     def copy(name: str, fd: int, size: int) -> int:
-        reading = _patience()(lambda: _open_again(fd, os.O_RDONLY, user), late=os.close)
+        reading = _ask(lambda: _open_again(fd, os.O_RDONLY, user), late=os.close)
         try:
             return write(name, reading, size)
         finally:
@@ -103,12 +108,13 @@ def save(init_pid: int, write: Save, user: User, *, proc: Path = Path("/proc")) 
     return tuple(found)
 
 
-def _patience() -> Patience:
-    return Patience(None, look_s=_ANSWER_S)
+def _ask(call: Callable[[], T], late: Callable[[T], object] = lambda found: None) -> T:
+    """One call to the file system of a job's output, which its user has chosen. Raises ``NoAnswerError``."""
+    return Patience(None, look_s=_ANSWER_S)(call, late)
 
 
 def _saved(number: int, fd: int, path: str, before: list[SavedOutput], copy: Save) -> SavedOutput:
-    facts = _patience()(lambda: os.fstat(fd))
+    facts = _ask(lambda: os.fstat(fd))
     if not stat.S_ISREG(facts.st_mode):
         null = stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3)
         pipe = re.fullmatch(r"pipe:\[\d+\]", path)
@@ -134,43 +140,49 @@ def put_back(
     What the file holds beyond them stays behind them, but what Slurm and we wrote there ourselves; and, where a restore
     was cut short and is made ``again``, what that tree wrote before it was ended.
     """
-    for one in outputs:
-        fd = fds.get(one.fd)
-        if one.kind != "file" or fd is None or not stat.S_ISREG(os.fstat(fd).st_mode):
-            continue
-        if one.fd == 0:
-            os.lseek(fd, min(one.offset, os.fstat(fd).st_size), os.SEEK_SET)
-            continue
-        if one.file is None:
-            continue
-        try:
-            source = os.open(one.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=image_fd)
-            try:
-                _put_back(source, fd, one.size, user, again=again)
-            finally:
-                os.close(source)
-        except OSError as error:
-            raise RestoreFailed(f"the job's output {one.path} cannot be put back: {error.strerror}") from error
-    for one in outputs:
-        fd = fds.get(one.fd)
-        if one.kind == "file" and one.fd != 0 and fd is not None and stat.S_ISREG(os.fstat(fd).st_mode):
-            os.lseek(fd, 0, os.SEEK_END)
-
-
-def _put_back(source: int, fd: int, size: int, user: User, *, again: bool) -> None:
-    """``fd`` is the run's own descriptor, write-only: reading and writing go through one of our own."""
-    file = _open_again(fd, os.O_RDWR, user)
     try:
-        now = os.fstat(file).st_size
+        files = []
+        for one in outputs:
+            fd = fds.get(one.fd)
+            if one.kind == "file" and fd is not None and _put_back(one, fd, image_fd, user, again=again):
+                files.append((one, fd))
+        for one, fd in files:  # when all are put back: two may be one file
+            if one.fd != 0:
+                _ask(partial(os.lseek, fd, 0, os.SEEK_END))
+    except OSError as error:
+        raise RestoreFailed(f"the job's output {one.path} cannot be put back: {error.strerror}") from error
+
+
+def _put_back(one: SavedOutput, fd: int, image_fd: int, user: User, *, again: bool) -> bool:
+    """Whether it is a file."""
+    facts = _ask(lambda: os.fstat(fd))
+    if not stat.S_ISREG(facts.st_mode):
+        return False
+    if one.fd == 0:
+        os.lseek(fd, min(one.offset, facts.st_size), os.SEEK_SET)
+    elif one.file is not None:
+        source = os.open(one.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=image_fd)
+        try:
+            _fill(source, fd, one.size, user, again=again)
+        finally:
+            os.close(source)
+    return True
+
+
+def _fill(source: int, fd: int, size: int, user: User, *, again: bool) -> None:
+    """``fd`` is the run's own descriptor, write-only: reading and writing go through one of our own."""
+    file = _ask(lambda: _open_again(fd, os.O_RDWR, user), late=os.close)
+    try:
+        now = _ask(lambda: os.fstat(file)).st_size
         if now >= size and _same(source, file, size):
-            tail = os.pread(file, _TAIL_LIMIT, size) if now - size <= _TAIL_LIMIT else b""
+            tail = _ask(lambda: os.pread(file, _TAIL_LIMIT, size)) if now - size <= _TAIL_LIMIT else b""
             if again or (tail and _ours(tail)):
-                os.ftruncate(file, size)
+                _ask(lambda: os.ftruncate(file, size))
             return
-        rest = os.pread(file, _TAIL_LIMIT, 0)
+        rest = _ask(lambda: os.pread(file, _TAIL_LIMIT, 0))
         if _ours(rest):
             rest = b""
-        os.ftruncate(file, 0)
+        _ask(lambda: os.ftruncate(file, 0))
         at = 0
         while at < size:
             data = os.pread(source, min(_CHUNK, size - at), at)
@@ -178,8 +190,10 @@ def _put_back(source: int, fd: int, size: int, user: User, *, again: bool) -> No
                 raise OSError(0, "the saved output is shorter than it says")
             at += _write(file, data, at)
         _write(file, rest, at)
+        # Else what a file server has no room for would be known when nobody asks any more.
+        Patience(None, look_s=_WRITTEN_S)(lambda: os.fsync(file))
     finally:
-        os.close(file)
+        close([file])
 
 
 def _ours(text: bytes) -> bool:
@@ -211,15 +225,16 @@ def _open_again(fd: int, how: int, user: User) -> int:
 def _write(fd: int, data: bytes, at: int) -> int:
     done = 0
     while done < len(data):
-        done += os.pwrite(fd, data[done:], at + done)
+        done += _ask(partial(os.pwrite, fd, data[done:], at + done))
     return done
 
 
 def _same(one: int, other: int, size: int) -> bool:
+    """Whether the job's output ``other`` begins with so many bytes of ``one``."""
     at = 0
     while at < size:
         length = min(_CHUNK, size - at)
-        if os.pread(one, length, at) != os.pread(other, length, at):
+        if os.pread(one, length, at) != _ask(partial(os.pread, other, length, at)):
             return False
         at += length
     return True
@@ -238,16 +253,20 @@ def inherited(outputs: Sequence[SavedOutput], fds: Mapping[int, int | None]) -> 
 def say(fds: Mapping[int, int | None], text: str) -> None:
     """Lines to the run's standard error, or output where that is closed. A full disk is none of our business.
 
-    Nor is a pipe that nobody reads: what would have to wait is not said.
+    Nor is a pipe that nobody reads, or a file system that does not answer: what would have to wait is not said.
     """
     fd = fds.get(2) if fds.get(2) is not None else fds.get(1)
     if fd is not None:
-        look = select.poll()
-        look.register(fd, select.POLLOUT)
         with contextlib.suppress(OSError):
             data = "".join(f"slurm-affinode: {line}\n" for line in text.splitlines()).encode()
-            if any(events & select.POLLOUT for _, events in look.poll(0)):
-                os.write(fd, data[: select.PIPE_BUF])  # so much a pipe takes that can be written to
+            _ask(lambda: _say(fd, data))
+
+
+def _say(fd: int, data: bytes) -> None:
+    look = select.poll()
+    look.register(fd, select.POLLOUT)
+    if any(events & select.POLLOUT for _, events in look.poll(0)):
+        os.write(fd, data[: select.PIPE_BUF])  # so much a pipe takes that can be written to
 
 
 class ProcessStreams:

@@ -149,6 +149,38 @@ def test_what_a_restore_that_was_cut_short_wrote_goes(tmp_path):
     assert (tmp_path / "now").read_bytes() == b"one\ntwo\n"
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("since", ["before", "meanwhile"])
+def test_output_that_does_not_answer_keeps_no_restore(tmp_path, stalling, monkeypatch, since):
+    """Of a file server that has gone, or of a user's own FUSE: few restores are made at a time. It is told, too."""
+    monkeypatch.setattr(streams, "_ANSWER_S", 0.2)
+    theirs = stalling(tmp_path / "theirs")
+    (theirs.path / "now").write_bytes(b"")
+    (tmp_path / "out.1").write_bytes(b"one\ntwo\n")
+    saved = SavedOutput(1, "file", str(theirs.path / "now"), file="out.1", size=8, inherit="theirs/now")
+    fd = os.open(theirs.path / "now", os.O_WRONLY)
+    image = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    again = streams._open_again
+
+    def opened(*args):
+        found = again(*args)
+        theirs.stall()
+        return found
+
+    try:
+        if since == "before":
+            theirs.stall()
+        else:
+            monkeypatch.setattr(streams, "_open_again", opened)
+        with pytest.raises(RestoreFailed, match="theirs/now cannot be put back: its file system does not answer"):
+            streams.put_back((saved,), {1: fd}, image, ME)
+        streams.say({1: fd}, "not restored")
+    finally:
+        theirs.go_on()
+        os.close(fd)
+        os.close(image)
+
+
 @only_root
 def test_a_file_that_the_user_may_only_read_is_not_written(tmp_path):
     """The shepherd is the user's: what it hands over as its output may be any file that the user can open."""
