@@ -19,6 +19,7 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, 
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from slurm_affinode.errors import AffinodeError, ConfigError, NoStoreError, UnreachableError
+from slurm_affinode.store import readonly
 from slurm_affinode.store.faults import clean, is_transient, translate
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ WRITER_WAIT_S = 600
 ATTEMPTS = 5
 """How often a transaction that the server broke off (deadlock, serialization) is run before that is an error."""
 
+_READ_ONLY = "affinode_read_only"
 _POSTGRESQL_LOCK = 0x61666669  # "affi": any number that is the same in every process
 _EXTRAS = {"psycopg": "postgresql", "psycopg2": "postgresql", "pymysql": "mariadb", "MySQLdb": "mariadb"}
 _DRIVERS = {
@@ -142,7 +144,13 @@ def _sqlite(url: URL, *, create: bool) -> Engine:
     if create and os.geteuid() == 0:
         _give_to_owner_of_directory(path)
     # NullPool: a connection closes its file as soon as it is done, so that nothing keeps the write-ahead log open.
-    engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": WRITER_WAIT_S})
+    if readonly.may_not_write(path):
+        engine = create_engine(
+            url, poolclass=NullPool, creator=lambda: readonly.connect(path, WRITER_WAIT_S),
+            execution_options={_READ_ONLY: True},
+        )  # fmt: skip
+    else:
+        engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": WRITER_WAIT_S})
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -208,10 +216,16 @@ def translated(engine: Engine) -> Iterator[None]:
         raise AffinodeError(f"{shown(engine.url)}: {clean(str(error))}") from error
 
 
+def read_only(engine: Engine) -> bool:
+    """Whether it is a SQLite file that this user may read and not write."""
+    return bool(engine.get_execution_options().get(_READ_ONLY))
+
+
 @contextlib.contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
     """A read transaction."""
-    with translated(engine), engine.connect() as connection, connection.begin():
+    still = readonly.unchanged(Path(str(engine.url.database))) if read_only(engine) else contextlib.nullcontext()
+    with translated(engine), still, engine.connect() as connection, connection.begin():
         yield connection
 
 

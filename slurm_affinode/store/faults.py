@@ -50,7 +50,7 @@ def _sqlite(said: str, path: str, name: str) -> AffinodeError:
     if "readonly" in low or "read-only" in low:
         return UnreachableError(
             f"{path}: cannot be written: it, or its directory, is read-only",
-            hint="SQLite writes beside it to read, too: run as the user who owns it",
+            hint="run as the user who owns it",
         )
     if "full" in low or name == "SQLITE_IOERR_SHMSIZE":  # no room for the index of the write-ahead log
         return UnreachableError(f"{path}: the disk is full", hint="nothing was changed; make room and run it again")
