@@ -89,7 +89,7 @@ gpu_ready = $(if $(packed),:,$(MAKE) --no-print-directory .venv/.dev || { echo "
 
 test-gpu: ## Run the tests that need an NVIDIA GPU (EMULATED=1: on the emulated driver; ARGS='-k lock').
 	@$(gpu_ready)
-	@$(on_gpu) $(if $(packed),tests/gpu/bundle/run tests,$(VENV)/pytest -m gpu tests/gpu) $(ARGS)
+	@$(on_gpu) $(if $(packed),tests/gpu/bundle/run tests,$(VENV)/pytest -v -m gpu tests/gpu) $(ARGS)
 
 bench-gpu: ## GB/s of a suspension by phase, against the driver alone and PCIe (EMULATED=1; ARGS=--resume).
 	@$(gpu_ready)

@@ -5,8 +5,8 @@ the driver's calls alone, in turns on the same process; a pinned copy over the l
 other kinds; the driver's staging with and without transparent huge pages; several processes; the whole way through CRIU
 and an image on disk. Published figures stand beside.
 
-The results file is written after each measurement. Where a run was cut off (a limit of ten minutes a command, say),
---resume measures what is missing of this machine and driver; --only measures parts.
+The results file is written after each measurement. Where a command may take ten minutes, --quick leaves out 70 GiB and
+makes fewer rounds; --resume then measures what is missing of this machine and driver, as after a run that was cut off.
 
 Goals, each a ratio within the run: our code adds less than 5 % to the driver's own time, a process is awake from host
 memory within 1.2 times the driver's restore, and the host memory that is used by default is the fastest there is.
@@ -43,7 +43,8 @@ from slurm_affinode.gpu.nvml import NvmlDriver
 
 HARDWARE = REPOSITORY / "benchmarks" / "results" / "gpu.json"
 EMULATED = REPOSITORY / "out" / "gpu" / "bench-emulated.json"
-GIB_SIZES, EMULATED_MIB = (1, 10, 40, 70), (16, 48)
+GIB_SIZES, QUICK_GIB, EMULATED_MIB = (1, 10, 40, 70), (1, 10, 40), (16, 48)
+QUICK_ROUNDS = 2
 MIDDLE_MIB, LINK_MIB = 10 * 1024, 4096
 """What is measured in one size: several processes and the like, and copies over the link."""
 PARTS = ("staging", "host_memory", "huge_pages", "custom_storage", "parallel", "images")
@@ -59,12 +60,15 @@ def main() -> int:
     parser.add_argument("--gib", type=gibibytes, nargs="+", default=list(GIB_SIZES), metavar="N", help="sizes")
     parser.add_argument("--rounds", type=at_least_once, default=3, metavar="N",
                         help="of each size (small ones more, large ones two)")  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="1, 10 and 40 GiB, two rounds: less than ten minutes")
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()), help="for images, on the disk")
     parser.add_argument("--image-gib", type=gibibytes, nargs="*", default=[1, 10], metavar="N", help="sizes of images")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--resume", action="store_true", help="keep what the file has of this machine already")
     parser.add_argument("--out", type=Path, help="JSON file [benchmarks/results/gpu.json; emulated: out/gpu/...]")
     options = parser.parse_args()
+    if options.quick:
+        options.gib, options.rounds = list(QUICK_GIB), QUICK_ROUNDS
     machine = find()
     if isinstance(machine, Missing):
         return skipped(machine, options.out)

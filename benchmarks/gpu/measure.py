@@ -98,7 +98,7 @@ def sizes(machine: Machine, nvml: NvmlDriver, wanted_mib: list[int]) -> tuple[li
 
 
 def staging(run: Programs, ours: Ours, bare: Bare, mib: int, rounds: int) -> dict[str, Any]:
-    """One size: every phase, medians over the rounds, both sides in turns."""
+    """One size: every phase, medians over the rounds, both sides in turns; ``added`` is of the fastest of each."""
     program = run.start()
     program.ask("setup", mib=mib, seed=1, graph=False)
     digest = program.ask("digest") if mib <= 10 * 1024 else program.ask("steps", count=1)
@@ -118,6 +118,8 @@ def staging(run: Programs, ours: Ours, bare: Bare, mib: int, rounds: int) -> dic
     medians = {
         side: {one: statistics.median(found) for one, found in phases.items()} for side, phases in seconds.items()
     }
+    # What disturbs a round (others on the host, its memory) only ever adds: the fastest is the one without.
+    fastest = {side: sum(min(found) for found in phases.values()) for side, phases in seconds.items()}
     out = {side: medians[side]["lock"] + medians[side]["checkpoint"] for side in medians}
     back = {side: medians[side]["restore"] + medians[side]["unlock"] for side in medians}
     return {
@@ -126,7 +128,7 @@ def staging(run: Programs, ours: Ours, bare: Bare, mib: int, rounds: int) -> dic
         "seconds": medians,
         "out_gbps": {side: mib * MIB / 1e9 / out[side] for side in out},
         "in_gbps": {side: mib * MIB / 1e9 / back[side] for side in back},
-        "added": (out["ours"] + back["ours"]) / (out["bare"] + back["bare"]) - 1,
+        "added": fastest["ours"] / fastest["bare"] - 1,
         "wake_ratio": back["ours"] / medians["bare"]["restore"],
     }
 
