@@ -15,7 +15,7 @@ import click
 
 from slurm_affinode import process
 from slurm_affinode.cli.options import Span, config_options, json_option, print_json, printable
-from slurm_affinode.config import DEFAULT_PATH, DEFAULT_POLICY, ENV_CONFIG, ENV_STATE, Config
+from slurm_affinode.config import DEFAULT_PATH, DEFAULT_POLICY, ENV_CONFIG, ENV_STATE, Config, load
 from slurm_affinode.core.spans import span
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.files import write_text
@@ -61,6 +61,11 @@ def install(
     base = root or Path("/")
     if options is None:
         options = f"--live --prometheus {config.prometheus.url}" if config.prometheus.url else "--live"
+    if not remove and config.store.db != load(config.source, env={}).store.db:
+        raise AffinodeError(
+            "the timer reads its store from the configuration, and not from --db or SLURM_AFFINODE_DB",
+            hint=f"write it as store.db into {config.source or DEFAULT_PATH}",
+        )
     if root is None and os.geteuid() != 0:
         raise AffinodeError("only root can install it", hint="or write the files somewhere: --root DIR")
     if not user.isprintable() or any(c in user for c in " %:/"):

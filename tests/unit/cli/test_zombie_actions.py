@@ -1,11 +1,9 @@
-"""``zombies warn``, ``clean``, ``policy``, ``history``, ``install`` and ``keep`` on the command line."""
+"""``zombies warn``, ``clean``, ``policy``, ``history`` and ``keep`` on the command line."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,12 +15,12 @@ from agent_stand_ins import job as slurm_job
 from click.testing import CliRunner, Result
 from zombie_samples import NOW, job, squatter
 
-from slurm_affinode.cli import zombie_admin, zombie_install
+from slurm_affinode.cli import zombie_admin
 from slurm_affinode.cli.main import cli
 from slurm_affinode.cli.zombie_act import Asked, Session
-from slurm_affinode.config import DEFAULT_POLICY, Config
+from slurm_affinode.config import Config
+from slurm_affinode.core.spans import counted
 from slurm_affinode.model.cleanup import Policy
-from slurm_affinode.resources import asset_dir
 from slurm_affinode.workflow import zombies as workflow
 
 
@@ -166,103 +164,6 @@ def test_policy_show_is_a_policy_to_start_from(tmp_path: Path) -> None:
     assert status(run("zombies", "policy", "check", str(path), "--no-replay")) == 0
 
 
-# --- install
-
-
-def written(root: Path) -> set[str]:
-    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-
-
-def test_install_writes_the_timer_and_a_policy(tmp_path: Path) -> None:
-    """Twice is as once; the site's policy stays; remove takes the timer away and leaves the policy."""
-    result = run("zombies", "install", "--root", str(tmp_path), "--systemd", "--every", "10m", "--user", "slurm")
-    assert status(result) == 0, told(result)
-    units = tmp_path / "etc/systemd/system"
-    service = (units / "slurm-affinode-zombies.service").read_text()
-    assert "ExecStart=/usr/bin/env slurm-affinode zombies clean --warn --live --yes\n" in service
-    assert "User=slurm\n" in service
-    assert """install -d -m 0750 -o slurm "$$0"' /var/lib/slurm-affinode\n""" in service
-    assert "\nEnvironment=XDG_STATE_HOME=/var/lib\n" in service  # which a store.state_dir to come beats
-    assert "OnUnitActiveSec=600s" in (units / "slurm-affinode-zombies.timer").read_text()
-    site = tmp_path / str(DEFAULT_POLICY).lstrip("/")
-    site.write_text("[limits]\ncancel = 1\n")
-    assert status(run("zombies", "install", "--root", str(tmp_path), "--systemd")) == 0
-    assert "cancel = 1" in site.read_text()
-    assert "@" not in service
-    config = tmp_path / "config.toml"
-    config.write_text('[prometheus]\nurl = "http://prom:9090"\n[store]\nstate_dir = "/srv/affinode"\n')
-    run("zombies", "install", "--root", str(tmp_path), "--systemd", "--config", str(config))
-    service = next(units.glob("*.service")).read_text()
-    assert "clean --warn --live --prometheus http://prom:9090 --yes\n" in service
-    assert "STATE=/srv/affinode\n" in service  # the site's store, not one of its own
-    assert "\nReadWritePaths=-/srv/affinode\n" in service
-    assert """install -d -m 0750 -o root "$$0"' /srv/affinode\n""" in service
-    assert f"\nEnvironment=SLURM_AFFINODE_CONFIG={config}\n" in service
-    assert "/var/lib/slurm-affinode" not in service
-    assert "\nStateDirectory=" not in service  # it would be taken from the user of the nightly run
-    config.unlink()
-    run("zombies", "install", "--root", str(tmp_path), "--remove")
-    assert written(tmp_path) == {"etc/slurm-affinode/zombies.toml"}
-
-
-def test_systemd_takes_what_install_writes(tmp_path: Path) -> None:
-    """Also with a URL and a span of one's own."""
-    program = shutil.which("systemd-analyze")
-    if program is None:
-        pytest.skip("systemd-analyze is not installed")
-    options = "--live --prometheus http://prom:9090/a%20b"
-    config, state = tmp_path / "my c%f$g.toml", '/srv/my state/it\'s "x" $5 50%'
-    config.write_text('[zombies]\npolicy = "/srv/our policy.toml"\n')
-    run("zombies", "install", "--root", str(tmp_path), "--systemd", "--every", "7m", "--options", options,
-        "--state", state, "--config", str(config))  # fmt: skip
-    units = sorted((tmp_path / "etc/systemd/system").iterdir())
-    assert len(units) == 2
-    argv = [program, "verify", "--recursive-errors=no", "--man=no", *map(str, units)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr.strip()) == (0, "")
-    service = units[0].read_text()
-    for line in (
-        "--live --prometheus http://prom:9090/a%%20b --yes",
-        r"""Environment="SLURM_AFFINODE_STATE=/srv/my state/it's \"x\" $5 50%%" """.rstrip(),
-        f'Environment="SLURM_AFFINODE_CONFIG={tmp_path}/my c%%f$g.toml"',
-        r"""-o root "$$0"' "/srv/my state/it's \"x\" $$5 50%%" """.rstrip(),
-        r"""ReadWritePaths="-/srv/my state/it's \"x\" $5 50%%" """.rstrip(),
-        "ConditionPathExists=/srv/our policy.toml",
-    ):
-        assert f"{line}\n" in service
-    assert (tmp_path / "srv/our policy.toml").exists()
-    assert not (tmp_path / "etc/slurm-affinode").exists()
-
-
-def test_install_writes_a_crontab(tmp_path: Path) -> None:
-    """What cron cannot do is refused."""
-    run("zombies", "install", "--root", str(tmp_path), "--cron", "--warn-only", "--options", "--live --kind squatter")
-    line = (tmp_path / "etc/cron.d/slurm-affinode-zombies").read_text().splitlines()[-1]
-    assert line.startswith("*/15 * * * * root slurm-affinode zombies warn --live --kind squatter --yes")
-    run("zombies", "install", "--root", str(tmp_path), "--cron", "--state", "/srv/my state")
-    assert "\nSLURM_AFFINODE_STATE=/srv/my state\n" in (tmp_path / "etc/cron.d/slurm-affinode-zombies").read_text()
-    result = run("zombies", "install", "--root", str(tmp_path), "--cron", "--every", "7m")
-    assert status(result) == 2
-    assert "cron cannot run every 7m" in told(result)
-    run("zombies", "install", "--root", str(tmp_path), "--systemd")
-    assert not any("cron.d" in name for name in written(tmp_path))  # one of the two is enough
-    bad = run("zombies", "install", "--root", str(tmp_path), "--cron", "--user", "a b")
-    assert status(bad) == 2
-
-
-def test_the_timer_finds_the_program_that_installed_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Also where that is on none of the usual paths; else the unit would fail with "No such file" every 15 minutes."""
-    monkeypatch.setattr(zombie_install.shutil, "which", lambda name, path: None)
-    monkeypatch.setattr(zombie_install.sys, "executable", str(tmp_path / "python"))
-    assert zombie_install._path_of_this(str) == {}
-    (tmp_path / "slurm-affinode").touch()
-    [(old, new)] = zombie_install._path_of_this(str).items()
-    assert new == old.replace("=", f"={tmp_path}:")
-    assert old in (asset_dir("reports") / "cron.d" / "slurm-affinode-zombies").read_text()
-    monkeypatch.setattr(zombie_install.shutil, "which", lambda name, path: "/usr/local/bin/slurm-affinode")
-    assert zombie_install._path_of_this(str) == {}
-
-
 # --- keep
 
 
@@ -341,7 +242,7 @@ def test_the_audit_is_pruned_by_a_person_with_yes(state: Path) -> None:
     run("zombies", "list", "--state", str(state), "--slurm-backend", "commands")
     there = len(json.loads(run(*words, "--json").stdout))
     shown = run(*words, "--prune", "now")
-    assert f"{there} records from before" in shown.stdout
+    assert f"{counted(there, 'record')} from before" in shown.stdout
     assert "would be deleted" in shown.stdout
     assert len(json.loads(run(*words, "--json").stdout)) == there
     assert json.loads(run(*words, "--prune", "now", "--yes", "--json").stdout)["records"] == there
