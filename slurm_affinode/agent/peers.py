@@ -92,7 +92,7 @@ class Inspector:
             raise NotAShepherd(f"process {peer.pid} is not PID 1 of a PID namespace")
         if self._owner(peer.pid) != peer.uid:
             raise NotAShepherd(f"process {peer.pid} is not of user {peer.uid}, who connected")
-        if self._namespace(peer.pid, "user") != self._namespace(os.getpid(), "user"):
+        if self._user_namespace(peer.pid) != self._user_namespace(os.getpid()):
             raise NotAShepherd(f"process {peer.pid} is in a user namespace of its own")
         job = self._finder.find(peer.pid, started)
         if job is None or job.source == "environment":
@@ -151,9 +151,9 @@ class Inspector:
         except OSError:
             return None
 
-    def _namespace(self, pid: int, kind: str) -> tuple[int, int] | None:
+    def _user_namespace(self, pid: int) -> tuple[int, int] | None:
         try:
-            status = (self._proc / str(pid) / "ns" / kind).stat()
+            status = (self._proc / str(pid) / "ns" / "user").stat()
         except OSError:
             return None
         return status.st_dev, status.st_ino

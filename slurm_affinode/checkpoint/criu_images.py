@@ -39,7 +39,6 @@ class Inventory:
     """Of each process; 0 of the root."""
     with_memory: tuple[int, ...]
     """Those of the processes that are no zombies."""
-    page_bytes: int
     size: int
     """Of all files."""
     frozen_s: float | None
@@ -88,9 +87,9 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise BadImage("a number is cut short")
 
 
-def records(data: bytes, *, magics: int = 2) -> Iterator[Message]:
-    """The messages of an image file, behind its ``magics`` words of four bytes. Raises ``BadImage``."""
-    at = 4 * magics
+def records(data: bytes) -> Iterator[Message]:
+    """The messages of an image file, behind its two magic numbers of four bytes. Raises ``BadImage``."""
+    at = 8
     if len(data) < at:
         raise BadImage("no header")
     while at < len(data):
@@ -147,16 +146,14 @@ def inspect(directory_fd: int) -> Inventory:
                 raise BadImage(f"{name}: missing or empty")
     if not parents:
         raise BadImage("pstree.img: no process")
-    page_bytes = 0
-    for name in filter(_PAGEMAP.fullmatch, sizes):
-        page_bytes += _pages(directory_fd, name, sizes)
+    page_bytes = sum(_pages(directory_fd, name, sizes) for name in filter(_PAGEMAP.fullmatch, sizes))
     pids = tuple(parents)
     if sizes.get(f"mm-{pids[0]}.img") is None or page_bytes == 0:
         raise BadImage(f"mm-{pids[0]}.img: the root has no memory")
     numbers.discard(0)
     with_memory = tuple(pid for pid in pids if f"mm-{pid}.img" in sizes)
     size = sum(sizes.values())
-    return Inventory(pids, frozenset(numbers), parents, with_memory, page_bytes, size, _frozen_s(directory_fd))
+    return Inventory(pids, frozenset(numbers), parents, with_memory, size, _frozen_s(directory_fd))
 
 
 def image_records(directory_fd: int, name: str) -> Iterator[Message]:

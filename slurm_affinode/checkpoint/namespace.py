@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -73,16 +73,14 @@ def is_below(pid: int, above: Collection[int], *, proc: Path = PROC) -> bool:
     return False
 
 
-def kill_all(
-    init_pid: int, *, proc: Path = PROC, clock: Callable[[], float] = time.monotonic, wait_s: float = _END_S
-) -> bool:
+def kill_all(init_pid: int) -> bool:
     """End every process of the namespace but its PID 1, which reaps them; whether all are gone."""
-    deadline = clock() + wait_s
-    while left := members(init_pid, proc=proc):
+    deadline = time.monotonic() + _END_S
+    while left := members(init_pid):
         for _, pid in sorted(left.items()):  # those of a tree before CRIU, which may hold them
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if clock() > deadline:
+        if time.monotonic() > deadline:
             return False
         time.sleep(0.005)
     return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from functools import partial
 from itertools import combinations
@@ -40,8 +39,6 @@ def open_tiers(
     key: bytes,
     *,
     create: bool = True,
-    now: Callable[[], float] = time.time,
-    host_memory: Callable[[], int | None] = available,
     demand: SharedDemand | None = None,
 ) -> Tiers:
     """The tiers of a node, fastest first. ``create``: make directories that are not there; else leave such tiers out.
@@ -57,7 +54,7 @@ def open_tiers(
     missing: list[str] = []
     if config.memory is not None and (create or config.memory.exists()):
         try:
-            tiers.append(_memory_tier(config, config.memory, key, host_memory, create=create))
+            tiers.append(_memory_tier(config, config.memory, key, create=create))
         except CheckpointError as error:
             missing.append(str(error))
     elif config.memory is not None:
@@ -92,20 +89,18 @@ def open_tiers(
     if config.compress and packing.zstd() is None:
         missing.append("images are not compressed: the Python package zstandard is not installed")
     return Tiers(
-        tiers, demand=demand, now=now, missing=missing, to_shared=Limiter(_rate(config.copy_rate)),
+        tiers, demand=demand, missing=missing, to_shared=Limiter(_rate(config.copy_rate)),
         ahead=Limiter(_rate(config.pull_rate)),
     )  # fmt: skip
 
 
-def _memory_tier(
-    config: TiersConfig, path: Path, key: bytes, host_memory: Callable[[], int | None], *, create: bool
-) -> Tier:
+def _memory_tier(config: TiersConfig, path: Path, key: bytes, *, create: bool) -> Tier:
     """The tier in host memory, of which the jobs' reserve is left alone. Raises ``CheckpointError``."""
     reserve = parse_size(config.memory_reserve)
     quota = parse_size(config.memory_size)
 
     def left() -> int | None:
-        found = host_memory()
+        found = available()
         return None if found is None else found - reserve
 
     store = DirectoryStore(path, key, quota=quota, owner=os.geteuid(), create=create)

@@ -81,10 +81,8 @@ def check_above(store: Path, *, owner: int) -> None:
 
 
 @contextmanager
-def directory(at: int, name: str, *, owner: int, create: bool = False) -> Iterator[int]:
+def directory(at: int, name: str, *, owner: int) -> Iterator[int]:
     """A directory below another one. ``FileNotFoundError``: there is none; ``ImageDamaged``: it is not ours."""
-    if create:
-        make_directory(at, name)
     fd = open_directory(at, name, owner=owner)
     try:
         yield fd
@@ -102,7 +100,7 @@ def make_directory(at: int, name: str) -> None:
 
 
 def open_directory(at: int, name: str, *, owner: int) -> int:
-    """As ``directory``, which is never made; the caller closes it."""
+    """As ``directory``; the caller closes it."""
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=at)
     except FileNotFoundError:

@@ -41,7 +41,7 @@ def newest(images: Iterable[object], live: Collection[LiveRun]) -> dict[str, int
 
 
 def stale(
-    job_fd: int, load: Load, runs: Sequence[LiveRun], *, now: float, young_s: float, newest_seq: int = 0
+    job_fd: int, load: Load, runs: Sequence[LiveRun], *, now: float, young_s: float, newest_seq: int
 ) -> list[str]:
     """Entries of a job's directory that nobody needs any more."""
     found = []

@@ -184,7 +184,7 @@ def test_a_tree_ends_before_the_criu_that_holds_it(monkeypatch: pytest.MonkeyPat
     """Else it would run: CRIU has been started before it, and has a number above its."""
     there = [{900: 11, 8: 13, 7: 12}, {900: 11}, {}]
     sent: list[int] = []
-    monkeypatch.setattr(namespace, "members", lambda init_pid, *, proc: there.pop(0))
+    monkeypatch.setattr(namespace, "members", lambda init_pid: there.pop(0))
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(pid))
     assert namespace.kill_all(10)
     assert sent == [12, 13, 11, 11]
