@@ -287,7 +287,7 @@ def test_loop_survives_its_own_faults() -> None:
     def act() -> None:
         seen.append("act")
 
-    thread = threading.Thread(target=run, args=(tick, act, 0.05), kwargs={"stop": stop, "poke": poke})
+    thread = threading.Thread(target=run, args=(tick, act, 0.05), kwargs={"stop": stop, "poke": poke}, daemon=True)
     thread.start()
     wait_until("it ticks again", lambda: seen.count("tick"), lambda count: count > 2)
     poke.set()
