@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -28,12 +27,11 @@ from slurm_affinode.core.suspension import IN_PLACE, Action, JobFact, World, rec
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, Mode, Phase
-from slurm_affinode.patience import SILENT, NoAnswerError, Patience
+from slurm_affinode.patience import SILENT
 
 _RETRY_S = 2.0
 _SWEEP_S = 60.0
 _YOUNG_S = 30.0
-_ANSWER_S = 30.0
 
 
 class Sleepers(Protocol):
@@ -313,8 +311,7 @@ class JobKeeper:
             try:
                 for image in store.images():
                     if isinstance(image, Image) and wanted(image.manifest):
-                        with suppress(NoAnswerError):  # of the file system where the job had its files
-                            Patience(None, look_s=_ANSWER_S)(partial(remaps.gone, store, image))
+                        remaps.gone(store, image)
                         store.remove(image)
             except (CheckpointError, OSError) as error:
                 self._parts.log.warning("job %s: its image in %s stays: %s", job_id, store.path, error)
@@ -356,7 +353,10 @@ class JobKeeper:
         parts, log = self._parts, self._parts.log
         try:
             failed = partial(log.warning, "sweep: %s")  # read-only, for one
-            for name in store.sweep(live, cluster=parts.cluster, newest=newest, young_s=young_s, failed=failed):
+            for name in store.sweep(
+                live, cluster=parts.cluster, newest=newest, young_s=young_s, failed=failed,
+                leaving=partial(remaps.gone, store),
+            ):  # fmt: skip
                 log.info("removed %s: its job is over, or has a newer one", name)
         except (CheckpointError, OSError) as error:
             log.warning("sweep: %s: %s", store.path, error)

@@ -352,13 +352,15 @@ class DirectoryStore:
     def sweep(
         self, live: Collection[LiveRun], *, cluster: str, newest: Mapping[str, int] = _NONE, young_s: float = 600,
         dry_run: bool = False, failed: Callable[[str], None] = lambda why: None,
+        leaving: Callable[[Image], None] = lambda image: None,
     ) -> list[str]:  # fmt: skip
         """Remove the cluster's images whose job is not among ``live``, and broken writes; what was removed.
 
         ``live``: *all* running and pending jobs of the cluster, of an answer that Slurm really gave. ``newest``: see
         ``sweeping.newest``; images before these go, too. What is younger than ``young_s`` stays: its job may be newer
         than that answer. ``dry_run``: what would be removed. ``failed`` is told of each job of which something stays
-        that should not. Raises ``OSError`` where the store cannot be read.
+        that should not, ``leaving`` of each sound image before it goes. Raises ``OSError`` where the store cannot be
+        read.
         """
         runs, removed, now = sweeping.by_job(live), [], self._clock()
         for name in self._entries.jobs():
@@ -375,6 +377,8 @@ class DirectoryStore:
                         )  # fmt: skip
                         for entry in found:
                             if not dry_run:
+                                with suppress(ImageDamaged, ValueError):
+                                    leaving(self._entries.image(job_fd, name, int(entry)))
                                 self._entries.drop(job_fd, entry)
                             removed.append(f"{name}/{entry}")
             except OSError as error:  # what is wrong with one is no reason to keep all the others

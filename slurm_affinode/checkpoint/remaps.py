@@ -5,7 +5,7 @@ in the same directory: ``link_remap.N``, N being the file's number in the image.
 N, so only one of them in a directory could be suspended. Therefore the name is set aside with the dump, under one that
 no other job chooses, and is there for the restore alone: of two that are restored at once the second one waits.
 
-What is done here is done with the user's rights.
+What is done here is done with the user's rights, and given up where the file system of such a file does not answer.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from slurm_affinode.checkpoint import rootdir
 from slurm_affinode.checkpoint.asuser import User, as_user, user_of
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, RestoreFailed
-from slurm_affinode.checkpoint.namespace import PROC
+from slurm_affinode.checkpoint.namespace import PROC, namespace_of, parent
+from slurm_affinode.patience import Patience
 
+T = TypeVar("T")
 INDEX = "remaps.json"
 REMAP = "link_remap."
 ASIDE = ".link_remap."
@@ -33,6 +36,10 @@ CRIUS_LIST = "remap-fpath.img"
 """CRIU writes it where a file without its name was open, and only there."""
 WAIT_S = 120.0
 """For another job's restore to take its name away."""
+_ANSWER_S = 30.0
+"""For the file systems of the files of one job."""
+_STARTED = 19
+"""Behind the name of a process in ``stat``: its start, in ticks since the boot."""
 _LIMIT = 16 << 20
 _PAUSE_S = 0.1
 _DELETED = " (deleted)"
@@ -60,12 +67,17 @@ def set_aside(
     """
     if CRIUS_LIST not in rootdir.names(directory_fd):
         return
-    found: dict[tuple[str, str], Remap] = {}
-    for pid, directory, facts in _nameless(pids, proc):
-        if not f"{directory}/".startswith(tuple(f"{place}/" for place in but)):
-            for name in _names(pid, directory, facts, proc):
-                if name.startswith(REMAP):
-                    found[directory, name] = Remap(directory, name, _aside(pid, facts, proc), facts.st_ino)
+
+    def find() -> dict[tuple[str, str], Remap]:
+        return {
+            (directory, name): Remap(directory, name, _aside(pid, facts, proc), facts.st_ino)
+            for pid, directory, facts in _nameless(pids, proc)
+            if not f"{directory}/".startswith(tuple(f"{place}/" for place in but))
+            for name in _names(pid, directory, facts, proc)
+            if name.startswith(REMAP)
+        }
+
+    found = _patiently(find)
     if not found:
         return
     done: list[Remap] = []
@@ -94,9 +106,10 @@ def put_in_place(init_pid: int, directory_fd: int, *, wait_s: float = WAIT_S, pr
 
     if remaps:
         try:
-            _below(init_pid, user_of(init_pid, *owner, proc=proc), proc, make)
+            _below(init_pid, user_of(init_pid, *owner, proc=proc), proc, make, limit_s=wait_s + _ANSWER_S)
         except OSError as error:
-            raise RestoreFailed(f"a removed file cannot be put back: {error.filename}: {error.strerror}") from None
+            name = error.filename or remaps[0].name
+            raise RestoreFailed(f"a removed file cannot be put back: {name}: {error.strerror}") from None
 
 
 def settle(init_pid: int, directory_fd: int, *, proc: Path = PROC) -> None:
@@ -125,13 +138,16 @@ def forget(pids: Collection[int], owner: tuple[int, int], *, proc: Path = PROC) 
             with suppress(OSError), _opened(root, directory) as parent:
                 _remove(parent, name, inode)
 
-    with suppress(OSError):
-        found = [
+    def find() -> list[tuple[str, str, int]]:
+        return [
             (directory, name, facts.st_ino)
             for pid, directory, facts in _nameless(pids, proc)
             for name in _names(pid, directory, facts, proc)
             if name.startswith(REMAP) or name == _aside(pid, facts, proc)
         ]
+
+    with suppress(OSError):
+        found = _patiently(find)
         if found:
             pid = next(iter(pids))
             _below(pid, user_of(pid, *owner, proc=proc), proc, remove)
@@ -195,17 +211,39 @@ def _names(pid: int, directory: str, facts: os.stat_result, proc: Path) -> list[
 
 
 def _aside(pid: int, facts: os.stat_result, proc: Path) -> str:
-    """No other file in the directory has its inode number, and no other job of the node this PID namespace."""
-    return f"{ASIDE}{facts.st_ino}.{(proc / str(pid) / 'ns' / 'pid').stat().st_ino}"
+    """No other file in the directory has its inode number, and no other run the rest of it."""
+    return f"{ASIDE}{facts.st_ino}.{_run_of(pid, proc)}"
 
 
-def _below(pid: int, user: User, proc: Path, call: Callable[[int], None]) -> None:
+def _run_of(pid: int, proc: Path) -> str:
+    """The PID namespace of a process, among all that there were, on every node: the number alone is used again as soon
+    as a job sleeps. Two jobs may well have one file open: a library that was replaced, and has a hard link elsewhere.
+    """
+    space = namespace_of(pid, proc=proc)
+    first = pid
+    while (above := parent(first, proc=proc)) and namespace_of(above, proc=proc) == space:
+        first = above
+    began = (proc / str(first) / "stat").read_bytes().rpartition(b")")[2].split()[_STARTED].decode("ascii")
+    boot = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+    return f"{(proc / str(pid) / 'ns' / 'pid').stat().st_ino}.{began}.{boot}"
+
+
+def _patiently(call: Callable[[], T], limit_s: float = _ANSWER_S) -> T:
+    """Raises ``NoAnswerError``; the call then goes on by itself, and uses no descriptor but its own."""
+    return Patience(None, look_s=limit_s)(call)
+
+
+def _below(pid: int, user: User, proc: Path, call: Callable[[int], None], *, limit_s: float = _ANSWER_S) -> None:
     """``call``, as the user, with the root that a process sees."""
-    root = os.open(proc / str(pid) / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        as_user(user, lambda: call(root))
-    finally:
-        os.close(root)
+
+    def there() -> None:
+        root = os.open(proc / str(pid) / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            as_user(user, lambda: call(root))
+        finally:
+            os.close(root)
+
+    _patiently(there, limit_s)
 
 
 @contextmanager

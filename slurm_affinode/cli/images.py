@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -260,8 +261,9 @@ def prune(*, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, yo
             with _trouble(store, failed):
                 spared_s = young_s + time.monotonic() - asked  # a job that is not among these may have begun since
                 found = store.sweep(
-                    live, cluster=cluster, newest=newest, young_s=spared_s, dry_run=dry_run, failed=failed.append
-                )
+                    live, cluster=cluster, newest=newest, young_s=spared_s, dry_run=dry_run, failed=failed.append,
+                    leaving=partial(remaps.gone, store),
+                )  # fmt: skip
                 removed += [{"store": str(store.path), "image": name} for name in found]
         missing = tiers.missing
     return _tell(removed, failed, missing, dry_run=dry_run, as_json=as_json)

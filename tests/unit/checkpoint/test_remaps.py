@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import pytest
+from stalling import Stalling
 
-from slurm_affinode.checkpoint import remaps
+from slurm_affinode.checkpoint import remaps, rootdir
 from slurm_affinode.checkpoint.interface import RestoreFailed
 
 ME = os.getpid()
@@ -118,3 +120,45 @@ def test_what_its_user_has_taken_away_is_for_criu_to_miss(place: Place) -> None:
         (place.work / CRIU).write_text("another")
         remaps.settle(ME, place.images[0])
         assert place.names() == {CRIU}
+
+
+def test_names_are_those_of_one_run(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The namespace of a job that sleeps has gone, and the next one gets its number, on each node: both may have one
+    file open, and what the first one's restore takes away is not the other's.
+    """
+
+    def later(path: Path) -> bytes:
+        return read(path).replace(b" ", b" 1") if path.name == "stat" else read(path)
+
+    read = Path.read_bytes
+    with place.open_removed("a"):
+        place.dumped("a", 0)
+        first = place.names()
+        monkeypatch.setattr(Path, "read_bytes", later)
+        place.dumped("a", 1)
+        assert place.names() > first
+        remaps._take_away(ME, place.images[0], lambda one: one.aside, remaps.PROC)
+        assert len(place.names()) == 1
+        assert not place.names() & first
+
+
+def test_a_directory_that_does_not_answer_keeps_nobody(
+    tmp_path: Path, stalling: Callable[[Path], Stalling], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file server that has gone: a restore fails, and makes room for the next one."""
+    monkeypatch.setattr(remaps, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(remaps._patiently, "__defaults__", (0.2,))
+    monkeypatch.setattr(remaps._below, "__kwdefaults__", {"limit_s": 0.2})
+    (tmp_path / "image").mkdir(mode=0o700)
+    image = os.open(tmp_path / "image", os.O_RDONLY)
+    theirs = stalling(tmp_path / "work")
+    one = {"directory": str(theirs.path), "name": CRIU, "aside": ".link_remap.1", "inode": 1}
+    rootdir.write(image, remaps.INDEX, json.dumps({"uid": OWNER[0], "gid": OWNER[1], "files": [one]}).encode())
+    theirs.stall()
+    try:
+        remaps.settle(ME, image)
+        with pytest.raises(RestoreFailed, match=r"cannot be put back: link_remap\.5: its file system does not answer"):
+            remaps.put_in_place(ME, image, wait_s=0)
+    finally:
+        theirs.go_on()
+        os.close(image)

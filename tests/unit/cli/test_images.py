@@ -149,15 +149,19 @@ def test_the_image_of_a_job_that_a_list_of_slurms_lacks_stays(config: Path, monk
     assert run("prune", *arguments)[1].startswith("removed alpha.123/0001")
 
 
-def test_what_was_set_aside_for_an_image_goes_with_it(config: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [("123", "--yes"), ("--young", "0s")])
+def test_what_was_set_aside_for_an_image_goes_with_it(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
+) -> None:
     """The name of a file that the job has open while its own is gone; nothing else knows of it."""
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
     (tmp_path / ".link_remap.1.2").write_text("kept")
     aside = {"directory": str(tmp_path), "name": "link_remap.5", "aside": ".link_remap.1.2"}
     files = [aside | {"inode": (tmp_path / ".link_remap.1.2").stat().st_ino}]
     index = tmp_path / "local" / "alpha.123" / "0001" / "criu" / "remaps.json"
     index.write_text(json.dumps({"uid": os.getuid(), "gid": os.getgid(), "files": files}))
     index.chmod(0o600)
-    run("prune", "123", "--yes", "--config", config)
+    run("prune", *how, "--config", config)
     assert not (tmp_path / ".link_remap.1.2").exists()
 
 
