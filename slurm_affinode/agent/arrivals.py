@@ -66,7 +66,7 @@ class Arrivals:
         if known is not None and (known.init_pid, known.init_started) != (who.pid, who.started):
             if self._inspector.started(known.init_pid) == known.init_started and known.restarts >= hello.restarts:
                 log.warning("job %d: process %d says it is its shepherd too; refused", who.job_id, who.pid)
-                close(fds)
+                close(fds, who.uid)
                 return False
             self._registry.remove(who.job_id)
             self._left(who.job_id)
@@ -74,7 +74,7 @@ class Arrivals:
         # A job that was requeued may have an image that its plugin was not told where to look for.
         if hello.root == 0 and (hello.image or hello.restarts > 0):
             return self._restore(who, hello, link, fds)
-        close(fds)
+        close(fds, who.uid)
         job = WatchedJob(
             job_id=who.job_id, uid=who.uid, gid=who.gid, restarts=hello.restarts, option=hello.option,
             init_pid=who.pid, init_started=who.started, root=hello.root, link=link, since_epoch=self._now(),
@@ -100,14 +100,14 @@ class Arrivals:
             if shepherd == who.pid:
                 # It lost the connection while its restore is under way: the reply goes to the new one.
                 latest.current = link
-                close(fds)
+                close(fds, who.uid)
                 return link.send(Wait())
             if not hello.image:
                 link.send(Wait())  # or it starts the script by itself, beside what is being restored
             arrival = Arrival(hello, who.job_id, who.uid, who.gid, who.pid, who.started, latest, fds)
             if not self._work.restore(arrival, self._restored):
                 log.info("job %d: is being worked on; its new shepherd comes again", who.job_id)
-                close(fds)
+                close(fds, who.uid)
                 return False
             self._restoring[who.job_id] = (who.pid, latest)
         log.info("job %d: starts again; looking for its image (uid %d, process %d)", who.job_id, who.uid, who.pid)
@@ -161,7 +161,7 @@ class Arrivals:
                 link.send(reply)
         else:
             link.send(reply)
-        close(arrival.fds)
+        close(arrival.fds, arrival.uid)
 
     def _admitted(self, job: WatchedJob) -> bool:
         """Whether a job may start from its beginning now; else it is told when it is its turn."""

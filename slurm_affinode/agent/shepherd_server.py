@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from slurm_affinode.agent.closing import close
+from slurm_affinode.agent.closing import close, stuck
 from slurm_affinode.agent.peers import Identity, NotAShepherd, Peer, has_ended, peer_of, pidfd_of
 from slurm_affinode.agent.shepherds import (
     MAX_PACKET_BYTES,
@@ -196,6 +196,9 @@ class ShepherdServer:
 
     def _receive(self, connection: Connection) -> None:
         fds: list[int] = []
+        if stuck(connection.peer.uid):  # what is not taken is the kernel's to close
+            self._drop(connection, "files that it handed over cannot be closed")
+            return
         try:
             packet, fds, flags, _ = socket.recv_fds(connection.sock, MAX_PACKET_BYTES + 1, STREAMS)
             if not packet:
@@ -210,7 +213,7 @@ class ShepherdServer:
         except (BadMessage, NotAShepherd) as error:
             self._drop(connection, str(error))
         finally:
-            close(fds)
+            close(fds, connection.peer.uid)
 
     def _take(self, connection: Connection, packet: bytes, fds: list[int], *, whole: bool) -> None:
         if not whole:

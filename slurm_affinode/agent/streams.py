@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import re
@@ -22,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from slurm_affinode.agent.closing import close
+from slurm_affinode.agent.closing import close, stuck
 from slurm_affinode.checkpoint.asuser import User, as_user
 from slurm_affinode.checkpoint.interface import InheritFd, RestoreFailed
 from slurm_affinode.errors import AffinodeError
@@ -68,8 +69,8 @@ def borrow(pid: int, number: int) -> int:
 
 
 @contextlib.contextmanager
-def borrowed(pid: int, numbers: Sequence[int] = STREAMS) -> Iterator[dict[int, int | None]]:
-    """``borrow`` for several; ``None`` for one that is closed."""
+def borrowed(pid: int, uid: int, numbers: Sequence[int] = STREAMS) -> Iterator[dict[int, int | None]]:
+    """``borrow`` for several, of a user's process; ``None`` for one that is closed."""
     fds: dict[int, int | None] = {}
     try:
         for number in numbers:
@@ -79,7 +80,7 @@ def borrowed(pid: int, numbers: Sequence[int] = STREAMS) -> Iterator[dict[int, i
                 fds[number] = None
         yield fds
     finally:
-        close([fd for fd in fds.values() if fd is not None])
+        close([fd for fd in fds.values() if fd is not None], uid)
 
 
 def save(init_pid: int, write: Save, user: User, *, proc: Path = Path("/proc")) -> tuple[SavedOutput, ...]:
@@ -88,15 +89,17 @@ def save(init_pid: int, write: Save, user: User, *, proc: Path = Path("/proc")) 
     Raises ``StreamsError`` where an output file cannot be read by ``user``.
     """
     found: list[SavedOutput] = []
+    if stuck(user.uid):
+        raise StreamsError("the job's output cannot be read: files of its user cannot be closed")
 
     def copy(name: str, fd: int, size: int) -> int:
         reading = _ask(lambda: _open_again(fd, os.O_RDONLY, user), late=os.close)
         try:
             return write(name, reading, size)
         finally:
-            close([reading])
+            close([reading], user.uid)
 
-    with borrowed(init_pid) as fds:
+    with borrowed(init_pid, user.uid) as fds:
         for number, fd in fds.items():
             if fd is None:
                 continue
@@ -171,6 +174,8 @@ def _put_back(one: SavedOutput, fd: int, image_fd: int, user: User, *, again: bo
 
 def _fill(source: int, fd: int, size: int, user: User, *, again: bool) -> None:
     """``fd`` is the run's own descriptor, write-only: reading and writing go through one of our own."""
+    if stuck(user.uid):
+        raise OSError(errno.EMFILE, "files of its user cannot be closed")
     file = _ask(lambda: _open_again(fd, os.O_RDWR, user), late=os.close)
     try:
         now = _ask(lambda: os.fstat(file)).st_size
@@ -193,7 +198,7 @@ def _fill(source: int, fd: int, size: int, user: User, *, again: bool) -> None:
         # Else what a file server has no room for would be known when nobody asks any more.
         Patience(None, look_s=_WRITTEN_S)(lambda: os.fsync(file))
     finally:
-        close([file])
+        close([file], user.uid)
 
 
 def _ours(text: bytes) -> bool:

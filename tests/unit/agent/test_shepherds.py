@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from stalling import Stalling
 from waiting import DEADLINE_S, wait_until
 
-from slurm_affinode.agent import shepherd_server
+from slurm_affinode.agent import closing, shepherd_server
 from slurm_affinode.agent.arrivals import Arrivals
 from slurm_affinode.agent.shepherds import (
     MAX_TEXT_BYTES,
@@ -230,6 +232,31 @@ def test_a_file_that_cannot_be_closed_holds_nobody_up(
         finally:
             theirs.go_on()
             os.close(fd)
+
+
+def test_files_that_cannot_be_closed_are_few(
+    node: Node1, stalling: Callable[[Path], Stalling], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each keeps a thread: from a user of whose files some hang no more are taken, until they do not."""
+    monkeypatch.setattr(closing, "MOST", 3)
+    theirs = stalling(tmp_path / "theirs")
+    fd = os.open(theirs.path / "output", os.O_RDWR | os.O_CREAT)
+    theirs.stall()
+    try:
+        for _ in range(8):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+                sock.settimeout(DEADLINE_S)
+                sock.connect(str(node.run_dir / "shepherd.sock"))
+                socket.send_fds(sock, [b"nonsense"], [fd])
+                with contextlib.suppress(ConnectionResetError):  # it was not even read
+                    assert sock.recv(1) == b""
+        assert closing.stuck(os.getuid())
+        assert [one.name for one in threading.enumerate()].count("close") == 3
+    finally:
+        theirs.go_on()
+    wait_until("they are closed", lambda: closing.stuck(os.getuid()), lambda stuck: not stuck)
+    assert Shepherd(node.run_dir).hello().hear() == "start"
+    os.close(fd)
 
 
 def test_silent_connections_are_closed_and_limited(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
