@@ -230,6 +230,8 @@ def memory_waste(joined: pl.DataFrame, devices: pl.DataFrame, step_s: float | No
     rows of the pod) x (fraction of the pod's duty-cycle samples at 0), which takes memory and idleness of a pod as
     independent. Time: rows x ``step_s``. Mean concurrently idle: direct sum / number of different times.
     """
+    if joined.is_empty():
+        return {"joined_samples": 0}
     held = _number(joined["memory_bytes"].sum()) / 1e9
     idle_rows = joined.filter(pl.col("value") <= IDLE_PCT)["memory_bytes"]
     idle = _number(idle_rows.sum()) / 1e9

@@ -23,7 +23,9 @@ GROUPS = ("user", "account", "partition", "qos", "cluster", "job")
 
 
 def usage(jobs: pl.DataFrame, pending: pl.DataFrame, query: WasteQuery, now: datetime, *, group: str) -> pl.DataFrame:
-    """One row per ``group`` (of ``GROUPS``) from ``JOBS``, hours cut to the interval; unknown amounts count 0.
+    """One row per ``group`` (of ``GROUPS``) from ``JOBS``, hours cut to the interval.
+
+    Of GPUs (cores) of which some are known the known ones count; where those of no job are known, the amount is null.
 
     ``jobs``, ``gpu_jobs`` (with a GPU), ``gpu_hours``, ``core_hours`` (of all jobs), ``cpu_job_core_hours`` (of those
     without a GPU), ``gpus_now``, ``cores_now``, ``running`` (at the end of the interval), ``waiting``, the ends by
@@ -31,18 +33,18 @@ def usage(jobs: pl.DataFrame, pending: pl.DataFrame, query: WasteQuery, now: dat
     """
     mine = runs.prepare(jobs, query, now).filter(pl.col("wanted")).with_columns(_shown())
     pending = pending.with_columns(_shown())
-    gpus, cores = pl.col("gpus").fill_null(0), pl.col("cpus").fill_null(0)
+    gpus, cores = pl.col("gpus"), pl.col("cpus")
     hours = (pl.col("end_ms") - pl.col("start_ms")) / 3.6e6
     ends = pl.col("end").is_not_null() & (pl.col("end") <= query.until)
     rows = mine.group_by(group).agg(
         pl.len().cast(pl.Int64).alias("jobs"),
-        (gpus > 0).sum().cast(pl.Int64).alias("gpu_jobs"),
-        (gpus * hours).sum().alias("gpu_hours"),
-        (cores * hours).sum().alias("core_hours"),
-        (cores * hours * (gpus == 0)).sum().alias("cpu_job_core_hours"),
+        _sum((gpus > 0).cast(pl.Int64)).alias("gpu_jobs"),
+        _sum(gpus * hours).alias("gpu_hours"),
+        _sum(cores * hours).alias("core_hours"),
+        _sum(cores * hours * (gpus == 0)).alias("cpu_job_core_hours"),
         (~ends).sum().cast(pl.Int64).alias("running"),
-        (gpus * ~ends).sum().alias("gpus_now"),
-        (cores * ~ends).sum().alias("cores_now"),
+        _sum(pl.when(ends).then(0).otherwise(gpus)).alias("gpus_now"),
+        _sum(pl.when(ends).then(0).otherwise(cores)).alias("cores_now"),
         *((ends & (pl.col("state") == word)).sum().cast(pl.Int64).alias(name) for name, word in STATES.items()),
         pl.col("partition").drop_nulls().unique().sort().str.join(",").alias("partitions"),
         pl.col("user").drop_nulls().unique().sort().str.join(",").alias("users"),
@@ -50,7 +52,15 @@ def usage(jobs: pl.DataFrame, pending: pl.DataFrame, query: WasteQuery, now: dat
     waits = _wanted(pending, query).group_by(group).agg(pl.len().cast(pl.Int64).alias("waiting"))
     joined = rows.join(waits, on=group, how="full", coalesce=True, nulls_equal=True)
     texts = pl.col("partitions", "users").fill_null("")
-    return joined.with_columns(pl.col(pl.Int64, pl.Float64).fill_null(0), texts)
+    amounts = pl.col(*(name for name in rows.columns if rows.schema[name].is_numeric() and name != group))
+    none = pl.col("jobs").is_null()  # they wait, and have used nothing
+    return joined.with_columns(
+        pl.when(none).then(0).otherwise(amounts).name.keep(), texts, pl.col("waiting").fill_null(0)
+    )
+
+
+def _sum(amount: pl.Expr) -> pl.Expr:
+    return pl.when(amount.count() > 0).then(amount.sum())
 
 
 def _shown() -> pl.Expr:
@@ -84,7 +94,8 @@ class Waits:
     account: str | None
     partition: str
     qos: str | None
-    gpus: int
+    gpus: int | None
+    """Asked for; ``None``: nothing is known of what it asked for."""
     cores: int | None
     nodes: int | None
     submitted: datetime | None
@@ -104,9 +115,10 @@ def _stored(row: dict[str, Any], now: datetime) -> Waits:
     shown = str(row["job_id"]) if task is None else f"{row['array_job_id']}_{task}"
     if task is None and row["array_spec"]:
         shown = f"{row['array_job_id'] or row['job_id']}_[{row['array_spec']}]"
+    gpus = 0 if row["req_gpus"] is None and row["req_tres"] else row["req_gpus"]
     cores, nodes = row["cpus"] or _asked(row, "cpu"), row["nodes"] or _asked(row, "node")
-    return Waits(shown, row["user"], row["account"], row["partition"] or "", row["qos"], row["req_gpus"] or 0,
-                 cores, nodes, row["submit"], row["eligible"], row["reason"],
+    return Waits(shown, row["user"], row["account"], row["partition"] or "", row["qos"], gpus, cores,
+                 nodes, row["submit"], row["eligible"], row["reason"],
                  _waited(row["eligible"], now))  # fmt: skip
 
 

@@ -117,7 +117,9 @@ def users(
     return 0
 
 
-def _amount(value: float) -> str:
+def _amount(value: float | None) -> str:
+    if value is None:
+        return "unknown"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 

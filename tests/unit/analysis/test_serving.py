@@ -78,6 +78,14 @@ def test_what_is_not_there_is_unknown() -> None:
     assert fleet_without_busy().memory_idle_over_busy is None
 
 
+def test_memory_that_no_duty_cycle_goes_with_is_unknown_waste() -> None:
+    """Both tables are there, of other times: nothing is known to be held, or held while idle."""
+    summary = serving.analyse(fleet([(0.0, "a", 0.0), (60.0, "a", 0.0)], [(30.0, "a", 1e9)])).summary
+    assert (summary.joined_samples, summary.memory_samples) == (0, 1)
+    assert (summary.memory_time_gb_samples, summary.idle_memory_time_gb_samples) == (None, None)
+    assert (summary.memory_time_gb_h, summary.idle_memory_time_gb_h) == (None, None)
+
+
 def fleet_without_busy() -> serving.ServingSummary:
     found = serving.analyse(fleet([(0.0, "a", 0.0)], [(0.0, "a", 1e9)])).summary
     assert found.gpu_memory_capacity_gb is None

@@ -44,7 +44,7 @@ def state(tmp_path: Path) -> Path:
         row(1, "ann", 10, gpus=2), row(2, "ann", 2, gpus=1, state="FAILED"),
         row(3, "bob", 20, partition="cpu", cpus=64), row(4, "eve\x1b[31m", 1, state="CANCELLED"),
         row(5, "bob", 0, req_gpus=4, partition="gpu,long", reason="Priority"),
-        row(6, "ann", 0, eligible=NOW - timedelta(hours=9), reason="Resources", partition="cpu"),
+        row(6, "ann", 0, eligible=NOW - timedelta(hours=9), reason="Resources", partition="cpu", req_tres="cpu=8"),
         row(7, "ann", 0, eligible=None, array_job_id=7, array_spec="2-9", reason="Dependency"),
         row(8, "ann", 5, gpus=1, end=None, state="RUNNING"),
     ]  # fmt: skip
@@ -83,11 +83,25 @@ def test_who_uses_how_much(state: Path) -> None:
     assert "\x1b" not in run(state, "users").stdout
 
 
+def test_what_accounting_does_not_count_is_unknown(tmp_path: Path) -> None:
+    """Of a cluster whose accounting has no GPUs: not 0 GPU-hours; who only waits has used none."""
+    table = [row(1, "ann", 10, gpus=None), row(2, "bob", 4, gpus=None, cpus=None), row(3, "eve", 0)]
+    with Repository.open(f"sqlite:///{tmp_path / 'affinode.sqlite'}") as store:
+        types = {name: dtype for name, dtype in JOBS.items() if any(name in one for one in table)}
+        store.upsert(conform(pl.DataFrame(table, schema_overrides=types, infer_schema_length=None), JOBS))
+    found = rows(tmp_path)
+    names = ("gpu_jobs", "gpu_hours", "gpus_now", "core_hours", "cpu_job_core_hours", "jobs")
+    assert [found["ann"][name] for name in names] == [None, None, 0, pytest.approx(80), None, 1]
+    assert [found["bob"][name] for name in names] == [None, None, 0, None, None, 1]
+    assert [found["eve"][name] for name in names] == [0] * 6
+    assert "unknown" in run(tmp_path, "users").stdout
+
+
 def test_who_waits(state: Path) -> None:
     """The longest wait first; what may not start yet has not waited."""
     found = json.loads(run(state, "queue", "--json").stdout)["jobs"]
     assert [(one["id"], one["user"], one["gpus"], one["reason"]) for one in found] == [
-        ("6", "ann", 0, "Resources"), ("5", "bob", 4, "Priority"), ("7_[2-9]", "ann", 0, "Dependency"),
+        ("6", "ann", 0, "Resources"), ("5", "bob", 4, "Priority"), ("7_[2-9]", "ann", None, "Dependency"),
     ]  # fmt: skip
     assert found[0]["waited_s"] == pytest.approx(9 * 3600, abs=60)
     assert found[2]["waited_s"] == 0
