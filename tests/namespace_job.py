@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from background import started_of
+from waiting import wait_until
 
 # PID 1 of its namespace starts a shell that forks all the time, with a child that sleeps.
 FORKING = 'while :; do /bin/true; echo x >>"$0"; done & sleep 1000 & wait'
@@ -36,10 +36,7 @@ class Job:
                 script,
             )
         )
-        deadline = time.monotonic() + 20
-        while not self.children() or not log.stat().st_size:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until("the job is up", lambda: self.children() and self.size())
         self.init = self.children()[0]
         self.started = started_of(self.init)
 
@@ -49,6 +46,11 @@ class Job:
 
     def size(self) -> int:
         return self.log.stat().st_size
+
+    def goes_on(self) -> None:
+        """Wait until it has written more."""
+        size = self.size()
+        wait_until("it goes on", self.size, lambda now: now > size)
 
     def end(self) -> None:
         self.outer.kill()

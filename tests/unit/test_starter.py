@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 from stalling import Stalling
+from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode import process
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.process import run
 from slurm_affinode.starter import Starter
-
-WAIT_S = 30.0
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def test_it_is_as_if_we_had_started_it(starter: Starter) -> None:
     try:
         argv = ["sh", "-c", f'cat; echo "$WORD" >/dev/fd/{writable}; echo told >&2; exit 3']
         env = {"PATH": os.environ["PATH"], "WORD": "hello"}
-        done = run(argv, timeout_s=WAIT_S, env=env, stdin=b"\xff\0in", pass_fds=(writable,), check=False)
+        done = run(argv, timeout_s=DEADLINE_S, env=env, stdin=b"\xff\0in", pass_fds=(writable,), check=False)
         assert (done.returncode, done.stdout, done.stderr) == (3, b"\xff\0in", "told\n")
         assert os.read(readable, 99) == b"hello\n"
     finally:
@@ -47,24 +46,24 @@ def test_it_is_as_if_we_had_started_it(starter: Starter) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "timeout_s", "said"),
     [
-        (["no-such-program"], "no such program"),
-        (["sleep", "60"], "no answer within"),
-        (["false"], "ended with status 1"),
+        (["no-such-program"], DEADLINE_S, "no such program"),
+        (["sleep", "600"], 0.5, "no answer within"),
+        (["false"], DEADLINE_S, "ended with status 1"),
     ],
 )
-def test_what_goes_wrong_is_told(starter: Starter, argv: list[str], said: str) -> None:
+def test_what_goes_wrong_is_told(starter: Starter, argv: list[str], timeout_s: float, said: str) -> None:
     """In the same words."""
     with pytest.raises(UnreachableError, match=said):
-        run(argv, timeout_s=0.5, group=True)
+        run(argv, timeout_s=timeout_s, group=True)
 
 
 def test_where_it_has_ended_we_do_it(starter: Starter) -> None:
     """Somebody has killed it."""
     starter._child._process.kill()
     starter._child._process.wait()
-    assert run(["echo", "there"], timeout_s=WAIT_S).stdout == b"there\n"
+    assert run(["echo", "there"], timeout_s=DEADLINE_S).stdout == b"there\n"
 
 
 def test_several_at_once(starter: Starter) -> None:
@@ -72,7 +71,7 @@ def test_several_at_once(starter: Starter) -> None:
     found: dict[int, bytes] = {}
 
     def one(number: int) -> None:
-        found[number] = run(["echo", str(number)], timeout_s=WAIT_S).stdout
+        found[number] = run(["echo", str(number)], timeout_s=DEADLINE_S).stdout
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -90,7 +89,7 @@ def test_a_file_that_cannot_be_closed_keeps_nothing_from_being_run(
     fd = os.open(shared.path / "image", os.O_WRONLY | os.O_CREAT)
     shared.stall()
     try:
-        assert run(["echo", "there"], timeout_s=WAIT_S).stdout == b"there\n"
+        assert run(["echo", "there"], timeout_s=DEADLINE_S).stdout == b"there\n"
     finally:
         shared.go_on()
         os.close(fd)
@@ -110,23 +109,17 @@ def test_what_was_started_outlives_who_asked(tmp_path: Path) -> None:
     agent = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, start_new_session=True)
     held = os.open(tmp_path / "held", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        wait_for((tmp_path / "begun").exists)
+        wait_until("it has begun", (tmp_path / "begun").exists)
         agent.kill()
         agent.wait()
         time.sleep(0.2)
         with pytest.raises(BlockingIOError):
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (tmp_path / "go").touch()
-        wait_for((tmp_path / "done").exists)
+        wait_until("it is done", (tmp_path / "done").exists)
         fcntl.flock(held, fcntl.LOCK_EX)  # nobody has it any more
     finally:
+        agent.kill()
+        agent.wait()
         (tmp_path / "go").touch()
         os.close(held)
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    """For some seconds."""
-    deadline = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -7,19 +7,14 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from background import started_of
+from waiting import wait_until
 
 from slurm_affinode.agent import tree
 from slurm_affinode.agent.tree import LinuxProcesses, Member, TreeGoneError
-
-
-def wait_for(what, timeout_s=10.0):
-    deadline = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -33,31 +28,28 @@ def namespace(tmp_path):
         ("unshare", "--pid", "--fork", "--kill-child", "sh", "-c", script), start_new_session=True
     )
     try:
-        children = f"/proc/{process.pid}/task/{process.pid}/children"
-
-        def up():
-            return (tmp_path / "log").exists()
-
-        deadline = time.monotonic() + 10
-        while not up():
-            if process.poll() is not None:
-                pytest.skip("no PID namespace can be made here")
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        with open(children) as file:  # noqa: PTH123
-            init = int(file.read().split()[0])
+        wait_until("the shell is up", lambda: (tmp_path / "log").exists() or process.poll() is not None)
+        if process.poll() is not None:
+            pytest.skip("no PID namespace can be made here")
+        init = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+        wait_until("the sleeper is up", lambda: of_init(init), lambda names: names == ["sh", "sleep"])
         yield init, tmp_path / "log"
     finally:
         process.kill()
         process.wait()
 
 
+def of_init(init):
+    """Names of the children of PID 1: one that was only forked yet has its parent's."""
+    return sorted(m.name for m in LinuxProcesses().members(init, started_of(init)) if m.parent == init)
+
+
 def test_all_but_pid_1_are_found(namespace):
     """Also what has left its session; PIDs of both namespaces are known."""
     init, _ = namespace
     processes = LinuxProcesses()
-    wait_for(lambda: {"sh", "sleep"} <= {member.name for member in processes.members(init, started_of(init))})
     members = processes.members(init, started_of(init))
+    assert {"sh", "sleep"} <= {member.name for member in members}
     assert init not in {member.pid for member in members}
     assert all(member.pid_ns > 1 for member in members)
 
@@ -77,7 +69,7 @@ def test_a_held_process_does_not_go_on_when_slurm_continues_and_ends_it(namespac
     processes = LinuxProcesses()
     shell = next(m for m in processes.members(init, started_of(init)) if m.name == "sh" and m.parent == init)
     processes.stop([shell.pid])
-    wait_for(lambda: processes.read(shell.pid).state == "T")
+    wait_until("it is stopped", lambda: processes.read(shell.pid).state == "T")
     with processes.hold([shell.pid]):
         os.kill(shell.pid, signal.SIGTERM)
         os.kill(shell.pid, signal.SIGCONT)
@@ -85,7 +77,7 @@ def test_a_held_process_does_not_go_on_when_slurm_continues_and_ends_it(namespac
         assert "term" not in log.read_text()
         assert processes.read(shell.pid).state in "tT"
     processes.resume([shell.pid])
-    wait_for(lambda: "term" in log.read_text())
+    wait_until("it has taken the signal", lambda: "term" in log.read_text())
 
 
 def test_everything_ends_but_pid_1(namespace):
@@ -97,7 +89,7 @@ def test_everything_ends_but_pid_1(namespace):
     processes.stop(m.pid for m in members)
     with processes.hold(m.pid for m in members):
         processes.end(init, started, timeout_s=0.5)
-    wait_for(lambda: not before & {m.pid for m in processes.members(init, started)})
+    wait_until("all have ended", lambda: not before & {m.pid for m in processes.members(init, started)})
 
 
 def test_a_tree_ends_before_the_criu_that_holds_it(monkeypatch):

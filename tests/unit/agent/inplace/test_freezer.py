@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from namespace_job import Job, needs_root
+from stopping import stop
+from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.inplace.freezer import SIGNALS, FreezeError, LinuxFreezer, stopped
 from slurm_affinode.agent.tree import LinuxProcesses, Member, TreeGoneError, parents_first, send
@@ -27,24 +29,22 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 def sleeper(job: Job, freezer: LinuxFreezer) -> Member:
     """The child that sleeps, once it is there: it is forked after what writes the log."""
-    deadline = time.monotonic() + 20
-    while not (found := [one for one in freezer.members(job.init, job.started) if one.name == "sleep"]):
-        assert time.monotonic() < deadline
-    return found[0]
+    return wait_until(
+        "it sleeps", lambda: [one for one in freezer.members(job.init, job.started) if one.name == "sleep"]
+    )[0]
 
 
 @needs_root
 def test_a_job_that_forks_is_frozen_whole_and_goes_on(job: Job) -> None:
     """Nothing of it moves any more, its PID 1 excepted; what was stopped before stays stopped."""
     freezer = LinuxFreezer()
-    deadline = time.monotonic() + 10
     sleeping = sleeper(job, freezer)
-    os.kill(sleeping.pid, signal.SIGSTOP)
-    while sleeping.pid not in (before := stopped(freezer.members(job.init, job.started))):
-        assert time.monotonic() < deadline
+    stop(sleeping.pid)
+    before = stopped(freezer.members(job.init, job.started))
+    assert sleeping.pid in before
     how = freezer.how(freezer.members(job.init, job.started), job.init)
     assert how == SIGNALS
-    freezer.freeze(job.init, job.started, how, timeout_s=20)
+    freezer.freeze(job.init, job.started, how, timeout_s=DEADLINE_S)
     members = freezer.members(job.init, job.started)
     assert {one.state for one in members} <= {"T", "D"}
     assert freezer.moving((one.pid for one in members), how) is None
@@ -54,8 +54,7 @@ def test_a_job_that_forks_is_frozen_whole_and_goes_on(job: Job) -> None:
     size = job.size()
     assert job.size() == size
     freezer.thaw(job.init, job.started, how, stay=before)
-    while job.size() == size:
-        assert time.monotonic() < deadline + 20
+    job.goes_on()
     assert freezer.moving([sleeping.pid], how) is None
     pids = [one.pid for one in freezer.members(job.init, job.started)]
     assert freezer.moving(pids, how, stay=before) != sleeping.pid
@@ -75,13 +74,11 @@ def test_who_has_something_to_do(tmp_path: Path) -> None:
 def test_a_signal_of_slurm_that_lets_a_job_go_on_is_noticed(job: Job) -> None:
     """SIGCONT to all of it: what moves is named."""
     freezer = LinuxFreezer()
-    freezer.freeze(job.init, job.started, SIGNALS, timeout_s=20)
+    freezer.freeze(job.init, job.started, SIGNALS, timeout_s=DEADLINE_S)
     pids = [one.pid for one in freezer.members(job.init, job.started)]
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
-    deadline = time.monotonic() + 10
-    while freezer.moving(pids, SIGNALS) is None:
-        assert time.monotonic() < deadline
+    wait_until("one is seen moving", lambda: freezer.moving(pids, SIGNALS) is not None)
 
 
 @needs_root
@@ -89,7 +86,7 @@ def test_a_signal_that_a_stopped_process_cannot_take_is_seen(job: Job) -> None:
     """Also by whom; SIGCHLD, which waits for every parent of one that was stopped, asks for nothing."""
     freezer = LinuxFreezer()
     sleeping = sleeper(job, freezer).pid
-    freezer.freeze(job.init, job.started, SIGNALS, timeout_s=20)
+    freezer.freeze(job.init, job.started, SIGNALS, timeout_s=DEADLINE_S)
     pids = [one.pid for one in freezer.members(job.init, job.started)]
     os.kill(pids[0], signal.SIGCHLD)
     assert freezer.calls(pids) == frozenset()
@@ -97,25 +94,19 @@ def test_a_signal_that_a_stopped_process_cannot_take_is_seen(job: Job) -> None:
     assert freezer.calls(pids) == {(sleeping, signal.SIGTERM)}
     assert freezer.ended(pids) is None
     os.kill(sleeping, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while freezer.ended(pids) is None:
-        assert time.monotonic() < deadline
-    assert freezer.ended(pids) == sleeping
+    assert wait_until("one has ended", lambda: freezer.ended(pids)) == sleeping
 
 
 @needs_root
 def test_a_job_that_slurm_has_suspended_is_known_by_its_shepherd(job: Job) -> None:
     """Slurm stops all of it, the PID 1 of its namespace too, which is left alone by a freeze of ours."""
     freezer = LinuxFreezer()
-    freezer.freeze(job.init, job.started, SIGNALS, timeout_s=20)
+    freezer.freeze(job.init, job.started, SIGNALS, timeout_s=DEADLINE_S)
     assert not freezer.held(job.init)
     os.kill(job.init, signal.SIGSTOP)
-    deadline = time.monotonic() + 10
-    while not freezer.held(job.init):
-        assert time.monotonic() < deadline
+    wait_until("it is held", lambda: freezer.held(job.init))
     os.kill(job.init, signal.SIGCONT)
-    while freezer.held(job.init):
-        assert time.monotonic() < deadline
+    wait_until("it is not held", lambda: not freezer.held(job.init))
 
 
 @needs_root
@@ -125,11 +116,11 @@ def test_a_namespace_inside_belongs_to_the_job(tmp_path: Path) -> None:
     job = Job(tmp_path / "log", nested)
     try:
         freezer = LinuxFreezer()
-        freezer.freeze(job.init, job.started, SIGNALS, timeout_s=20)
+        freezer.freeze(job.init, job.started, SIGNALS, timeout_s=DEADLINE_S)
         members = freezer.members(job.init, job.started)
         spaces = {Path(f"/proc/{one.pid}/ns/pid").readlink() for one in members}
         assert len(spaces) == 2
-        assert {one.state for one in members} == {"T"}
+        assert {one.state for one in members} <= {"T", "D"}
     finally:
         job.end()
 
@@ -150,14 +141,12 @@ def test_a_program_that_waits_for_a_child_of_vfork_is_frozen(tmp_path: Path) -> 
     try:
         freezer, deadline, seen = LinuxFreezer(), time.monotonic() + 10, set()
         while "D" not in seen and time.monotonic() < deadline:  # which depends on the moment
-            freezer.freeze(job.init, job.started, SIGNALS, timeout_s=5)
+            freezer.freeze(job.init, job.started, SIGNALS, timeout_s=DEADLINE_S)
             members = freezer.members(job.init, job.started)
             seen |= {one.state for one in members}
             assert freezer.moving([one.pid for one in members], SIGNALS) is None
-            size = job.size()
             freezer.thaw(job.init, job.started, SIGNALS, stay=())
-            while job.size() == size:
-                assert time.monotonic() < deadline + 20
+            job.goes_on()
         assert seen <= {"T", "D"}
     finally:
         job.end()
@@ -181,16 +170,13 @@ def test_a_program_without_its_first_thread_is_frozen_too(tmp_path: Path) -> Non
     job = Job(tmp_path / "log", HEADLESS)
     try:
         freezer = LinuxFreezer()
-        deadline = time.monotonic() + 10
-        while Path(f"/proc/{freezer.members(job.init, job.started)[0].pid}/stat").read_text().split()[2] != "Z":
-            assert time.monotonic() < deadline
-        freezer.freeze(job.init, job.started, SIGNALS, timeout_s=20)
+        stat = Path(f"/proc/{freezer.members(job.init, job.started)[0].pid}/stat")
+        wait_until("its first thread has ended", lambda: stat.read_text().split()[2] == "Z")
+        freezer.freeze(job.init, job.started, SIGNALS, timeout_s=DEADLINE_S)
         [member] = freezer.members(job.init, job.started)
         assert (member.state, LinuxProcesses().alive(member.pid, member.started)) == ("T", True)
         freezer.thaw(job.init, job.started, SIGNALS, stay=())
-        size = job.size()
-        while job.size() == size:
-            assert time.monotonic() < deadline + 20
+        job.goes_on()
     finally:
         job.end()
 
@@ -212,7 +198,7 @@ def test_a_signal_goes_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
         assert child.poll() is None
         send([member], signal.SIGTERM, read)
-        assert child.wait(10) == -signal.SIGTERM
+        assert child.wait(DEADLINE_S) == -signal.SIGTERM
     finally:
         child.kill()
         child.wait()
@@ -339,6 +325,6 @@ def test_parents_come_before_their_children() -> None:
 
     assert [one.pid for one in parents_first([member(5, 9), member(9, 7), member(7, 1)])] == [7, 9, 5]
     assert len(parents_first([member(5, 6), member(6, 5)])) == 2
-    began, deep = time.monotonic(), 20000  # as a user can make, to keep the agent from everybody else's jobs
+    began, deep = time.process_time(), 20000  # as a user can make, to keep the agent from everybody else's jobs
     assert [one.pid for one in parents_first([member(pid, pid - 1) for pid in range(deep, 0, -1)])][:2] == [1, 2]
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from inplace_site import Node, asleep, awake
 from stopping import stop
+from waiting import wait_until
 
 from slurm_affinode.agent.inplace import asking
 from slurm_affinode.agent.inplace.sockdiag import ESTABLISHED, LISTEN, Sock, SockDiag
@@ -38,13 +39,6 @@ while said := connection.recv(100):
 """
 
 
-def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     path = tmp_path / "sock"
@@ -56,7 +50,7 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
 
 def resting(pid: int) -> Mapping[int, str]:
     """Where its threads wait, when they do."""
-    wait_for(lambda: (now := waits([pid])) == waits([pid]) and len(now) == 2 and all(now.values()))
+    wait_until("they rest", lambda: (now := waits([pid])) == waits([pid]) and len(now) == 2 and all(now.values()))
     return waits([pid])
 
 
@@ -64,9 +58,9 @@ def resting(pid: int) -> Mapping[int, str]:
 def test_who_has_read_something_is_elsewhere(server: tuple[subprocess.Popen[bytes], Path]) -> None:
     """Also when it is stopped; what was stopped and goes on, or comes back to where it was, is not."""
     running, path = server
-    wait_for(path.exists)
+    wait_until("it listens", path.exists)
     with socket.socket(socket.AF_UNIX) as client:
-        wait_for(lambda: client.connect_ex(str(path)) == 0)
+        wait_until("it accepts", lambda: client.connect_ex(str(path)) == 0)
         assert running.stdout is not None
         running.stdout.readline()
         nodes = NodeSockets()
@@ -76,12 +70,12 @@ def test_who_has_read_something_is_elsewhere(server: tuple[subprocess.Popen[byte
         for number in (signal.SIGSTOP, signal.SIGCONT):
             os.kill(running.pid, number)
             time.sleep(0.05)
-            wait_for(lambda: not went_on(before, waits([running.pid])))
+            wait_until("they are where they were", lambda: not went_on(before, waits([running.pid])))
         client.sendall(b"nothing")
         time.sleep(0.2)
         assert not went_on(before, resting(running.pid))
         client.sendall(b"something")
-        wait_for(lambda: went_on(before, waits([running.pid])))
+        wait_until("one is elsewhere", lambda: went_on(before, waits([running.pid])))
         assert went_on(before, resting(running.pid))
         assert [sock.unread for sock in nodes.look(nodes.own([running.pid])).values() if sock.there] == [0]
         stop(running.pid)
