@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from slurm_affinode.agent import mailing, words
+from slurm_affinode.agent import mailing, telling, words
 from slurm_affinode.agent.journal import JournalError, Record
 from slurm_affinode.agent.notes import Note
 from slurm_affinode.agent.parts import Parts
@@ -122,7 +122,7 @@ class Aftermath:
         parts, facts = self._parts, record.facts
         parts.ledger.write(_failed(record, parts.node, why))
         if parts.processes.alive(int(facts["init_pid"]), int(facts["init_started"])):
-            self._comment(record.key.job_id, words.runs_on(why))
+            telling.comment(parts, record.key.job_id, words.runs_on(why))
         self._close(record)
 
     def lost(self, record: Record) -> None:
@@ -133,7 +133,7 @@ class Aftermath:
         if record.phase not in IN_PLACE:  # else it slept, and others had its GPU memory until now
             entry = replace(entry, failure="its processes are gone")
         parts.ledger.write(replace(entry, ended_ms=round(parts.now() * 1000)))
-        self._comment(record.key.job_id, words.lost(parts.node, why))
+        telling.comment(parts, record.key.job_id, words.lost(parts.node, why))
         self._close(record)
 
     # --- the job sleeps
@@ -145,7 +145,7 @@ class Aftermath:
         self._note(record)
         job_id = record.key.job_id
         shown = str(facts.get("shown") or job_id)
-        self._comment(job_id, words.suspended(facts.get("why") or "", facts.get("gpu_bytes") or 0, shown))
+        telling.comment(parts, job_id, words.suspended(facts.get("why") or "", facts.get("gpu_bytes") or 0, shown))
         mail_owner(parts, record, "suspended", record.phases.get(Phase.QUEUED.value), why=facts.get("why"))
         # A daemon: the agent may end in the middle of a copy; the next one takes it up where it ended.
         thread = threading.Thread(target=self._copy, args=(record,), name=f"copy-{job_id}", daemon=True)
@@ -221,13 +221,6 @@ class Aftermath:
         return None if copy is None else copy.image
 
     # ---
-
-    def _comment(self, job_id: int, own: str) -> None:
-        parts = self._parts
-        try:
-            parts.slurm.set_comment(job_id, words.comment(own, parts.slurm.job(job_id).comment))
-        except AffinodeError as error:
-            parts.log.warning("job %s: its comment is not set: %s", job_id, error)
 
     def _close(self, record: Record) -> None:
         try:

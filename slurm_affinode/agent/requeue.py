@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.core.suspension import JobFact
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.slurm.faults import ControllerDownError, InvalidStateError, SlurmError, UnknownJobError
+
+T = TypeVar("T")
 
 _PAUSE_S = 1.0
 _ENDING = 3
@@ -33,6 +38,18 @@ def fact_of(job: Job, restarts: int) -> JobFact:
         # A requeued job completes its old run while it is in the queue already.
         return JobFact.QUEUED if job.pending or job.start is None or job.state == "COMPLETING" else JobFact.LATER_RUN
     return JobFact.QUEUED if job.pending else JobFact.THIS_RUN
+
+
+def patiently(parts: Parts, what: str, call: Callable[[], T]) -> T:
+    """What ``call`` asks of Slurm, also where that does not answer for a while. Raises ``AffinodeError``."""
+    deadline = parts.now() + parts.settings.slurm_s
+    while True:
+        try:
+            return call()
+        except ControllerDownError as error:
+            if parts.now() >= deadline:
+                raise AffinodeError(f"cannot {what}: {error}") from None
+            parts.sleep(_PAUSE_S)
 
 
 class Requeuer:

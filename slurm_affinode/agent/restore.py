@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from slurm_affinode.agent import mailing, words
+from slurm_affinode.agent import mailing, telling, words
 from slurm_affinode.agent.interface import Arrival
 from slurm_affinode.agent.journal import JournalError, Record
 from slurm_affinode.agent.notes import Note
 from slurm_affinode.agent.parts import Parts
+from slurm_affinode.agent.requeue import patiently
 from slurm_affinode.agent.shepherds import Hold, Reply, Restored, Start
 from slurm_affinode.agent.streams import STREAMS, say
 from slurm_affinode.agent.watch import by_index
@@ -39,9 +39,6 @@ from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, Manifest, Phase, Refusal
 from slurm_affinode.model.suspension_mail import MailKind, SuspensionMail
-from slurm_affinode.slurm.faults import ControllerDownError
-
-T = TypeVar("T")
 
 _PAUSE_S = 1.0
 
@@ -73,7 +70,7 @@ class JobRestorer:
         """See ``interface.Restorer``."""
         parts = self._parts
         began = parts.now()
-        job = self._patiently("ask Slurm for the job", lambda: parts.slurm.job(arrival.job_id), parts.settings.slurm_s)
+        job = patiently(parts, "ask Slurm for the job", lambda: parts.slurm.job(arrival.job_id))
         run = self._run(job, arrival)
         try:
             found = self._find_patiently(run)
@@ -87,12 +84,14 @@ class JobRestorer:
         other = parts.notes.claim(run.key.cluster, run.key.job_id, run.restarts, who)
         if other is not None:
             return self._failed(arrival, job, None, f"its image is being restored elsewhere ({other})")
+        # Before anything else: Slurm takes no comment for a job that is over, and this one may be cancelled meanwhile.
+        telling.comment(parts, arrival.job_id, words.restoring(parts.node))
         try:
             pid = self._place(placing)
         except (AffinodeError, OSError) as error:
             why = str(error) if isinstance(error, AffinodeError) else f"{type(error).__name__}: {error}"
             self._clean(arrival)
-            return self._failed(arrival, job, placing, why)
+            return self._cut_short(placing, why) or self._failed(arrival, job, placing, why)
         for copy in placing.copies:
             remaps.gone(copy.tier.store, copy.image, arrival.init_pid)
         note = parts.notes.read(run.key.cluster, run.key.job_id)
@@ -146,7 +145,7 @@ class JobRestorer:
             store = "the image store" if self._parts.shared is None else self._parts.shared.path
             return self._hold(arrival, job, f"neither its image nor its note is in {store}: is it mounted?", None)
         if not (job.comment or "").startswith(words.LOST):  # that says why it starts anew
-            self._comment(arrival.job_id, None)
+            telling.comment(self._parts, arrival.job_id, None)
         return Start()
 
     # --- the sequence
@@ -295,13 +294,30 @@ class JobRestorer:
                 restored_node=parts.node,
             )
         )
-        self._comment(placing.arrival.job_id, None)
+        telling.comment(self._parts, placing.arrival.job_id, None)
         slept_s = max(0.0, placing.began - manifest.dumped_epoch)
         self._mail("restored", placing.job, manifest, slept_s=slept_s)
         try:
             placing.record.close()
         except JournalError as error:
             parts.log.warning("%s", error)
+
+    def _cut_short(self, placing: _Placing, why: str) -> Reply | None:
+        """Where Slurm has ended or requeued the run meanwhile nothing has failed; ``None``: it has not."""
+        parts, job_id = self._parts, placing.arrival.job_id
+        try:
+            job = parts.slurm.job(job_id)
+        except AffinodeError:
+            return None
+        if job.allocated and job.state != "COMPLETING" and job.restarts == placing.job.restarts:
+            return None
+        parts.log.info("job %s: %s while it was being restored (%s)", job_id, job.state.lower(), why)
+        note = self._note(placing.manifest)
+        if note is not None and job.restarts > placing.job.restarts:
+            telling.comment(parts, job_id, words.suspended(note.why, note.gpu_bytes, job.id))
+        with contextlib.suppress(JournalError):
+            placing.record.close()
+        return Hold(f"it is {job.state.lower()}")
 
     def _failed(self, arrival: Arrival, job: Job, placing: _Placing | None, why: str) -> Reply:
         """What the site chose. The image stays."""
@@ -320,7 +336,7 @@ class JobRestorer:
         self._mail("failed", job, None if placing is None else placing.manifest, why=why)
         if parts.settings.fresh:
             parts.notes.remove(parts.cluster, arrival.job_id)
-            self._comment(arrival.job_id, words.held(f"{why}{words.AFRESH}"))
+            telling.comment(self._parts, arrival.job_id, words.held(f"{why}{words.AFRESH}"))
             return Start(restore_failed=True)
         if note is not None:
             with contextlib.suppress(AffinodeError):
@@ -356,13 +372,11 @@ class JobRestorer:
         """Back to the queue, held: the image stays, and so does the job."""
         parts = self._parts
         text = words.one(why)
-        self._comment(arrival.job_id, words.held(f"{text}; try again with: slurm-affinode wake {job.id}"))
+        telling.comment(
+            self._parts, arrival.job_id, words.held(f"{text}; try again with: slurm-affinode wake {job.id}")
+        )
         try:
-            self._patiently(
-                "hold the job",
-                lambda: parts.slurm.requeue(arrival.job_id, hold=True, running=True),
-                parts.settings.slurm_s,
-            )
+            patiently(parts, "hold the job", lambda: parts.slurm.requeue(arrival.job_id, hold=True, running=True))
         except AffinodeError as error:
             # The plugin does it when the shepherd ends without having started anything.
             parts.log.warning("job %s: %s", arrival.job_id, error)
@@ -370,27 +384,6 @@ class JobRestorer:
             with contextlib.suppress(AffinodeError):
                 parts.notes.write(replace(note, released_epoch=None, failure=text))
         return Hold(text)
-
-    def _comment(self, job_id: int, own: str | None) -> None:
-        parts = self._parts
-        try:
-            before = parts.slurm.job(job_id).comment
-            after = words.theirs(before) if own is None else words.comment(own, before)
-            if after != (before or ""):
-                parts.slurm.set_comment(job_id, after)
-        except AffinodeError as error:
-            parts.log.warning("job %s: its comment is not set: %s", job_id, error)
-
-    def _patiently(self, what: str, call: Callable[[], T], limit_s: float) -> T:
-        parts = self._parts
-        deadline = parts.now() + limit_s
-        while True:
-            try:
-                return call()
-            except ControllerDownError as error:
-                if parts.now() >= deadline:
-                    raise AffinodeError(f"cannot {what}: {error}") from None
-                parts.sleep(_PAUSE_S)
 
 
 def _entry(manifest: Manifest) -> LedgerEntry:

@@ -79,6 +79,7 @@ def suspended(job: SuspendedJob, slurm: Job | None, *, user: str, now_epoch: flo
         "image_bytes": job.image_bytes,
         "where": job.where,
         "wake": job.wake,
+        "restoring_on": slurm.batch_host if slurm is not None and slurm.state == "RUNNING" else None,
         "held_by_admin": None if slurm is None else slurm.held_by_admin,
         "why": job.why,
         "failure": job.failure,

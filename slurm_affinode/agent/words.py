@@ -11,10 +11,11 @@ ASLEEP = "asleep in place: "
 WAITS_TO_WAKE = "waits to wake: "
 WAITS_TO_START = "waits to start: "
 NOT_WOKEN = "not woken: "
+RESTORING = "restoring: "
 LOST = "lost: "
 AFRESH = "; started afresh"
 """Behind why a job was not restored."""
-_OWN = (SUSPENDED, RUNS_ON, HELD, ASLEEP, WAITS_TO_WAKE, WAITS_TO_START, NOT_WOKEN, LOST)
+_OWN = (SUSPENDED, RUNS_ON, HELD, ASLEEP, WAITS_TO_WAKE, WAITS_TO_START, NOT_WOKEN, LOST, RESTORING)
 _OF_THE_PAST = (RUNS_ON, HELD, LOST)
 _BEHIND = " // "
 _MAX_BYTES = 900
@@ -63,7 +64,7 @@ def of_the_past(comment: str | None) -> str | None:
 def sleeps(comment: str | None) -> bool:
     """Whether a comment of ours says that the job has an image: it was suspended, and is not back."""
     text = (comment or "").partition(_BEHIND)[0]
-    return text.startswith((SUSPENDED, HELD)) and not text.endswith(AFRESH)
+    return text.startswith((SUSPENDED, RESTORING, HELD)) and not text.endswith(AFRESH)
 
 
 def sleeps_in_place(comment: str | None) -> bool:
@@ -81,6 +82,11 @@ def comment(own: str, before: str | None) -> str:
 def suspended(why: str, held_bytes: int, job: str) -> str:
     """``suspended: idle 15m, 52 GiB, wake with: slurm-affinode wake 123``."""
     return f"{SUSPENDED}{one(why)}, {size(held_bytes)}, wake with: slurm-affinode wake {job}"
+
+
+def restoring(node: str) -> str:
+    """Its image is being put in place."""
+    return f"{RESTORING}from its image, on {node}"
 
 
 def runs_on(why: str) -> str:

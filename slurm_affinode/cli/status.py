@@ -166,7 +166,7 @@ def _asleep(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         # Two sizes, and none is part of the other: what was never written takes no room in an image.
         ("GPU memory", f"{size(row['gpu_bytes'])}, given back"),
         ("image", f"{size(row['image_bytes'])} on disk, with the contents of host and GPU memory; {where}"),
-        ("wake", _wakes_up(row) if _held(row) else f"{_wakes_up(row)}; or: slurm-affinode wake {row['shown_id']}"),
+        ("wake", _wakes_up(row) if _settled(row) else f"{_wakes_up(row)}; or: slurm-affinode wake {row['shown_id']}"),
     ]
     if row.get("passed_over"):
         pairs.append(("passed over", f"tiers that did not take the image: {row['passed_over']}"))
@@ -214,15 +214,18 @@ def _sleeps(one: Mapping[str, Any]) -> str:
 
 def _wakes_up(row: Mapping[str, Any]) -> str:
     """When a job that has an image goes on; to be released, that has to be where every node sees it."""
-    if _held(row):
+    if row.get("restoring_on"):
+        return f"now: it is being restored on {row['restoring_on']}"
+    if row.get("held_by_admin"):
         return "not before an administrator, who holds it, wakes or releases it"
     if row["wake"] == "now" and row["where"] == "node":
         return "as soon as the copy of its image to the shared store is complete"
     return _wakes(row["wake"], row["since"])
 
 
-def _held(row: Mapping[str, Any]) -> bool:
-    return bool(row.get("held_by_admin"))  # an agent of an older version does not say
+def _settled(row: Mapping[str, Any]) -> bool:
+    """Whether it is of no use to its owner to wake it. An agent of an older version does not say."""
+    return bool(row.get("restoring_on") or row.get("held_by_admin"))
 
 
 def _wakes(wake: str, since: float) -> str:

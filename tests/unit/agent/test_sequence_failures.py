@@ -139,6 +139,43 @@ def test_a_restore_that_fails_does_what_the_site_chose(world, fresh, reply):
         assert sleeping.failure == "bad size"
 
 
+@pytest.mark.parametrize(
+    ("then", "comment"),
+    [
+        (("CANCELLED", 1), "restoring: from its image, on c2 // my experiment"),
+        (("COMPLETING", 1), "restoring: from its image, on c2 // my experiment"),
+        (("PENDING", 2), "suspended: idle 15m, 1.0 MiB, wake with: slurm-affinode wake 7 // my experiment"),
+    ],
+)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_run_that_slurm_takes_away_while_it_is_restored_has_not_failed(world, monkeypatch, fresh, then, comment):
+    """It was cancelled, requeued or preempted: what its owner reads of it is true, whoever killed the restore."""
+    world.comment = "my experiment"
+    mails = []
+    agent = begun_at_c2(world, Settings(fresh=fresh, slurm_s=5))
+    monkeypatch.setattr(agent.parts.mailer, "tell", lambda mail: mails.append(mail.kind))
+    begin = agent.imager.restore
+
+    def killed(*arguments, **options):
+        assert world.comment == "restoring: from its image, on c2 // my experiment"
+        world.state, world.restarts = then
+        agent.imager.fails = "its init is gone"
+        return begin(*arguments, **options)
+
+    monkeypatch.setattr(agent.imager, "restore", killed)
+    assert isinstance(agent.restore(), Hold)
+    assert (world.state, world.restarts, world.comment) == (*then, comment)
+    assert mails == []
+    assert not agent.parts.journal.open_records()
+    assert ledger(world).restore_failure is None
+    if then[0] == "PENDING":
+        agent.imager.fails = None
+        monkeypatch.setattr(agent.imager, "restore", begin)
+        world.start_run("c2")
+        assert agent.restore() == Restored(2)
+        assert world.comment == "my experiment"
+
+
 def test_a_job_with_shards_is_restored_on_the_gpu_that_its_prolog_has_told(world, monkeypatch):
     """Slurm's table has no numbers of its GPUs; where no prolog has told them either, the image waits."""
     agent = begun_at_c2(world)

@@ -112,6 +112,13 @@ def test_status_of_a_sleeper_that_an_administrator_holds(run: Any) -> None:
     )
 
 
+def test_status_of_a_job_that_is_being_restored(run: Any) -> None:
+    """It is not said to wait for anything, nor that it could be woken."""
+    output = run(Reach({"jobs": [{**SUSPENDED, "restoring_on": "c2", "held_by_admin": False}]}), "status", "8").output
+    assert "now: it is being restored on c2" in output
+    assert "slurm-affinode wake" not in output
+
+
 def test_status_of_a_suspended_job(run: Any) -> None:
     """Since when, why, where it can go, how it wakes, and what went wrong."""
     done = run(Reach({"jobs": [SUSPENDED]}), "status", "8")
@@ -190,9 +197,9 @@ def test_suspend_waits_until_it_is_done(run: Any, monkeypatch: pytest.MonkeyPatc
 
 def test_suspend_of_one_that_was_woken_at_once_does_not_wait(run: Any) -> None:
     """A server that somebody asks something of: it slept, and is awake again before anybody has looked."""
-    last = {"at": time.time() + 1, "done": True, "text": "awake after 0s in place: a connection waits on port 8000"}
+    last = {"at": time.time() + 3600, "done": True, "text": "awake after 0s in place: a connection waits on port 8000"}
     row = RUNNING | {"option": RUNNING["option"] | {"mode": "inplace"}, "last": last}
-    done = run(Reach({"begun": True}, {"jobs": [row]}), "suspend", "7", "--timeout", "5s")
+    done = run(Reach({"begun": True}, {"jobs": [row]}), "suspend", "7", "--timeout", "60s")
     assert done.output.splitlines()[-1] == f"Job 7 slept in place, and runs again: {last['text']}"
 
 
@@ -220,7 +227,7 @@ def test_suspend_goes_by_the_clock_of_the_agent(run: Any, monkeypatch: pytest.Mo
     there = time.time() + ahead_s
     before = {"jobs": [RUNNING | {"last": {"at": there - 2, "done": False, "text": "an older failure"}}]}
     now = {"jobs": [RUNNING | {"last": {"at": there + 2, "done": False, "text": "the lock timed out"}}]}
-    done = run(Reach({"begun": True, "at": there}, before, now), "suspend", "7", "--timeout", "5s")
+    done = run(Reach({"begun": True, "at": there}, before, now), "suspend", "7", "--timeout", "60s")
     assert "job 7: the lock timed out" in str(done.exception)
 
 
