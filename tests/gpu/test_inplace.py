@@ -10,6 +10,7 @@ import pytest
 from gpu.machine import MIB, Machine, settled
 from gpu.programs import Programs
 
+from slurm_affinode.agent.inplace.threads import waits, went_on
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.interface import CudaState, CudaUnavailable, Feature
 from slurm_affinode.gpu.nvml import NvmlDriver
@@ -177,6 +178,21 @@ def test_memory_of_the_host_rises_by_what_left_the_gpu(machine: Machine, run: Pr
     run.resume(program)
     note("host_bytes_per_gpu_byte", round(grown / (machine.mib * MIB), 3))
     assert grown < machine.mib * MIB * 1.25 + 512 * MIB
+
+
+def test_only_threads_of_cuda_move_with_its_memory(machine: Machine, run: Programs, note: Any) -> None:
+    """Those that bear its name: another one is taken for the program's, which may have read a request meanwhile."""
+    program = run.start()
+    program.ask("setup", mib=max(8, machine.mib // 8), seed=4)
+    before = waits([program.pid])
+    names = {one: Path(f"/proc/{program.pid}/task/{one}/comm").read_text(encoding="utf-8").strip() for one in before}
+    run.suspend(program)
+    after = waits([program.pid])
+    run.resume(program)
+    others = {one: place for one, place in after.items() if one != program.pid}  # which looks for work now and then
+    moved = sorted(names.get(one, "new") for one in others if went_on(before, {one: others[one]}))
+    note("moved", moved)
+    assert moved == []
 
 
 def resident(pid: int) -> int:
