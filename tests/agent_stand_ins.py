@@ -94,12 +94,12 @@ def job(job_id: int = 7, **changes: Any) -> Job:
         het_offset=None, name="train", user="alice", uid=os.getuid(), account="vision", partitions=("gpu",),
         qos="normal", state="RUNNING", reason=None, priority=100, held=False,
         submit=NOW - timedelta(hours=2), eligible=None, start=NOW - timedelta(hours=1), end=None, expected_start=None,
-        expected_end=None, time_limit_s=None, nodes=("c1",), batch_host="c1", node_count=1, cpus=1, requeue=True,
+        time_limit_s=None, nodes=("c1",), batch_host="c1", node_count=1, cpus=1, requeue=True,
         restarts=0, tres_requested={"cpu": "1", "mem": "500M", "gres/gpu": "1"},
         tres_allocated={"cpu": "1", "mem": "500M"},
         gpus_requested=GpuCount(1), gpus_allocated=GpuCount(1), node_gpus=(NodeGpus("c1", 1, "h100", (0,)),),
-        features=None, reservation=None, comment=None, admin_comment=None, system_comment=None, dependency=None,
-        work_dir=None, command=None, stdin=None, stdout=None, stderr=None, batch=True, exit_code=None, exit_signal=None,
+        features=None, reservation=None, comment=None, admin_comment=None, stdout=None, stderr=None,
+        batch=True,
     )  # fmt: skip
     return replace(base, **changes)
 
@@ -115,7 +115,7 @@ NODE = Node(
     name="c1", state="MIXED", flags=frozenset(), reason=None, reason_user=None, reason_time=None,
     gpus=GpuCount(2, "h100"), gpus_used=GpuCount(2, "h100"), partitions=("gpu",), cpus=8, cpus_used=2,
     memory_mib=16000, memory_used_mib=1000,
-    features=(), version="24.11", boot=None,
+    features=(), version="24.11",
 )  # fmt: skip
 
 

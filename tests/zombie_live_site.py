@@ -44,7 +44,7 @@ def node(name: str = "g1", **more: Any) -> Node:
     values: dict[str, Any] = {
         "name": name, "state": "MIXED", "flags": frozenset(), "reason": None, "reason_user": None, "reason_time": None,
         "gpus": GpuCount(2), "gpus_used": GpuCount(1), "partitions": ("gpu",), "cpus": 16, "cpus_used": 8,
-        "memory_mib": 64000, "memory_used_mib": 0, "features": (), "version": "24.11", "boot": None, **more,
+        "memory_mib": 64000, "memory_used_mib": 0, "features": (), "version": "24.11", **more,
     }  # fmt: skip
     return Node(**values)
 

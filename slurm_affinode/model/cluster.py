@@ -101,8 +101,6 @@ class Job:
     """When it ended; ``None`` before."""
     expected_start: datetime | None
     """Of a pending job: the scheduler's plan, or the begin time asked for."""
-    expected_end: datetime | None
-    """Of a job that has not ended: start and time limit."""
     time_limit_s: int | None
     """``None`` also where there is no limit."""
     nodes: tuple[str, ...]
@@ -125,20 +123,11 @@ class Job:
     reservation: str | None
     comment: str | None
     admin_comment: str | None
-    system_comment: str | None
-    dependency: str | None
-    """As Slurm writes it: ``afterok:12(unfulfilled)``."""
-    work_dir: str | None
-    command: str | None
-    stdin: str | None
     stdout: str | None
     """Patterns such as ``%j`` are replaced. Equal to ``stderr`` where that is ``None``."""
     stderr: str | None
     batch: bool
     """Submitted with a script: such a job can be requeued."""
-    exit_code: int | None
-    """0 where a signal ended it. Through pyslurm known only for that and for COMPLETED."""
-    exit_signal: int | None
     steps: tuple[Step, ...] | None = None
     """Steps that run now; ``None`` where they were not asked for."""
     nodes_required: tuple[str, ...] = ()
@@ -209,7 +198,6 @@ class Node:
     features: tuple[str, ...]
     version: str | None
     """Slurm's version there; ``None`` while the node does not answer."""
-    boot: datetime | None
 
     @property
     def draining(self) -> bool:
@@ -230,11 +218,5 @@ class Partition:
     nodes: tuple[str, ...]
     state: str
     default: bool
-    hidden: bool
-    max_time_s: int | None
-    """``None`` where there is no limit."""
-    default_time_s: int | None
-    priority_tier: int | None
-    preempt_mode: str | None
     tres: Mapping[str, str]
     gpus: GpuCount | None

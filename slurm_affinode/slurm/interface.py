@@ -44,9 +44,9 @@ class SlurmClient(Protocol):
     def overview(self) -> tuple[Job, ...]:
         """Every job that slurmctld knows with the numbers of its GPUs, in two requests and little memory.
 
-        Made for a hundred thousand jobs: files, dependencies, administrators' comments and exit codes are left out
-        (``None``), and ``node_gpus`` is ``None`` where there is a doubt about it. For a pending job ``tres_requested``
-        is what it asks for.
+        Made for a hundred thousand jobs: output files and administrators' comments are left out (``None``), and
+        ``node_gpus`` is ``None`` where there is a doubt about it. For a pending job ``tres_requested`` is what it asks
+        for.
         """
         ...
 

@@ -76,9 +76,6 @@ def _job(job: Mapping[str, Any]) -> Job:
     names = live.nodes(job.get("nodes"))
     priority = _number(job.get("priority"))
     details = job.get("gres_detail")
-    exit_code = job.get("exit_code")
-    code = exit_code if isinstance(exit_code, Mapping) else {}
-    signal = code.get("signal")
     return Job(
         job_id=job["job_id"],
         array_job_id=array_id,
@@ -103,7 +100,6 @@ def _job(job: Mapping[str, Any]) -> Job:
         start=None if pending else start,
         end=end if ended or state == "COMPLETING" else None,
         expected_start=start if pending else None,
-        expected_end=None if ended or limit is None or state == "COMPLETING" else end,
         time_limit_s=None if limit is None else limit * 60,
         nodes=names,
         batch_host=live.word(job.get("batch_host")),
@@ -120,16 +116,9 @@ def _job(job: Mapping[str, Any]) -> Job:
         reservation=live.word(job.get("resv_name")),
         comment=job.get("comment") or None,
         admin_comment=job.get("admin_comment") or None,
-        system_comment=job.get("system_comment") or None,
-        dependency=live.word(job.get("dependency")),
-        work_dir=job.get("current_working_directory") or None,
-        command=job.get("command") or None,
-        stdin=job.get("standard_input") or None,
         stdout=None if waiting else job.get("standard_output") or None,
         stderr=None if waiting else job.get("standard_error") or None,
         batch=bool(job.get("batch_flag")),
-        exit_code=(_number(code.get("return_code")) or 0) if ended and code else None,
-        exit_signal=_number(signal.get("id")) or None if ended and isinstance(signal, Mapping) else None,
         nodes_required=live.nodes(job.get("required_nodes") or None),
         nodes_expected=live.nodes(job.get("scheduled_nodes") or None) if pending else (),
         nodes_excluded=live.nodes(job.get("excluded_nodes") or None),
@@ -181,7 +170,6 @@ def _node(node: Mapping[str, Any]) -> Node:
         memory_used_mib=_number(node.get("alloc_memory")) or 0,
         features=tuple(str(name) for name in node.get("features") or ()),
         version=live.word(node.get("version")),
-        boot=live.moment(_number(node.get("boot_time"))),
     )
 
 

@@ -32,7 +32,7 @@ def _job(job: Mapping[str, Any]) -> Job:
     limit = _minutes(job["time_limit"])
     start, end = live.moment(job["start_time"]), live.moment(job["end_time"])
     requested, allocated = _tres(job["tres_requested"]), _tres(job["tres_allocated"])
-    found, signal = job.get("steps"), job["exit_code_signal"] or None
+    found = job.get("steps")
     return Job(
         job_id=job["id"],
         array_job_id=array,
@@ -56,7 +56,6 @@ def _job(job: Mapping[str, Any]) -> Job:
         start=None if pending else start,
         end=end if ended or state == "COMPLETING" else None,
         expected_start=start if pending else None,
-        expected_end=None if ended or limit is None or state == "COMPLETING" else end,
         time_limit_s=limit,
         nodes=live.nodes(_joined(job["allocated_nodes"])),
         nodes_required=live.nodes(_joined(job.get("required_nodes"))),
@@ -76,17 +75,9 @@ def _job(job: Mapping[str, Any]) -> Job:
         reservation=live.word(job["reservation"]),
         comment=job["comment"] or None,
         admin_comment=job["admin_comment"] or None,
-        system_comment=job["system_comment"] or None,
-        dependency=_dependency(job["dependencies"]),
-        work_dir=job["working_directory"] or None,
-        command=job["command"] or None,
-        stdin=job["standard_input"] or None,
         stdout=None if tasks else job["standard_output"] or None,
         stderr=None if tasks else job["standard_error"] or None,
         batch=bool(job["is_batch_job"]),
-        # pyslurm takes 128 off an exit status above 127, so that two jobs that ended differently look the same.
-        exit_code=0 if state == "COMPLETED" or (ended and signal) else None,
-        exit_signal=signal if ended else None,
         steps=steps(found) if found is not None else None,
     )
 
@@ -126,7 +117,6 @@ def _node(node: Mapping[str, Any]) -> Node:
         memory_used_mib=node["allocated_memory"] or 0,
         features=tuple(node["available_features"] or ()),
         version=live.word(node["slurm_version"]),
-        boot=live.moment(node["boot_time"]),
     )
 
 
@@ -145,13 +135,3 @@ def _minutes(value: object) -> int | None:
 
 def _joined(value: str | Sequence[str] | None) -> str | None:
     return value if value is None or isinstance(value, str) else ",".join(value)
-
-
-def _dependency(value: Mapping[str, Any] | None) -> str | None:
-    """As Slurm writes it: ``afterok:1(unfulfilled),singleton``, with ``?`` where one of them is enough."""
-    if not value:
-        return None
-    parts = [f"{kind}:{job}" for kind, jobs in value.items() if isinstance(jobs, list) for job in jobs]
-    if value.get("singleton"):
-        parts.append("singleton")
-    return ("?" if value.get("satisfy") == "any" else ",").join(parts) or None

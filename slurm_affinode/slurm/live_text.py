@@ -24,23 +24,17 @@ def config(text: str) -> dict[str, str]:
 
 
 def partitions(text: str) -> tuple[Partition, ...]:
-    """``scontrol --oneliner show partitions``: the JSON form does not say which is the default or hidden."""
+    """``scontrol --oneliner show partitions``: the JSON form does not say which is the default."""
     return tuple(_partition(dict(_WORD.findall(line))) for line in text.splitlines() if "PartitionName=" in line)
 
 
 def _partition(words: Mapping[str, str]) -> Partition:
     tres = live.tres(live.word(words.get("TRES")))
-    tier = words.get("PriorityTier", "")
     return Partition(
         name=words["PartitionName"],
         nodes=live.nodes(live.word(words.get("Nodes"))),
         state=words.get("State", "UNKNOWN"),
         default=words.get("Default") == "YES",
-        hidden=words.get("Hidden") == "YES",
-        max_time_s=span_s(words.get("MaxTime", "")),
-        default_time_s=span_s(words.get("DefaultTime", "")),
-        priority_tier=int(tier) if tier.isdigit() else None,
-        preempt_mode=live.word(words.get("PreemptMode")),
         tres=tres,
         gpus=live.gpus(tres),
     )

@@ -27,15 +27,13 @@ JOB = (
     "heterogeneous_offset", "name", "user_name", "user_id", "account", "partition", "qos", "state", "state_reason",
     "priority", "submit_time", "eligible_time", "start_time", "end_time", "time_limit", "allocated_nodes", "batch_host",
     "num_nodes", "cpus", "is_requeueable", "requeue_count", "constraints", "reservation", "comment", "admin_comment",
-    "system_comment", "dependencies", "working_directory", "command", "standard_input", "standard_output",
-    "standard_error", "is_batch_job", "exit_code_signal",
+    "standard_output", "standard_error", "is_batch_job",
 )  # fmt: skip
 JOB_NODES = ("required_nodes", "excluded_nodes", "scheduled_nodes")
 STEP = ("job_id", "id", "name", "state", "allocated_nodes", "start_time", "ntasks")
 NODE = (
     "name", "state", "reason", "reason_user", "reason_time", "configured_gres", "allocated_gres", "partitions",
     "total_cpus", "allocated_cpus", "real_memory", "allocated_memory", "available_features", "slurm_version",
-    "boot_time",
 )  # fmt: skip
 
 

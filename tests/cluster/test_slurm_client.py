@@ -73,12 +73,11 @@ def test_running_gpu_job_is_shown_with_its_gpus_and_steps(cluster: Cluster, root
     assert (job.state, job.partitions, job.nodes, job.batch_host) == ("RUNNING", ("gpu",), ("c1",), "c1")
     assert (job.gpus_requested, job.gpus_allocated) == (GpuCount(2, "h100"), GpuCount(2, "h100"))
     assert job.node_gpus == (NodeGpus("c1", 2, "h100", (0, 1)),)
-    assert (job.comment, job.admin_comment, job.system_comment) == ("a = b", None, None)
+    assert (job.comment, job.admin_comment) == ("a = b", None)
     assert (job.batch, job.requeue, job.restarts, job.held) == (True, True, 0, False)
-    assert (job.stdout, job.work_dir) == (f"/home/alice/out-{number}.txt", "/home/alice")
+    assert job.stdout == f"/home/alice/out-{number}.txt"
     assert job.time_limit_s == 600
     assert job.start is not None
-    assert job.expected_end == job.start + timedelta(minutes=10)
     assert job.end is None
     assert job.tres_allocated["mem"] == "200M"
     steps = {step.step: step for step in job.steps or ()}
@@ -95,7 +94,6 @@ def test_waiting_jobs_say_why_and_until_when(cluster: Cluster, root: SlurmClient
     later = cluster.submit(
         "--partition=gpu,gpu-preempt", "--gres=gpu:1", "--begin=now+1hour", "--no-requeue", wrap="true"
     )
-    after = cluster.submit(*CPU, f"--dependency=afterok:{held}", wrap="true")
     jobs = {str(job.job_id): job for job in root.jobs()}
     assert (jobs[held].held, jobs[held].priority, jobs[held].reason) == (True, 0, "JobHeldUser")
     assert (jobs[held].start, jobs[held].nodes, jobs[held].tres_allocated) == (None, (), {})
@@ -104,7 +102,6 @@ def test_waiting_jobs_say_why_and_until_when(cluster: Cluster, root: SlurmClient
     begin = jobs[later].expected_start
     assert begin is not None
     assert abs(begin - datetime.now(UTC) - timedelta(hours=1)) < timedelta(minutes=1)
-    assert jobs[after].dependency == f"afterok:{held}(unfulfilled)"
     assert jobs[later].gpus_requested == GpuCount(1)
     assert jobs[held].gpus_requested is None
 
@@ -127,14 +124,13 @@ def test_array_tasks_and_components_are_found_by_the_names_that_people_use(clust
     assert {root.job(f"{team}+{offset}").state for offset in (0, 1)} == {"CANCELLED"}
 
 
-def test_ended_job_says_how(cluster: Cluster, root: SlurmClient) -> None:
-    """Ended jobs stay visible for MinJobAge, with when and how they ended."""
+def test_ended_job_says_when(cluster: Cluster, root: SlurmClient) -> None:
+    """Ended jobs stay visible for MinJobAge, with when they ended."""
     number = cluster.submit(*CPU, wrap="true")
     cluster.wait_for_state(number, "COMPLETED")
     job = root.job(number)
-    assert (job.state, job.ended, job.exit_code, job.exit_signal) == ("COMPLETED", True, 0, None)
+    assert (job.state, job.ended, job.steps) == ("COMPLETED", True, ())
     assert job.end is not None
-    assert (job.expected_end, job.steps) == (None, ())
 
 
 def test_nodes_partitions_and_configuration(cluster: Cluster, root: SlurmClient) -> None:
@@ -151,7 +147,6 @@ def test_nodes_partitions_and_configuration(cluster: Cluster, root: SlurmClient)
     assert [name for name, partition in partitions.items() if partition.default] == ["cpu"]
     assert partitions["gpu"].nodes == ("c1", "c2")
     assert partitions["gpu"].gpus == GpuCount(4, "h100")
-    assert (partitions["gpu"].max_time_s, partitions["gpu-preempt"].preempt_mode) == (86400, "REQUEUE")
     assert "gres/gpu" in root.config()["AccountingStorageTRES"].split(",")
     assert root.version().startswith(f"{cluster.release}.")
     root.ping()

@@ -25,7 +25,7 @@ from slurm_affinode.slurm.faults import InvalidStateError
 NODE = Node(
     name="c2", state="MIXED", flags=frozenset(), reason=None, reason_user=None, reason_time=None,
     gpus=GpuCount(2, "h100"), gpus_used=GpuCount(1, "h100"), partitions=("gpu",), cpus=8, cpus_used=2, memory_mib=16000,
-    memory_used_mib=1000, features=(), version="24.11", boot=None,
+    memory_used_mib=1000, features=(), version="24.11",
 )  # fmt: skip
 
 

@@ -39,10 +39,7 @@ def test_jobs(record):
     assert (jobs["4"].held, jobs["4"].priority, jobs["4"].reason) == (True, 0, "JobHeldUser")
     assert (jobs["5"].reason, jobs["5"].requeue, jobs["5"].time_limit_s) == ("BeginTime", False, None)
     assert jobs["5"].expected_start is not None
-    assert jobs["5"].expected_end is None
     assert (jobs["6+0"].job_id, jobs["6+1"].job_id) == (6, 7)
-    assert jobs["9"].dependency is not None
-    assert "afterok:4(unfulfilled)" in jobs["9"].dependency
 
 
 def test_steps(record):
@@ -69,8 +66,6 @@ def test_partitions_and_configuration(record):
     partitions = {one.name: one for one in live_text.partitions(record("partitions.txt").decode())}
     assert [name for name, one in partitions.items() if one.default] == ["cpu"]
     assert (partitions["gpu"].nodes, partitions["gpu"].gpus) == (("c1", "c2"), GpuCount(4, "h100"))
-    assert (partitions["gpu-preempt"].priority_tier, partitions["gpu-preempt"].preempt_mode) == (1, "REQUEUE")
-    assert (partitions["gpu"].max_time_s, partitions["gpu"].default_time_s) == (86400, 1800)
     config = live_text.config(record("config.txt").decode())
     assert "gres/gpu" in config["AccountingStorageTRES"].split(",")
     assert (config["MinJobAge"], config["JobRequeue"], config["PriorityParameters"]) == ("300 sec", "1", "")
@@ -87,7 +82,7 @@ def test_pyslurm_shows_the_same_jobs_and_nodes(recorded):
     theirs = {job.id: job for job in live_pyslurm.jobs(jobs)}
     ours = jobs_of(lambda name: (directory / name).read_bytes())
     assert theirs.keys() == ours.keys()
-    left_out = {"expected_start", "expected_end", "node_gpus", "exit_code", "steps", "priority", "state", "reason"}
+    left_out = {"expected_start", "node_gpus", "steps", "priority", "state", "reason"}
     left_out |= {"nodes_required", "nodes_excluded", "nodes_expected"}  # not among what the worker was asked for then
     for name, job in ours.items():
         for attribute in set(job.__dataclass_fields__) - left_out:

@@ -45,7 +45,7 @@ def node(name: str, gpus: int = 4, partition: str = "gpu") -> Node:
     """A node with 32 cores and 256 GiB."""
     count = GpuCount(gpus) if gpus else None
     return Node(name, "MIXED", frozenset(), None, None, None, count, None, (partition,), 32, 8, 256 * 1024, 0, (),
-                "24.11", None)  # fmt: skip
+                "24.11")  # fmt: skip
 
 
 NODES = (node("g1"), node("g2"), node("c1", 0, "cpu"))
