@@ -60,6 +60,18 @@ class Record:
         return self.entries[-1].phase if self.entries else Phase.RUNNING
 
     @property
+    def unreadable(self) -> bool:
+        """How far the suspension has got is not known: nothing may be done about it, and nothing written."""
+        return self.damage is not None and not self.entries
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why no suspension of the job may begin now; ``None``: none is open."""
+        if self.unreadable:
+            return f"its journal cannot be read: {self.damage}"
+        return "an earlier suspension of it is still being put in order" if self.entries else None
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Everything noted, the later over the earlier."""
         merged: dict[str, Any] = {}
@@ -74,6 +86,8 @@ class Record:
 
     def write(self, phase: Phase, **facts: Any) -> Entry:
         """Announce ``phase``; durable when this returns. Raises ``JournalError``, and then nothing was announced."""
+        if self.unreadable:
+            raise JournalError(f"{self.path}: {self.damage}")
         entry = Entry(phase, self._clock(), facts)
         line = json.dumps(
             {"version": VERSION, "phase": phase.value, "time": entry.time_epoch, "facts": facts}, separators=(",", ":")
@@ -172,7 +186,10 @@ class Journal:
 
 
 def parse(data: bytes) -> tuple[list[Entry], int, str | None]:
-    """Intact entries, the byte at which they end, and what is wrong after them (``None``: nothing, or a torn end)."""
+    """Intact entries, the byte at which they end, and what is wrong after them (``None``: nothing, or a torn end).
+
+    None where a line is of another release.
+    """
     entries: list[Entry] = []
     end = 0
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
@@ -185,8 +202,9 @@ def parse(data: bytes) -> tuple[list[Entry], int, str | None]:
             return entries, end, None if last else f"line {number} is damaged ({error})"
         try:
             entries.append(_entry(value))
-        except (ValueError, KeyError, TypeError) as error:  # whole, and of another release
-            return entries, end, f"line {number} is damaged ({error})"
+        except (ValueError, KeyError, TypeError) as error:
+            # What it announced may have been done: what stands before it is not how things are.
+            return [], 0, f"line {number} is of another release of slurm-affinode ({error}): its job is left alone"
         end += len(line)
     return entries, end, None
 

@@ -125,8 +125,8 @@ class JobSuspender:
             yield Refusal("slurm", "slurmctld has not said anything about this job yet")
         if parts.shared is None:
             yield Refusal("no-shared-store", "the site has no shared image store (suspend.shared_store)")
-        if job.key is not None and parts.journal.record(job.key).entries:
-            yield Refusal("recovering", "an earlier suspension of it is still being put in order")
+        if job.key is not None and (hindrance := parts.journal.record(job.key).hindrance):
+            yield Refusal("recovering", hindrance)
         if not self._root_of(job):
             yield Refusal("not-started", "its script has not started yet, or has ended")
 

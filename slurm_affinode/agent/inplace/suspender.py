@@ -158,8 +158,8 @@ class InPlaceSuspender:
             yield Refusal("slurm", "slurmctld has not said anything about this job yet")
         else:
             yield from _of_job(job.slurm)
-        if job.key is not None and self._parts.journal.record(job.key).entries:
-            yield Refusal("recovering", "an earlier suspension of it is still being put in order")
+        if job.key is not None and (hindrance := self._parts.journal.record(job.key).hindrance):
+            yield Refusal("recovering", hindrance)
         members = self._members(job)
         if not any(member.pid_ns == job.root for member in members):
             yield Refusal("not-started", "its script has not started yet, or has ended")

@@ -52,14 +52,26 @@ def test_a_torn_last_line_was_never_written_and_is_overwritten(journal):
     assert [entry.phase for entry in journal.record(KEY).entries] == [Phase.LOCKING, Phase.LOCKED]
 
 
-def test_a_last_line_of_another_release_is_told(journal):
-    """It was not torn: what it announced has been done."""
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'{"version":2,"phase":"locked","time":1.0,"facts":{}}\n', "version 2, not 1"),
+        (b'{"version":1,"phase":"moving","time":1.0,"facts":{}}\n', "'moving' is not a valid Phase"),
+    ],
+)
+def test_what_another_release_wrote_is_told_and_left_alone(journal, line, why):
+    """It was not torn: what it announced has been done, so that what stands before it says nothing any more."""
     record = journal.record(KEY)
     record.write(Phase.LOCKING)
     with record.path.open("ab") as file:
-        file.write(b'{"version":2,"phase":"locked","time":1.0,"facts":{}}\n')
+        file.write(line)
+    before = record.path.read_bytes()
     again = journal.record(KEY)
-    assert (again.phase, again.damage) == (Phase.LOCKING, "line 2 is damaged (version 2, not 1)")
+    assert (again.phase, again.entries, again.unreadable) == (Phase.RUNNING, [], True)
+    assert again.damage == f"line 2 is of another release of slurm-affinode ({why}): its job is left alone"
+    with pytest.raises(JournalError, match=r"alpha\.12\.1700000000\.jsonl: line 2 is of another release"):
+        again.write(Phase.LOCKING)
+    assert record.path.read_bytes() == before
 
 
 def test_damage_in_the_middle_is_told_and_what_stands_before_counts(journal):

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 from agent_sequences import begun_at_c2, check, go_on_at_c2, ledger, recovered
-from agent_site import Slurm, make_job
+from agent_site import SUBMIT, Slurm, make_job
 from agent_world import Agent
 
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.parts import Settings
 from slurm_affinode.agent.shepherds import Hold, Restored, Start
 from slurm_affinode.checkpoint.interface import Capabilities, CudaUnavailable
-from slurm_affinode.model.suspension import Mode, Phase, SuspendOption
+from slurm_affinode.model.suspension import JobKey, Mode, Phase, SuspendOption
 from slurm_affinode.slurm.faults import NotPermittedError
 
 
@@ -110,6 +110,21 @@ def test_slurm_that_goes_away_in_the_middle_is_waited_for(world, monkeypatch):
     recovered(world)
     check(world)
     go_on_at_c2(world)
+
+
+def test_a_journal_of_another_release_is_left_alone(world, caplog):
+    """After a downgrade: told in one line, and the job is neither touched nor suspended again."""
+    path = world.root / "c1" / "journal" / f"alpha.7.{round(SUBMIT.timestamp())}.jsonl"
+    path.parent.mkdir(mode=0o700, parents=True)
+    path.write_text('{"version":2,"phase":"dumped","time":1.0,"facts":{}}\n')
+    agent = recovered(world)
+    assert [line.message for line in caplog.records if line.levelname == "ERROR"] == [
+        f"{path}: line 1 is of another release of slurm-affinode (version 2, not 1): its job is left alone"
+    ]
+    assert path.exists()
+    assert world.effect_log == []
+    with pytest.raises(Refused, match="its journal cannot be read: line 1 is of another release"):
+        agent.suspend(key=JobKey("alpha", 7, round(SUBMIT.timestamp())))
 
 
 def test_a_comment_of_the_owner_survives(world):
