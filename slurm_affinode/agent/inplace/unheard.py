@@ -6,24 +6,32 @@ A shepherd comes back within ten seconds. Until then what its job holds must cou
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from slurm_affinode.agent.peers import Identity, Inspector, NotAShepherd, Peer
 from slurm_affinode.agent.tree import LinuxProcesses
 from slurm_affinode.model.suspension import Mode, SuspendOption
 
-_JOB, _OPTION, _END = 2, 7, 8
-"""Places in a shepherd's arguments (``spank/shepherd_options.c``): job, option, ``--``."""
+_OPTION, _END = 7, 8
+"""Places in a shepherd's arguments (``spank/shepherd_options.c``): option, ``--``."""
 
 
-def unheard(pids: Iterable[int], proc: Path = Path("/proc")) -> Mapping[int, tuple[int, ...]]:
-    """Raw job id -> those of ``pids`` that belong to a job with ``mode=inplace``, by its shepherd's arguments."""
+def unheard(
+    pids: Iterable[int], proc: Path = Path("/proc"), identify: Callable[[Peer], Identity] | None = None
+) -> Mapping[int, tuple[int, ...]]:
+    """Raw job id -> those of ``pids`` that belong to a job with ``mode=inplace``, by its shepherd's arguments.
+
+    ``identify``: as ``Inspector``'s.
+    """
+    identify = identify or Inspector(proc).identify
     found: dict[int, tuple[int, ...]] = {}
     ours = _space(proc, "self")
     for pid in pids:
         if (space := _space(proc, str(pid))) is None or space == ours:
             continue  # no shepherd is above it
-        job = _job_above(pid, proc)
+        job = _job_above(pid, proc, identify)
         if job is not None:
             found[job] = (*found.get(job, ()), pid)
     return found
@@ -36,23 +44,25 @@ def _space(proc: Path, pid: str) -> str | None:
         return None
 
 
-def _job_above(pid: int, proc: Path) -> int | None:
-    """The shepherd is PID 1 of its namespace, and above all processes of its job, those of containers included."""
+def _job_above(pid: int, proc: Path, identify: Callable[[Peer], Identity]) -> int | None:
+    """The shepherd is PID 1 of its namespace, and above all processes of its job, those of containers included.
+
+    Anybody can give a program such arguments, but no user can make a namespace in which it would pass for a shepherd.
+    """
     read, seen = LinuxProcesses(proc).read, set[int]()
     while (member := read(pid)) is not None and pid not in seen:
         seen.add(pid)
-        if member.pid_ns == 1 and (job := _job_of(pid, proc)) is not None:
-            return job
+        if member.pid_ns == 1 and _in_place(pid, proc):
+            with suppress(NotAShepherd):
+                return identify(Peer(pid, member.uid, 0)).job_id
         pid = member.parent
     return None
 
 
-def _job_of(pid: int, proc: Path) -> int | None:
-    """The job in place of a shepherd; ``None``: another mode, or no shepherd."""
+def _in_place(pid: int, proc: Path) -> bool:
+    """Whether its arguments are those of a shepherd of a job in place."""
     try:
         words = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        if words[_END : _END + 1] != ["--"]:
-            return None
-        return int(words[_JOB]) if SuspendOption.parse(words[_OPTION]).mode is Mode.INPLACE else None
+        return words[_END : _END + 1] == ["--"] and SuspendOption.parse(words[_OPTION]).mode is Mode.INPLACE
     except (OSError, ValueError):
-        return None
+        return False

@@ -11,6 +11,7 @@ from inplace_site import GIB, Node, asleep, awake
 
 from slurm_affinode.agent.inplace.sharing import Rules
 from slurm_affinode.agent.inplace.unheard import unheard
+from slurm_affinode.agent.peers import Identity, NotAShepherd, Peer
 
 
 def put(proc: Path, pid: int, pid_ns: int, parent: int, space: str, *argv: str) -> None:
@@ -27,23 +28,29 @@ def shepherd(job: str, option: str, end: str = "--") -> tuple[str, ...]:
 
 
 def test_the_job_of_a_process_is_told_by_its_shepherd(tmp_path: Path) -> None:
-    """Whatever is between them, a container's own PID 1 too. Other modes and other programs are none."""
+    """Whatever is between them, a container's PID 1 too. Other modes, and what only says that it is one, are none."""
     (tmp_path / "self" / "ns").mkdir(parents=True)
     (tmp_path / "self" / "ns" / "pid").symlink_to("pid:[1]")
     put(tmp_path, 10, 10, 1, "pid:[1]", "slurmstepd")
     put(tmp_path, 11, 1, 10, "pid:[2]", *shepherd("7", "window=900,mode=inplace"))
     put(tmp_path, 12, 2, 11, "pid:[2]", "sh", "script")
-    put(tmp_path, 13, 1, 12, "pid:[3]", "server")
+    put(tmp_path, 13, 1, 12, "pid:[3]", *shepherd("9", "mode=inplace"))  # says it is one
     put(tmp_path, 14, 2, 13, "pid:[3]", "worker")
     for number, argv in (
-        (20, shepherd("8", "window=900,mode=requeue")), (30, shepherd("9", "mode=inplace", "-")),
-        (40, shepherd("x", "mode=inplace")), (50, shepherd("9", "mode=what")), (60, ("sh",)), (70, ()),
+        (20, shepherd("8", "window=900,mode=requeue")), (30, shepherd("8", "mode=inplace", "-")),
+        (40, shepherd("8", "mode=what")), (50, ("sh",)), (60, ()),
     ):  # fmt: skip
         put(tmp_path, number, 1, 10, "pid:[4]", *argv)
         put(tmp_path, number + 1, 2, number, "pid:[4]", "sh")
     put(tmp_path, 80, 2, 81, "pid:[5]", "sh")
     put(tmp_path, 81, 3, 80, "pid:[5]", "sh")
-    assert unheard([10, 12, 14, 21, 31, 41, 51, 61, 71, 80, 99], tmp_path) == {7: (12, 14)}
+
+    def identify(peer: Peer) -> Identity:
+        if peer.pid == 13:
+            raise NotAShepherd("it is in a user namespace of its own")
+        return Identity(7, peer.uid, peer.gid, peer.pid, 1)
+
+    assert unheard([10, 12, 14, 21, 31, 41, 51, 61, 80, 99], tmp_path, identify) == {7: (12, 14)}
 
 
 @pytest.mark.parametrize("known", [False, True])
