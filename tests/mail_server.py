@@ -44,6 +44,6 @@ def serving(refuse: bytes = b"") -> Iterator[Smtp]:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        yield Smtp("127.0.0.1", server.server_address[1], timeout_s=5.0)
+        yield Smtp("127.0.0.1", server.server_address[1], timeout_s=60.0)
         server.shutdown()
         thread.join()

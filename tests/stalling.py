@@ -22,14 +22,17 @@ class Stalling:
 
     path: Path
     program: subprocess.Popen[str]
+    stalled: bool = False
 
     def stall(self) -> None:
         """Whoever asks it something from now on waits."""
+        self.stalled = True
         stop(self.program.pid)
 
     def go_on(self) -> None:
         """It answers, also what it was asked meanwhile."""
         self.program.send_signal(signal.SIGCONT)
+        self.stalled = False
 
 
 @pytest.fixture

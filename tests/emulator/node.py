@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-DEADLINE_S = 30.0
+from waiting import DEADLINE_S, wait_until
 
 
 class DriverError(Exception):
@@ -54,13 +53,7 @@ class Program:
 
     def until(self, expression: str, wanted: Callable[[Any], bool]) -> Any:
         """Asks again until the value is as wanted."""
-        deadline = time.monotonic() + DEADLINE_S
-        while True:
-            value = self.get(expression)
-            if wanted(value):
-                return value
-            assert time.monotonic() < deadline, f"{expression} is still {value}"
-            time.sleep(0.02)
+        return wait_until(f"{expression} is as wanted", lambda: self.get(expression), wanted)
 
     def kill(self) -> None:
         """Ends it at once, with no chance to clean up."""

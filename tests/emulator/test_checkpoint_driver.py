@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -147,15 +146,13 @@ def test_a_helper_that_was_killed_is_replaced(cuda: Cuda, node: Node) -> None:
 
 def test_a_driver_that_hangs_is_left(node: Node) -> None:
     """A call past its deadline fails, and takes the helper with it."""
-    cuda = Cuda(driver_version=lambda: VERSION, env=node.env, deadlines=Deadlines(start=20, quick=0.2, move=0.2))
+    cuda = Cuda(driver_version=lambda: VERSION, env=node.env, deadlines=Deadlines(move=0.2))
     user = node.user()
     assert cuda.users([user.pid]) == {user.pid}
     cuda.lock(user.pid, timeout_ms=5000)
     stop(user.pid)
-    began = time.monotonic()
     with pytest.raises(HelperLost, match=r"no answer within 0\.2 s"):
         cuda.checkpoint(user.pid)
-    assert time.monotonic() - began < 20
     os.kill(user.pid, signal.SIGCONT)
     assert cuda.users([user.pid]) == {user.pid}
     cuda.close()

@@ -6,14 +6,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from emulator.node import DEADLINE_S, Node, Program
+from emulator.node import Node, Program
+from waiting import DEADLINE_S, wait_until
 
 SETUP = """
 from dataclasses import asdict
@@ -130,17 +128,9 @@ def test_an_xid_is_noted_for_its_gpu(node: Node, watcher: Program) -> None:
 
 
 def scrape(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S) as answer:
         text: str = answer.read().decode()
         return text
-
-
-def until(look: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (seen := look()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return seen
 
 
 def test_the_exporter_shows_and_keeps_what_the_gpus_do(node: Node, tmp_path: Path) -> None:
@@ -164,7 +154,7 @@ def test_the_exporter_shows_and_keeps_what_the_gpus_do(node: Node, tmp_path: Pat
         port = int(started.rpartition(":")[2].partition("/")[0])
         user = node.user(1)
         user.do("alloc(500); busy(600_000)")
-        text = until(lambda: (text := scrape(port)) and ("} 100.0" in text) and text)
+        text = wait_until("it is busy", lambda: scrape(port), lambda text: "} 100.0" in text)
         assert 'DCGM_FI_DEV_FB_USED{Hostname="c1"' in text
         assert 'hpc_job="4711"' in text
         rss_mib = (
@@ -172,13 +162,14 @@ def test_the_exporter_shows_and_keeps_what_the_gpus_do(node: Node, tmp_path: Pat
         )
         assert rss_mib < 80
         process.send_signal(signal.SIGHUP)
-        [parquet] = until(lambda: list(spool.glob("*.parquet")))
+        [parquet] = wait_until("the file is closed", lambda: list(spool.glob("*.parquet")))
+        wait_until("there is another", lambda: list(spool.glob("*.part")))
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0, process.stderr.read()
     finally:
         process.kill()
         process.communicate()
-    assert len(until(lambda: list(spool.iterdir()))) == len(list(spool.glob("*.parquet"))) == 2
+    assert len(list(spool.iterdir())) == len(list(spool.glob("*.parquet"))) == 2
     state = tmp_path / "state"
     taken = subprocess.run(
         [argv[0], "ingest", "gpu", "--json", "--state", str(state), str(spool)],

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from agent_stand_ins import Acts, Gpus, Node1, Shepherd, Slurm, agent, config_of, identify, wait_until
+from agent_stand_ins import Acts, Gpus, Node1, Shepherd, Slurm, agent, config_of, identify
+from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent import daemon, munge
 from slurm_affinode.agent.client import AnswerError, ask_node
@@ -52,19 +53,13 @@ def vouch(monkeypatch: pytest.MonkeyPatch) -> Munge:
     fake = Munge()
     monkeypatch.setattr(munge, "encode", fake.encode)
     monkeypatch.setattr(munge, "decode", fake.decode)
+    monkeypatch.setattr(daemon, "listen_address", lambda _: (HOST, 0))  # a port that nobody else gets meanwhile
     return fake
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture
 def node(tmp_path: Path, vouch: Munge) -> Iterator[Node1]:
-    with agent(config_of(tmp_path, agent=f'listen = "{HOST}:{free_port()}"')) as running:
+    with agent(config_of(tmp_path, agent=f'listen = "{HOST}:9403"')) as running:
         yield running
 
 
@@ -102,7 +97,7 @@ def test_answer_that_is_not_roots_is_not_believed(node: Node1, vouch: Munge) -> 
 )
 def test_what_is_no_credential_is_not_answered(node: Node1, data: bytes) -> None:
     """The connection is closed."""
-    with socket.create_connection((HOST, port_of(node)), timeout=5) as sock:
+    with socket.create_connection((HOST, port_of(node)), timeout=DEADLINE_S) as sock:
         try:
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
@@ -121,8 +116,10 @@ def test_what_is_no_name_of_a_machine_is_unreachable(vouch: Munge, host: str) ->
 
 def test_refused_and_absent_agents_are_unreachable(node: Node1, vouch: Munge, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit status 3, with what to look at."""
-    with pytest.raises(UnreachableError, match=r"the agent on c9 \(127\.0\.0\.1:\d+\) does not answer"):
-        ask_node(HOST, free_port(), "c9", {"verb": "status"})
+    with socket.socket() as deaf:  # nobody else gets its port, and it does not listen
+        deaf.bind((HOST, 0))
+        with pytest.raises(UnreachableError, match=r"the agent on c9 \(127\.0\.0\.1:\d+\) does not answer"):
+            ask_node(HOST, deaf.getsockname()[1], "c9", {"verb": "status"})
     monkeypatch.setattr(munge, "encode", lambda payload, only_uid=None: b"MUNGE:forged:")
     with pytest.raises(UnreachableError, match="refused the request") as caught:
         ask_node(HOST, port_of(node), "c1", {"verb": "status"})
@@ -149,7 +146,7 @@ def test_daemon_ends_when_it_is_told(
     acts: list[Acts] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(5)
+        systemd.settimeout(DEADLINE_S)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         config = config_of(tmp_path)
         with caplog.at_level(logging.INFO):
@@ -158,7 +155,7 @@ def test_daemon_ends_when_it_is_told(
             assert systemd.recv(100) == b"READY=1"
             handlers[signal.SIGTERM]()
             assert systemd.recv(100) == b"STOPPING=1"
-            thread.join(10)
+            thread.join(DEADLINE_S)
     assert not thread.is_alive()
     assert acts[0].recovered == 1
     assert "the agent of c1 has ended" in caplog.text

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from agent_stand_ins import NODE, Gpus, Slurm, agent, config_of, job
+from waiting import DEADLINE_S
 
 from slurm_affinode.agent import hooks
 from slurm_affinode.agent.orphans import NotAnOrphanError, Orphans
@@ -61,7 +62,8 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(Orphans._end, "__defaults__", (DEADLINE_S, DEADLINE_S))
     made = World()
     yield made
     for child in made.made:
@@ -89,15 +91,15 @@ def test_a_process_without_a_job_is_ended(world: World) -> None:
     child = world.process()
     done = world.orphans().end(child.pid, started(child), "root")
     assert done["ended_by"] == "SIGTERM"
-    assert child.wait(5) == -15
+    assert child.wait(DEADLINE_S) == -15
 
 
 def test_one_that_does_not_want_to_is_killed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its time."""
-    monkeypatch.setattr(Orphans._end, "__defaults__", (0.2, 5.0))
+    monkeypatch.setattr(Orphans._end, "__defaults__", (0.2, DEADLINE_S))
     child = world.process(STUBBORN)
     assert world.orphans().end(child.pid, started(child), "root")["ended_by"] == "SIGKILL"
-    assert child.wait(5) == -9
+    assert child.wait(DEADLINE_S) == -9
 
 
 def test_a_process_of_an_ended_job_is_one(world: World) -> None:
@@ -190,10 +192,10 @@ def test_what_a_job_left_on_its_gpus_is_ended_and_reported(world: World) -> None
         world.process(SLURM_JOB_ID="7"), world.process(SLURM_JOB_ID="8"), world.process(device=1, SLURM_JOB_ID="7"),
     )  # fmt: skip
     orphans = world.orphans()
-    report = orphans.leftovers(7, os.getuid(), [0], kill=True, wait_s=5)
+    report = orphans.leftovers(7, os.getuid(), [0], kill=True, wait_s=DEADLINE_S)
     assert [one["pid"] for one in report["left"]] == [mine.pid]
     assert report["left"][0]["ended_by"] == "SIGTERM"
-    assert mine.wait(5) == -15
+    assert mine.wait(DEADLINE_S) == -15
     assert (other.poll(), elsewhere.poll()) == (None, None)
     assert orphans.reports.all() == [report]
     assert world.asked == 0
@@ -205,10 +207,10 @@ def test_where_it_is_not_known_which_gpus_a_job_had_its_processes_are_looked_for
     world.gpus.lost.add(2)
     mine, other = world.process(device=1, SLURM_JOB_ID="7"), world.process(SLURM_JOB_ID="8")
     for indices in ([], [9]):
-        report = world.orphans().leftovers(7, os.getuid(), indices, kill=True, wait_s=1)
+        report = world.orphans().leftovers(7, os.getuid(), indices, kill=True, wait_s=DEADLINE_S)
         assert ([one["pid"] for one in report["left"]], report["dirty"]) == ([mine.pid], [])
         assert other.poll() is None
-        mine.wait(5)
+        mine.wait(DEADLINE_S)
         mine = world.process(device=1, SLURM_JOB_ID="7")
     assert "is still there" in world.orphans().leftovers(7, os.getuid(), [], kill=False, wait_s=0.1)["dirty"][0]
 
@@ -269,7 +271,7 @@ def test_what_each_process_computed_is_told_where_the_driver_knows(world: World)
 def test_what_a_job_left_is_ended_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The epilog does not wait for each rank in turn."""
     together = threading.Barrier(3)
-    monkeypatch.setattr(Orphans, "_end", lambda *_: str(together.wait(10)))
+    monkeypatch.setattr(Orphans, "_end", lambda *_: str(together.wait(DEADLINE_S)))
     for _ in range(3):
         world.process(SLURM_JOB_ID="7")
     report = world.orphans().leftovers(7, os.getuid(), [0], kill=True, wait_s=0.1)

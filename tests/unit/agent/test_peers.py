@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_stand_ins import NODE, Gpus, Slurm, job, wait_until, waiting
+from agent_stand_ins import NODE, Gpus, Slurm, job, waiting
+from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent import queue as queues
 from slurm_affinode.agent.loop import run
@@ -294,7 +295,7 @@ def test_loop_survives_its_own_faults() -> None:
     wait_until("it acts in between", lambda: "act" in seen)
     stop.set()
     poke.set()
-    thread.join(5)
+    thread.join(DEADLINE_S)
     assert not thread.is_alive()
 
 

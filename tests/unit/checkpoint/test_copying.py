@@ -31,7 +31,7 @@ def test_files_are_closed_when_no_thread_uses_them_any_more(
     def late(fd: int, block: blockio.Buffer, begin: int, stop: int, at: int) -> None:
         number, before = next(calls), os.fstat(fd).st_ino
         if number == 0:
-            assert under_way.wait(10)
+            assert under_way.wait(60)
             if end == "the target is full":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise ImageDamaged("cannot be read")

@@ -240,18 +240,18 @@ def test_a_restore_does_not_read_what_is_being_brought(
         def pass_(self, count: int, over: Callable[[], bool] = lambda: False) -> None:
             asked.append(count)
             begun.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
 
     node.tiers._ahead = Slow(0)
     with ThreadPoolExecutor(2) as executor:
         ahead = executor.submit(node.tiers.pull, copy, expected_s=60.0)
-        assert begun.wait(20)
+        assert begun.wait(60)
         waits = executor.submit(node.tiers.sound, [copy], whole)
         while not node.tiers._pulls._under_way[copy.id].wanted.is_set():
             assert not waits.done()
         go_on.set()
-        found = waits.result(20)
-        assert ahead.result(20) == found
+        found = waits.result(60)
+        assert ahead.result(60) == found
     assert found.tier.name == "memory"
     assert len(asked) < image.manifest.size / SMALL
     assert node.told == []

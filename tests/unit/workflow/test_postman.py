@@ -42,11 +42,9 @@ def test_mail_server_that_refuses_or_is_not_there() -> None:
     with serving(b"RCPT") as smtp, pytest.raises(UnreachableError, match="no such user here"):
         send(MailPolicy(via="smtp", smtp=smtp))
     with pytest.raises(UnreachableError, match="mail server 127"):
-        send(MailPolicy(via="smtp", smtp=Smtp("127.0.0.1", 1, timeout_s=1.0)))
+        send(MailPolicy(via="smtp", smtp=Smtp("127.0.0.1", 1, timeout_s=60.0)))
     with serving() as smtp, pytest.raises(InputError, match="cannot be read"):
-        send(
-            MailPolicy(via="smtp", smtp=Smtp("127.0.0.1", smtp.port, user="u", password_file="/nowhere", timeout_s=5.0))
-        )
+        send(MailPolicy(via="smtp", smtp=Smtp("127.0.0.1", smtp.port, user="u", password_file="/nowhere")))
 
 
 def test_a_mail_that_was_taken_was_sent() -> None:

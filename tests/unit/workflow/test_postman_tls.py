@@ -116,7 +116,7 @@ def test_mail_and_password_go_encrypted(certificate: Pair, tmp_path: Path, tls: 
     secret = tmp_path / "password"
     secret.write_text("s3cret\n")
     with server(certificate, at_once=at_once) as (port, taken):
-        send(Smtp("127.0.0.1", port, tls, "gpus", str(secret), 10.0, str(certificate[0])))
+        send(Smtp("127.0.0.1", port, tls, "gpus", str(secret), 60.0, str(certificate[0])))
     [mail] = taken.mails
     assert message_from_bytes(mail)["To"] == "alice@example.org"
     assert taken.logins == ["\0gpus\0s3cret"]
@@ -128,9 +128,9 @@ def test_a_server_that_nobody_vouches_for_gets_nothing(certificate: Pair, tls: A
     """Nor one whose certificate is for another name."""
     with server(certificate, at_once=at_once) as (port, taken):
         with pytest.raises(UnreachableError, match="certificate verify failed"):
-            send(Smtp("127.0.0.1", port, tls, timeout_s=10.0))
+            send(Smtp("127.0.0.1", port, tls, timeout_s=60.0))
         with pytest.raises(UnreachableError, match=r"certificate is not valid for 'localhost'|Hostname mismatch"):
-            send(Smtp("localhost", port, tls, timeout_s=10.0, ca_file=str(certificate[0])))
+            send(Smtp("localhost", port, tls, timeout_s=60.0, ca_file=str(certificate[0])))
     assert taken.mails == []
 
 
@@ -140,7 +140,7 @@ def test_no_mail_without_the_tls_that_was_asked_for(certificate: Pair) -> None:
         server(certificate, offers=False) as (port, taken),
         pytest.raises(UnreachableError, match="STARTTLS extension not supported"),
     ):
-        send(Smtp("127.0.0.1", port, "starttls", timeout_s=10.0))
+        send(Smtp("127.0.0.1", port, "starttls", timeout_s=60.0))
     assert taken.mails == []
 
 

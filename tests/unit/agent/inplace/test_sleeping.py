@@ -311,7 +311,7 @@ def test_a_prolog_waits_for_one_that_falls_asleep(world, node):
         waiting = []
 
         def prolog() -> None:
-            waiting.append(pool.submit(node.director.wake_on, [0], "the prolog of job 9", 20))
+            waiting.append(pool.submit(node.director.wake_on, [0], "the prolog of job 9", 60))
             while not node.director._wishes._prologs:
                 time.sleep(0.001)
 
@@ -319,7 +319,7 @@ def test_a_prolog_waits_for_one_that_falls_asleep(world, node):
         assert node.sleep().failure is None
         assert node.view()["asked_why"] == "the prolog of job 9"
         node.round()
-        assert waiting[0].result(20) == []
+        assert waiting[0].result(60) == []
     assert awake(world)
 
 
