@@ -239,6 +239,12 @@ class _Copy:
             _resize(target, whole)
 
     def _open(self, name: str) -> int:
+        try:
+            with rootdir.file(self.target_at, name, owner=self.owner):
+                pass
+        except ImageDamaged:  # of a begun copy, and nothing that a store takes; or there is none
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self.target_at)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(name, flags, rootdir.FILE_MODE, dir_fd=self.target_at)
         with rootdir.closed_on_error(fd):

@@ -276,8 +276,9 @@ def test_a_copy_is_the_same_image(store: DirectoryStore, tmp_path: Path, make_im
     shared.close()
 
 
+@pytest.mark.parametrize("wrong", ["bit", "names", "link", "fifo"])
 def test_a_broken_copy_is_taken_up(
-    store: DirectoryStore, tmp_path: Path, make_image: Make, monkeypatch: pytest.MonkeyPatch
+    store: DirectoryStore, tmp_path: Path, make_image: Make, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     """From where it ended; what is wrong in it is written again, what does not belong there goes."""
     monkeypatch.setattr(digest, "BLOCK", 1 << 12)
@@ -296,9 +297,15 @@ def test_a_broken_copy_is_taken_up(
     half = shared.path / JOB.name / "0001.tmp" / "criu" / "pages-1.img"
     begun = half.stat().st_size
     assert begun > 0
-    data = bytearray(half.read_bytes())
-    data[10] ^= 1
-    half.write_bytes(data)
+    if wrong == "bit":
+        data = bytearray(half.read_bytes())
+        data[10] ^= 1
+        half.write_bytes(data)
+    else:
+        half.rename(tmp_path / "half")
+        {"names": half.hardlink_to, "link": half.symlink_to, "fifo": lambda _: os.mkfifo(half, 0o600)}[wrong](
+            tmp_path / "half"
+        )
     (half.parent / "stray.img").touch()
     shared.verify(store.copy(image, shared))
     shared.close()
