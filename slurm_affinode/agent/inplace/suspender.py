@@ -299,9 +299,12 @@ class InPlaceSuspender:
 
     def _freeze(self, attempt: _Attempt) -> None:
         job = attempt.job
-        how = self._freezer.how(self._freezer.members(job.init_pid, job.init_started), job.init_pid)
-        self._mark(attempt, Phase.FROZEN, how=how)
-        self._freezer.freeze(job.init_pid, job.init_started, how, timeout_s=self._freeze_s)
+        members = self._freezer.members(job.init_pid, job.init_started)
+        facts: dict[str, object] = {"how": self._freezer.how(members, job.init_pid)}
+        if not self._freezer.held(job.init_pid):  # else Slurm has stopped them, and lets them go on
+            facts["stopped"] = list(stopped(members))  # its script may have let one go on since it began
+        self._mark(attempt, Phase.FROZEN, **facts)
+        self._freezer.freeze(job.init_pid, job.init_started, str(facts["how"]), timeout_s=self._freeze_s)
 
     def _look_for_new(self, attempt: _Attempt) -> None:
         """Raises ``TakenBack`` where a process has begun to use a GPU meanwhile: its memory would stay there."""

@@ -338,3 +338,25 @@ def test_a_helper_that_has_ended_is_no_reason_against_it(world, node, monkeypatc
     assert lost
     node.sleep()
     assert asleep(world)
+
+
+@pytest.mark.parametrize("by_slurm", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_what_its_job_stops_and_lets_go_while_its_memory_moves_is_as_the_job_had_it_last(world, node, before, by_slurm):
+    """Its script may wait for one that it has let go on; what Slurm has stopped meanwhile it lets go on itself."""
+    script, _ = node.processes
+    script.stopped = before
+    checkpoint = node.agent.cuda.checkpoint
+
+    def moves(pid: int) -> None:
+        checkpoint(pid)
+        script.stopped = not before
+        node.freezer.by_slurm = by_slurm
+
+    node.agent.cuda.checkpoint = moves
+    node.sleep()
+    node.freezer.by_slurm = False
+    node.connection()
+    node.round()
+    assert node.director.view(7) is None
+    assert node.stopped() == [before if by_slurm else not before, False]
