@@ -32,7 +32,9 @@ def export() -> None:
 @export.command(epilog=_EPILOG)
 @click.option("--since", type=When(), default="7d", show_default=True, metavar="TIME", help="Begin.")
 @click.option("--until", type=When(), default="now", show_default=True, metavar="TIME", help="End, not included.")
-@click.option("--out", required=True, metavar="FILE", help="The file to write, or - for standard output.")
+@click.option(
+    "--out", type=click.Path(), required=True, metavar="FILE", help="The file to write, or - for standard output."
+)
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label for every series. Repeatable.")
 @json_option
 @config_options

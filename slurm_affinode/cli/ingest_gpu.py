@@ -63,7 +63,7 @@ Compressed text (gzip, zstd, bzip2, xz) is read as it is.
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("paths", nargs=-1, metavar="[PATH...]")
+@click.argument("paths", nargs=-1, type=click.Path(readable=False), metavar="[PATH...]")
 @click.option("--format", "format_", type=click.Choice(FORMATS), help="Read every file as this. [default: by content]")
 @click.option("--cluster", metavar="NAME", help="Cluster of every sample. [default: the file, else the configuration]")
 @click.option("--node", metavar="NAME", help="Node of samples that name none. [default: the file or directory name]")

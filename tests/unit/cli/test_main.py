@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,17 @@ def test_an_argument_that_is_no_text_is_one_line(words: tuple[str, ...], tmp_pat
 def test_names_cannot_drive_the_terminal() -> None:
     """Escape sequences in a job name are shown, not obeyed."""
     assert printable("a\x1b[31mb\n") == "a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_paths_are_completed_by_the_shell(words: tuple[str, ...]) -> None:
+    """Whatever a command calls a file, a path or a directory."""
+    context, command = click.Context(cli), cli
+    for word in words:
+        command = command.get_command(context, word)  # type: ignore[assignment, union-attr]
+    for one in command.params:
+        if {"FILE", "PATH", "DIR"} & set(re.findall("[A-Z]+", one.make_metavar(context))):
+            assert [found.type for found in one.shell_complete(context, "/et")] in (["file"], ["dir"]), one.name
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
