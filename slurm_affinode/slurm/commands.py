@@ -18,7 +18,7 @@ DELIMITER = "\x1f"
 _TIMEOUT_S = 3600.0
 _HELP_TIMEOUT_S = 60.0
 
-_SETTINGS = ("SACCT_FORMAT", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
+_SETTINGS = ("SACCT_FORMAT", "SACCT_FEDERATION", "SACCT_LOCAL", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
 """Variables with which a user's shell would change the output."""
 
 

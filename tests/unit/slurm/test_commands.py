@@ -41,7 +41,8 @@ UNTIL = datetime(2026, 1, 2, tzinfo=UTC)
 def test_what_is_asked(recorded: Path) -> None:
     """Every run of every user in UTC, fields that this release has, free text last, a control character between."""
     fake = FakeSacct((recorded / "slurm-24.11" / "helpformat.txt").read_text(encoding="utf-8"))
-    assert commands.run_sacct(SINCE, UNTIL, run=fake, env={"SLURM_TIME_FORMAT": "relative", "PATH": "/x"}) == b"JobID\n"
+    shell = {"SLURM_TIME_FORMAT": "relative", "SACCT_FEDERATION": "1", "SACCT_LOCAL": "1", "PATH": "/x"}
+    assert commands.run_sacct(SINCE, UNTIL, run=fake, env=shell) == b"JobID\n"
     arguments = fake.calls[1]
     assert {"--duplicates", "--allusers", "--parsable2", "--delimiter=\x1f"} <= set(arguments)
     assert "--starttime=2026-01-01T10:00:00" in arguments
