@@ -44,3 +44,12 @@ def _without_note(parts: Parts, aftermath: Aftermath) -> Iterator[Note]:
 
 def _present(images: Iterable[object]) -> set[tuple[str, int]]:
     return {(one.manifest.key.name, one.manifest.seq) for one in images if isinstance(one, Image)}
+
+
+def forget_awake(parts: Parts) -> None:
+    """Remove notes of jobs that run on this node: what could not be when they were restored."""
+    for note in parts.notes.all():
+        job = parts.registry.get(note.job_id)
+        runs = job is not None and job.phase is Phase.RUNNING and job.root > 0
+        if job is not None and runs and note.cluster == parts.cluster and note.restarts < job.restarts:
+            parts.notes.remove(note.cluster, note.job_id)

@@ -20,7 +20,7 @@ from typing import Any
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.files import fsync_dir, write_text
 from slurm_affinode.model.suspension import JobKey
-from slurm_affinode.patience import Patience
+from slurm_affinode.patience import NoAnswerError, Patience
 
 _CLAIM = re.compile(r"(?P<job>[A-Za-z0-9_-]+\.\d+)\.\d+")
 
@@ -167,13 +167,15 @@ class Notes:
     def claim(self, cluster: str, job_id: int, restarts: int, who: str) -> str | None:
         """Claim the restore of a run for ``who``; ``None``: it is his, also again. Else who has it.
 
-        Raises ``AffinodeError`` where that cannot be found out: then nothing may be restored.
+        Raises ``AffinodeError`` where that cannot be found out, ``NoAnswerError`` where nobody answers.
         """
         if self._root is None:
             return None
         path = self._root / "claims" / f"{cluster}.{job_id}.{restarts}"
         try:
             return self._ask(lambda: _claim(path, who))
+        except NoAnswerError:
+            raise
         except OSError as error:
             raise AffinodeError(f"{path}: cannot be claimed: {error.strerror or error}") from error
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Protocol
 
 from slurm_affinode.agent.aftermath import Aftermath, entry_of
-from slurm_affinode.agent.asleep import asleep
+from slurm_affinode.agent.asleep import asleep, forget_awake
 from slurm_affinode.agent.interface import SuspendedJob
 from slurm_affinode.agent.journal import Record
 from slurm_affinode.agent.parts import Parts
@@ -323,6 +323,7 @@ class JobKeeper:
             return
         self._swept = parts.now()
         try:
+            forget_awake(parts)
             if not holds_lease and not any(tier.store.images() for tier in parts.tiers.node):
                 return  # nothing of this node's, and another one looks after what is shared
             asked = time.monotonic()

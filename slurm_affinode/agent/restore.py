@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_affinode.agent import mailing, telling, words
+from slurm_affinode.agent import finding, mailing, telling, words
 from slurm_affinode.agent.interface import Arrival
 from slurm_affinode.agent.journal import JournalError, Record
 from slurm_affinode.agent.notes import Note
@@ -28,7 +28,7 @@ from slurm_affinode.agent.streams import STREAMS, say
 from slurm_affinode.agent.watch import by_index
 from slurm_affinode.checkpoint import remaps
 from slurm_affinode.checkpoint.asuser import user_of
-from slurm_affinode.checkpoint.interface import CudaState, ImageDamaged, ImageUnanswered, Pages, RestoreFailed
+from slurm_affinode.checkpoint.interface import CudaState, ImageDamaged, Pages, RestoreFailed
 from slurm_affinode.checkpoint.room import shortage
 from slurm_affinode.checkpoint.tier import Copy
 from slurm_affinode.core.suspension import pair_gpus
@@ -73,7 +73,7 @@ class JobRestorer:
         job = patiently(parts, "ask Slurm for the job", lambda: parts.slurm.job(arrival.job_id))
         run = self._run(job, arrival)
         try:
-            found = self._find_patiently(run)
+            found = finding.find(parts, run, job)
         except ImageDamaged as error:
             return self._failed(arrival, job, None, str(error))
         if not found:
@@ -81,7 +81,7 @@ class JobRestorer:
         record = parts.journal.record(found[0].image.manifest.key)
         placing = _Placing(arrival, job, found, record, began)
         who = f"{parts.node}/{arrival.init_pid}/{arrival.init_started}"
-        other = parts.notes.claim(run.key.cluster, run.key.job_id, run.restarts, who)
+        other = finding.claim(parts, placing.manifest, run, job, who)
         if other is not None:
             return self._failed(arrival, job, None, f"its image is being restored elsewhere ({other})")
         # Before anything else: Slurm takes no comment for a job that is over, and this one may be cancelled meanwhile.
@@ -104,41 +104,12 @@ class JobRestorer:
         key = JobKey(self._parts.cluster, arrival.job_id, round(job.submit.timestamp()))
         return LiveRun(key, arrival.uid, job.restarts)
 
-    def _find_patiently(self, run: LiveRun) -> list[Copy]:
-        """As ``_find``. A file server that is away for some time is no reason to hold the job."""
-        parts = self._parts
-        deadline = parts.now() + parts.settings.restore_s
-        while True:
-            try:
-                return self._find(run)
-            except ImageUnanswered:
-                if parts.now() >= deadline:
-                    raise
-            parts.sleep(_PAUSE_S)
-
-    def _find(self, run: LiveRun) -> list[Copy]:
-        """The copies of the newest image, the fastest first. Raises ``ImageDamaged`` where it is not sound."""
-        copies, damage = self._parts.tiers.copies(run)
-        newest = max((copy.image.manifest.seq for copy in copies), default=0)
-        note = self._parts.notes.read(run.key.cluster, run.key.job_id)
-        if damage is not None and (note is None or newest < note.seq):
-            # A copy that is not sound is no reason where another store has that image; an older one is not it.
-            raise damage
-        if note is not None and self._sleeps(note, run) and (newest < note.seq or note.given_up):
-            return []  # the job would be as it was before
-        first = copies[0].image.manifest if copies else None
-        return [copy for copy in copies if copy.image.manifest == first]
-
-    @staticmethod
-    def _sleeps(note: Note, run: LiveRun) -> bool:
-        return note.uid == run.uid and note.restarts < run.restarts
-
     def _without_image(self, arrival: Arrival, run: LiveRun, job: Job) -> Reply:
         """Something of the job's name is in a store, and it is not for this run."""
         note = self._parts.notes.read(run.key.cluster, run.key.job_id)
         if note is not None and note.given_up:
             self._parts.notes.remove(run.key.cluster, run.key.job_id)
-        elif note is not None and self._sleeps(note, run):
+        elif note is not None and finding.sleeps(note, run):
             # It sleeps, but its image is not here (yet): a fresh start would lose it.
             return self._hold(arrival, job, f"its image is still on {note.node}", note)
         elif words.sleeps(job.comment):
