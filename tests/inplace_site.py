@@ -74,7 +74,7 @@ class FakeFreezer:
         self.world.effect("thaw")
         for process in self.machine.processes:
             if process.pid not in going:
-                process.stopped = process.pid in stay
+                process.stopped = process.stopped and process.pid in stay
                 self.continued += [process.pid] * (not process.stopped)
 
     def busy(self, pids: Iterable[int]) -> bool:
@@ -90,7 +90,7 @@ class FakeFreezer:
     def held(self, init_pid: int) -> bool:
         return self.by_slurm
 
-    def moving(self, pids: Iterable[int], how: str, *, stay: Collection[int] = ()) -> int | None:
+    def moving(self, pids: Iterable[int], how: str) -> int | None:
         wanted = set(pids)
         return next((p.pid for p in self.machine.processes if p.pid in wanted and not p.stopped), None)
 

@@ -60,7 +60,7 @@ class Freezer(Protocol):
         """Whether one of ``pids`` has something to do: it is not waiting, stopped or gone."""
         ...
 
-    def moving(self, pids: Iterable[int], how: str, *, stay: Collection[int] = ()) -> int | None:
+    def moving(self, pids: Iterable[int], how: str) -> int | None:
         """One of ``pids`` that is not stopped, or is to end and cannot."""
         ...
 
@@ -158,7 +158,7 @@ class LinuxFreezer:
         """See ``Freezer``."""
         return any(self._states(pid) & {"R", "D"} for pid in pids)
 
-    def moving(self, pids: Iterable[int], how: str, *, stay: Collection[int] = ()) -> int | None:
+    def moving(self, pids: Iterable[int], how: str) -> int | None:
         """See ``Freezer``."""
         if how != SIGNALS:
             if not self._is(Path(how), frozen=True):
@@ -166,7 +166,7 @@ class LinuxFreezer:
             # The freezer of version 1 holds back SIGKILL as well: what is to end has to be let go.
             old = (Path(how) / "freezer.state").exists()
             return next((pid for pid in pids if old and self._pending(pid, signal.SIGKILL)), None)
-        return next((pid for pid in pids if pid not in stay and self._main_moves(pid)), None)
+        return next((pid for pid in pids if self._main_moves(pid)), None)
 
     def ended(self, pids: Iterable[int]) -> int | None:
         """See ``Freezer``."""

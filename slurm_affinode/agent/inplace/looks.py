@@ -55,7 +55,7 @@ class Looks:
         if ended is not None:
             return f"its process {ended} has ended"
         # A SIGCONT that nobody told of: what runs on would wait for its GPU, and not be seen.
-        if self._freezer.moving(pids, one.how, stay=one.stay) is not None:
+        if self._freezer.moving(pids, one.how) is not None:
             return "its processes were let go by a signal"
         # One that was not sent by Slurm, or while there was no agent that could be told.
         new = sorted(call for call in self._freezer.calls(pids) - one.calls if call[0] not in one.stay)

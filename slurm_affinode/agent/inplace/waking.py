@@ -61,7 +61,7 @@ class Waking:
         """
         pids = [member.pid for member in self._freezer.members(sleeper.init_pid, sleeper.init_started)]
         frozen_s = self._parts.now() - sleeper.record.phases[Phase.FROZEN.value]
-        if frozen_s > self._freeze_s and self._freezer.moving(pids, sleeper.how, stay=sleeper.stay) is not None:
+        if frozen_s > self._freeze_s and self._freezer.moving(pids, sleeper.how) is not None:
             sleeper.signalled = True
             return "its processes were let go while there was no agent"
         try:

@@ -38,6 +38,21 @@ def test_a_continue_of_which_nobody_told_is_noticed(world, node):
     assert awake(world)
 
 
+@pytest.mark.parametrize("agent", ["same", "next"])
+def test_a_continue_of_what_its_job_had_stopped_is_noticed_too(world, node, agent):
+    """It runs on, and is not stopped again."""
+    script, _ = node.processes
+    script.stopped = True
+    node.sleep()
+    script.stopped = False
+    world.clock += 60
+    if agent == "next":
+        node = Node(world)
+        node.recover()
+    node.round()
+    assert awake(world)
+
+
 def test_a_signal_does_not_wait_for_those_that_are_being_woken(world, node):
     """Its processes are let go at once, also where its own wake is still to begin."""
     workers = node.director._workers = Later()
