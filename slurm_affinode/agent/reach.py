@@ -200,7 +200,7 @@ class Reach:
             raise AnswerError("unknown-job", f"job {job}: {error}", hint=error.hint, exit_code=1) from error
 
     def _gpu_nodes(self) -> list[Node]:
-        return [node for node in self._open().nodes() if node.gpus and node.responding]
+        return [node for node in self._open().nodes() if node.gpus and node.responding and node.powered]
 
     def _without_gpus(self, job: Job) -> bool:
         """By all that Slurm says of it: where it does not count GPUs, their numbers on the nodes are there.

@@ -367,7 +367,7 @@ def _take_in(  # noqa: PLR0917
     jobs = slurm.overview() if seen is None else seen.jobs
     zombie_keeps.collect(jobs, cluster, asked.policy.keep, log, now=now, run=who.run)
     if seen is not None:
-        nodes = [node.name for node in seen.nodes if node.gpus and node.responding]
+        nodes = [node.name for node in seen.nodes if node.gpus and node.responding and node.powered]
         zombie_epilogs.collect(nodes, ask, cluster, log, now=now, run=who.run, forget=asked.acting)
     return jobs
 

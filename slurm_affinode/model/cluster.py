@@ -209,6 +209,11 @@ class Node:
         """Its slurmd answers, as far as slurmctld knows."""
         return "NOT_RESPONDING" not in self.flags and self.state not in ("DOWN", "UNKNOWN")
 
+    @property
+    def powered(self) -> bool:
+        """Is switched on; a node of a cloud is not there at all while it is not."""
+        return self.flags.isdisjoint(("POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"))
+
 
 @dataclass(frozen=True, slots=True)
 class Partition:

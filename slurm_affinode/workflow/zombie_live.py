@@ -105,7 +105,7 @@ def observe(
     wanted = set(request.nodes) or {node.name for node in nodes}
     if only is not None:
         wanted = {name for job in only(jobs) for name in job.nodes}
-    there = [node for node in nodes if node.gpus and node.name in wanted]
+    there = [node for node in nodes if node.gpus and node.powered and node.name in wanted]
     notes = zombies.strangers(request, nodes)
     notes += [f"{node.name} does not answer slurmctld: unknown" for node in there if not node.responding]
     names = [node.name for node in there if node.responding]

@@ -175,6 +175,15 @@ def test_a_node_that_does_not_answer_is_unknown(tmp_path: Path) -> None:
     assert any(note.startswith("g1 is unknown") for note in found.notes)
 
 
+@pytest.mark.parametrize("flag", ["POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"])
+def test_a_node_that_is_switched_off_is_not_asked(tmp_path: Path, flag: str) -> None:
+    """A cloud has hundreds of them: each would be waited for, and told as unknown."""
+    off = node("g2", state="IDLE", flags=frozenset({"CLOUD", flag}))
+    found = find(tmp_path, Slurm((), (node(), off)), [[]], watch_s=None, by="")
+    assert [note for note in found.notes if "g1" in note]
+    assert not [note for note in found.notes if "g2" in note]
+
+
 def test_a_gpu_that_stops_answering_is_unknown(tmp_path: Path) -> None:
     """In the middle of the window."""
     assert find(tmp_path, Slurm((job(1),), (node(),)), [[gpu()], []]).findings == ()
