@@ -28,6 +28,7 @@ BAD = ".bad"
 GONE = ".gone"
 _SEQ = re.compile(r"([0-9]{4,9})(\..*)?", re.DOTALL)
 _MANIFEST_LIMIT = 64 << 20
+_Stamp = list[tuple[int, int, int, int]]
 
 
 def number(entry: str) -> int | None:
@@ -48,6 +49,7 @@ class Entries:
         facts = os.fstat(self.top)
         self.place = facts.st_dev, facts.st_ino
         """Which directory that is, by whatever path."""
+        self._sizes: dict[tuple[str, int], tuple[_Stamp, int, int]] = {}
 
     def close(self) -> None:
         """Let go of the directory."""
@@ -154,6 +156,28 @@ class Entries:
             except ImageDamaged as error:
                 yield error
 
+    def sizes(self) -> list[tuple[int, int]]:
+        """User and bytes of every sound image. Of one whose manifest has not changed that is not read again.
+
+        Raises ``OSError`` where the directory cannot be read.
+        """
+        known = self._sizes
+        found: dict[tuple[str, int], tuple[_Stamp, int, int]] = {}
+        for name in self.jobs():
+            with suppress(ImageDamaged, OSError), self.job(name) as job_fd:
+                if job_fd is None:
+                    continue
+                for seq in self.complete(job_fd):
+                    with suppress(ImageDamaged, OSError):
+                        stamp = _stamp(job_fd, f"{seq:04d}")
+                        one = known.get((name, seq))
+                        if one is None or one[0] != stamp:
+                            facts = self.manifest(job_fd, name, f"{seq:04d}")
+                            one = stamp, facts.uid, facts.size
+                        found[name, seq] = one
+        self._sizes = found
+        return [(uid, size) for _, uid, size in found.values()]
+
     def begun(self, *, growing: bool = False) -> Iterator[tuple[Manifest, int]]:
         """Copies that are not complete, with the bytes that there are of them. ``growing``: also what grows now."""
         for name, job_fd, entry in self._ending(TMP):
@@ -228,6 +252,12 @@ class Entries:
         """Make a complete image one that was begun."""
         with suppress(FileNotFoundError):
             _rename(job_fd, entry, entry + TMP)
+
+
+def _stamp(job_fd: int, entry: str) -> _Stamp:
+    """Other where one of the two files is another, or was written to. Raises ``OSError``."""
+    each = [os.stat(f"{entry}/{name}", dir_fd=job_fd, follow_symlinks=False) for name in (MANIFEST, SIGNATURE)]
+    return [(one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in each]
 
 
 def _rename(job_fd: int, entry: str, to: str) -> None:

@@ -102,12 +102,12 @@ class DirectoryStore:
         """
         try:
             used, free = rootdir.size_of(self._entries.top), os.fstatvfs(self._entries.top)
+            sound = self._entries.sizes()
         except OSError as error:
             raise NoRoom(f"{self.path}: cannot be read: {error.strerror}") from None
         by_user: dict[int, int] = {}
-        sound = [image.manifest for image in self._entries.images() if isinstance(image, Image)]
-        for facts in sound:
-            by_user[facts.uid] = by_user.get(facts.uid, 0) + facts.size
+        for uid, size in sound:
+            by_user[uid] = by_user.get(uid, 0) + size
         return Usage(used, free.f_bavail * free.f_frsize, self.budget.quota, by_user, len(sound))
 
     # --- writing

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_affinode.checkpoint import digest
+from slurm_affinode.checkpoint import digest, manifest
 from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.copying import How
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom
-from slurm_affinode.model.suspension import JobKey, LiveRun
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 
 from .conftest import JOB, KEY, LATER, MANIFEST
 
@@ -254,6 +254,30 @@ def test_limits_are_told_with_numbers(tmp_path: Path, make_image: Make) -> None:
     assert usage.by_user == {1001: 5007}
     assert usage.images == 1
     store.close()
+
+
+def test_what_is_held_is_known_without_reading_all_manifests_again(
+    store: DirectoryStore, make_image: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them lists hundreds of files. One that was changed counts no more, nor one that has gone."""
+    images = [make_image(manifest=replace(MANIFEST, key=JobKey("cluster", job, 5))) for job in (201, 202, 203)]
+    read: list[int] = []
+    decode = manifest.decode
+
+    def counted(*args: bytes) -> Manifest:
+        read.append(len(args[0]))
+        return decode(*args)
+
+    monkeypatch.setattr(manifest, "decode", counted)
+    before = store.usage()
+    assert (before.images, before.by_user) == (3, {1001: 3 * 5007})
+    read.clear()
+    assert store.usage() == before
+    assert read == []
+    tamper("uid", directory(store, images[0]), Path())
+    store.remove(images[1])
+    assert store.usage().by_user == {1001: 5007}
+    assert len(read) == 1
 
 
 def test_a_hole_that_is_larger_than_the_store_is_not_saved(store: DirectoryStore, tmp_path: Path) -> None:
