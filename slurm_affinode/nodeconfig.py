@@ -1,4 +1,4 @@
-"""The sections ``[agent]`` and ``[suspend]`` of the configuration: the node side."""
+"""The sections ``[agent]``, ``[suspend]`` and ``[inplace]`` of the configuration: the node side."""
 
 from __future__ import annotations
 

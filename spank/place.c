@@ -1,3 +1,4 @@
+/* Puts the shepherd-to-be where Slurm put the task: into the same cgroups and on the same CPUs. */
 #include "cgroup.h"
 #include "keeper.h"
 

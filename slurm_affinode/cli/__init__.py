@@ -1,0 +1,1 @@
+"""The command ``slurm-affinode``: one module for each command, which reads options, calls and prints."""

@@ -1,0 +1,1 @@
+"""Public traces of GPU clusters, read as the history that they are."""
