@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from namespace_job import Job, needs_root
+from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.inplace.freezer import SIGNALS, LinuxFreezer
 
@@ -44,16 +44,13 @@ def test_a_signal_that_is_blocked_to_be_asked_for_is_seen(tmp_path: Path, how: s
     job = Job(log, f"exec {sys.executable} {tmp_path}/takes.py $0 {how}")
     try:
         freezer = LinuxFreezer()
-        freezer.freeze(job.init, job.started, SIGNALS, timeout_s=20)
+        freezer.freeze(job.init, job.started, SIGNALS, timeout_s=DEADLINE_S)
         pids = [one.pid for one in freezer.members(job.init, job.started)]
         assert freezer.calls(pids) == frozenset()
         os.kill(pids[-1], signal.SIGTERM)
         assert freezer.calls(pids) == {(pids[-1], signal.SIGTERM)}
         freezer.thaw(job.init, job.started, SIGNALS, stay=())
-        deadline = time.monotonic() + 20
-        while log.read_text() != "0 15 ":
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until("it has taken it", log.read_text, lambda text: text == "0 15 ")
         assert freezer.calls(pids) == frozenset()
     finally:
         job.end()

@@ -7,14 +7,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import wait_until
 
 from slurm_affinode.agent.inplace import asking, sockdiag
 from slurm_affinode.agent.inplace.sockdiag import (
@@ -53,13 +53,6 @@ def one(diag: SockDiag, sock: socket.socket) -> Sock:
     return found
 
 
-def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_connections_that_nobody_accepts_are_counted(diag: SockDiag, family: socket.AddressFamily) -> None:
     """The kernel completes the handshake by itself; the listener shows how many wait."""
@@ -72,7 +65,7 @@ def test_connections_that_nobody_accepts_are_counted(diag: SockDiag, family: soc
         seen = one(diag, listener)
         assert (seen.listens, seen.waiting, seen.port) == (True, 0, listener.getsockname()[1])
         with socket.create_connection(listener.getsockname()[:2]), socket.create_connection(listener.getsockname()[:2]):
-            assert one(diag, listener).waiting == 2
+            wait_until("both wait", lambda: one(diag, listener).waiting == 2)
             listener.accept()[0].close()
             assert one(diag, listener).waiting == 1
 
@@ -85,16 +78,16 @@ def test_bytes_that_nobody_reads_are_counted(diag: SockDiag) -> None:
             before = one(diag, server)
             assert (before.state, before.waiting, before.received) == (ESTABLISHED, 0, 0)
             client.sendall(b"GET /")
-            wait_for(lambda: one(diag, server).waiting == 5)
+            wait_until("they have come", lambda: one(diag, server).waiting == 5)
             assert one(diag, server).received == 5
             assert server.recv(5) == b"GET /"
             after = one(diag, server)
             assert (after.waiting, after.received, after.sent) == (0, 5, 0)
             server.sendall(b"HTTP/1.0 200 OK")
-            assert one(diag, server).sent == 1
+            wait_until("it has gone out", lambda: one(diag, server).sent == 1)
             assert after.received_ms is not None
             client.shutdown(socket.SHUT_WR)
-            wait_for(lambda: one(diag, server).state == CLOSE_WAIT)
+            wait_until("the end has come", lambda: one(diag, server).state == CLOSE_WAIT)
             assert one(diag, server).unread == 0
 
 
@@ -104,9 +97,9 @@ def test_what_comes_to_one_that_has_said_all_is_counted(diag: SockDiag) -> None:
         server, _ = listener.accept()
         with server:
             client.shutdown(socket.SHUT_WR)
-            wait_for(lambda: one(diag, client).state == FIN_WAIT2)
+            wait_until("its end has come there", lambda: one(diag, client).state == FIN_WAIT2)
             server.sendall(b"200 OK")
-            wait_for(lambda: one(diag, client).unread == 6)
+            wait_until("it has come", lambda: one(diag, client).unread == 6)
 
 
 def test_the_two_ends_of_a_connection_are_known_as_such(diag: SockDiag, tmp_path: Path) -> None:
@@ -213,9 +206,8 @@ def test_a_listener_that_was_made_elsewhere_is_found() -> None:
         own = sockets.own([inside.pid])
         assert len(own.spaces) == 2
         with socket.create_connection(("127.0.0.1", int(port))):
-            for look_ in (sockets.look(own), sockets.looks({7: own})[7]):
-                [listener] = [sock for sock in look_.values() if sock.listens]
-                assert listener.waiting == 1
+            for look_ in (lambda: sockets.look(own), lambda: sockets.looks({7: own})[7]):
+                wait_until("one waits", look_, lambda seen: [s.waiting for s in seen.values() if s.listens] == [1])
         sockets.close()
     finally:
         inside.communicate(b"")
