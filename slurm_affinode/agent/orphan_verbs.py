@@ -97,15 +97,17 @@ class OrphanVerbs:
         return report
 
     def _rule(self) -> EpilogPolicy:
-        """The section of the policy file; with mistakes in it nobody knows what is meant, and the defaults hold."""
+        """The section of the policy file. Where that has mistakes nobody knows what it forbids: nothing is ended."""
         try:
-            text = self.policy.read_text(encoding="utf-8")
-        except (OSError, ValueError):
+            policy, faults = read_policy(self.policy.read_text(encoding="utf-8"), where=str(self.policy))
+        except FileNotFoundError:
             return EpilogPolicy()
-        policy, faults = read_policy(text, where=str(self.policy))
+        except (OSError, ValueError) as error:
+            log.warning("%s: %s; the epilog only reports", self.policy, getattr(error, "strerror", None) or error)
+            return EpilogPolicy(kill=False)
         if faults:
-            log.error("%s:%d: %s; its section epilog is not used", self.policy, faults[0].line, faults[0].message)
-            return EpilogPolicy()
+            log.error("%s:%d: %s; the epilog only reports", self.policy, faults[0].line, faults[0].message)
+            return EpilogPolicy(kill=False)
         return policy.epilog
 
 

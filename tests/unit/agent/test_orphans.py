@@ -17,6 +17,7 @@ from agent_stand_ins import NODE, Gpus, Slurm, agent, config_of, job
 from waiting import DEADLINE_S
 
 from slurm_affinode.agent import hooks
+from slurm_affinode.agent.orphan_verbs import OrphanVerbs
 from slurm_affinode.agent.orphans import NotAnOrphanError, Orphans
 from slurm_affinode.agent.queue import Queue
 from slurm_affinode.agent.service import Caller, RequestError
@@ -308,6 +309,29 @@ def test_a_process_is_named_by_number_and_start(ask: Callable[..., dict[str, Any
     with pytest.raises(RequestError) as caught:
         ask(verb="kill-orphan", **request_)
     assert caught.value.code == "bad-request"
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        (None, True),
+        (b"[epilog]\nwait = '2s'\n", True),
+        (b"[epilog]\nkill = false\n", False),
+        (b"[epilog]\nkill = false\n[limit]\n", False),
+        (b"\xff", False),
+    ],
+)
+def test_the_epilog_ends_nothing_that_the_policy_may_forbid(
+    world: World, tmp_path: Path, text: bytes | None, ends: bool
+) -> None:
+    """A slip anywhere in the file, or one that cannot be read, does not make a forbidden kill an allowed one."""
+    policy, child = tmp_path / "zombies.toml", world.process(SLURM_JOB_ID="7")
+    if text is not None:
+        policy.write_bytes(text)
+    verbs = OrphanVerbs(world.orphans(), policy, lambda reason: False, str)
+    request = {"verb": "leftovers", "job": 7, "uid": os.getuid(), "gpus": [0]}
+    [left] = verbs.answer(request, ROOT, admin=True)["left"]
+    assert (left["pid"], left["ended_by"] is not None, child.poll() is not None) == (child.pid, ends, ends)
 
 
 def test_the_epilog_drains_a_dirty_node_where_the_policy_says_so(
