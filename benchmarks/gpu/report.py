@@ -76,7 +76,10 @@ def show(found: dict[str, Any]) -> None:
         if "why_not" in image:
             print(f"  {_gib(image['bytes'])} not measured: {image['why_not']}")
             continue
-        rates = ", ".join(f"{name} {_rate(image['bytes'], taken)}" for name, taken in image["seconds"].items())
+        rates = ", ".join(
+            f"{name} {taken:.3f} s" if name in ("lock", "unlock") else f"{name} {_rate(image['bytes'], taken)}"
+            for name, taken in image["seconds"].items()
+        )
         print(f"  {_gib(image['bytes'])}, {_place(image)}: {rates}")
     print("\npublished")
     for published in PUBLISHED:
@@ -86,7 +89,8 @@ def show(found: dict[str, Any]) -> None:
     for text in found["failed"]:
         print(f"FAILED: {text}")
     for one in found["goals"]:
-        value = "not measured" if one["value"] is None else f"{one['value']:.3f}"
+        in_percent = one["target"].endswith("%")
+        value = "not measured" if one["value"] is None else f"{one['value']:{'.1%' if in_percent else '.2f'}}"
         verdict = {True: "met", False: "MISSED", None: NOT_MEASURED}[one["met"]]
         print(f"{one['goal']}: {value} ({one['target']}): {verdict}")
 

@@ -285,6 +285,7 @@ def test_a_round_that_was_disturbed_is_not_what_our_code_adds(monkeypatch: pytes
     ours.nvml.devices.return_value = [Mock(uuid="GPU-1")]
     found = measure.staging(Mock(), ours, side("bare"), 1024, rounds=2)
     assert found["added"] == pytest.approx(0.02)
+    assert found["wake_ratio"] == pytest.approx(2.04)
     assert found["seconds"]["ours"]["checkpoint"] == pytest.approx(3.01)
 
 
