@@ -120,6 +120,7 @@ class NodeSockets:
         places = {space: own.paths[space] for own in owners.values() for space, inodes in own.spaces.items() if inodes}
         for space in self._kept.keys() - places.keys():  # or it would keep the namespace of a job that has ended
             self._kept.pop(space).close()
+            self._families.pop(space, None)
         wanted = {
             space: frozenset().union(*(own.spaces.get(space, frozenset()) for own in owners.values()))
             for space in places

@@ -26,7 +26,7 @@ from slurm_affinode.agent.inplace.sockdiag import (
     SockDiag,
     SockDiagError,
 )
-from slurm_affinode.agent.inplace.watching import NodeSockets
+from slurm_affinode.agent.inplace.watching import NodeSockets, Own
 from slurm_affinode.cli import doctor_sockets
 
 
@@ -336,3 +336,22 @@ def test_the_socket_of_cuda_itself_is_none_to_be_asked_by(diag: SockDiag) -> Non
         assert asking.can_be(found) is asked
         assert (asking.at_rest(found, found, within_s=900) is not None) is asked
         assert (asking.meanwhile({}, found) is not None) is asked
+
+
+def test_a_socket_that_was_connected_since_the_last_sleep_is_seen(diag: SockDiag) -> None:
+    """It had none to be asked by then, and which kinds of sockets a sleeper has is found out once for each sleep."""
+    sockets = NodeSockets()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as broker,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.socket() as client,
+    ):
+        inodes = frozenset(os.fstat(one.fileno()).st_ino for one in (listener, client))
+        own = Own({1: inodes}, {1: Path("/proc/self/ns/net")})
+        for _ in range(2):
+            assert len(sockets.looks({7: own})[7]) == 1
+        assert sockets.looks({}) == {}  # it is awake
+        client.connect(broker.getsockname())
+        for _ in range(2):
+            assert len(sockets.looks({7: own})[7]) == 2
+    sockets.close()
