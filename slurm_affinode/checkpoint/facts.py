@@ -123,12 +123,16 @@ def process_facts(pid: int, *, proc: Path = namespace.PROC) -> ProcessFacts | No
     )
 
 
-def memory_facts(pid: int, *, proc: Path = namespace.PROC, cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
-    """Host memory that a process of the job may still use."""
-    available = 0
+def available_memory(*, proc: Path = namespace.PROC) -> int | None:
+    """Bytes of host memory that can be had without swapping; ``None``: the kernel does not say."""
     for line in _text(proc / "meminfo").splitlines():
         if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def memory_facts(pid: int, *, proc: Path = namespace.PROC, cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
+    """Host memory that a process of the job may still use."""
     directories = {
         directory: None
         for file in cgroup_files(pid, cgroups, proc=proc, also_ours=True)
@@ -137,7 +141,7 @@ def memory_facts(pid: int, *, proc: Path = namespace.PROC, cgroups: Path = Path(
     }
     # The top of a node has no limit; that of a container is the container's own cgroup, whatever path it is told.
     left = [_headroom(directory) for directory in (*directories, cgroups, cgroups / "memory")]
-    return MemoryFacts(available, min((room for room in left if room is not None), default=None))
+    return MemoryFacts(available_memory(proc=proc) or 0, min((room for room in left if room is not None), default=None))
 
 
 def _headroom(directory: Path) -> int | None:

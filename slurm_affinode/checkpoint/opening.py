@@ -11,6 +11,7 @@ from pathlib import Path
 from slurm_affinode.checkpoint import packing
 from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.demand import SharedDemand
+from slurm_affinode.checkpoint.facts import available_memory
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.tier import Tier
@@ -19,19 +20,6 @@ from slurm_affinode.nodeconfig import SuspendConfig
 from slurm_affinode.patience import NoAnswerError, Patience
 from slurm_affinode.sizes import parse_size
 from slurm_affinode.tierconfig import TiersConfig
-
-_MEMINFO = Path("/proc/meminfo")
-
-
-def available(meminfo: Path = _MEMINFO) -> int | None:
-    """Bytes of host memory that can be had without swapping; ``None``: the kernel does not say."""
-    try:
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
 
 
 def open_tiers(
@@ -100,7 +88,7 @@ def _memory_tier(config: TiersConfig, path: Path, key: bytes, *, create: bool) -
     quota = parse_size(config.memory_size)
 
     def left() -> int | None:
-        found = available()
+        found = available_memory()
         return None if found is None else found - reserve
 
     store = DirectoryStore(path, key, quota=quota, owner=os.geteuid(), create=create)
