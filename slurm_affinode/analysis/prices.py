@@ -47,6 +47,13 @@ class PriceTable:
     example: bool = False
     """Whether this is the built-in table, which no site pays."""
 
+    @property
+    def note(self) -> str:
+        """What people have to know of where the prices come from; empty for a table of the site's own."""
+        of = f" of {self.as_of}" if self.as_of else ""
+        example = f"Amounts use example prices{of}, not yours: set price.table in the configuration."
+        return example if self.example else ""
+
     def of(self, model: str | None) -> float | None:
         """The price of an hour of ``model`` ("NVIDIA A100-SXM4-80GB", or a GRES type "a100"); None: unknown.
 

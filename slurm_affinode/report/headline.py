@@ -150,6 +150,8 @@ def _state_card(result: WasteResult, state: str, label: str, allocated: float | 
 
 def money_note(result: WasteResult) -> str:
     """What the amounts leave out, and where prices come from."""
+    if not known(result.total, "gpu_hours_allocated"):
+        return ""
     if known(result.total, "cost") is None:
         return "No price is known for these GPUs: a price table in the configuration adds amounts of money."
     notes = [result.price_note] if result.price_note else []

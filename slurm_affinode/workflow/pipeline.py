@@ -130,18 +130,11 @@ def analyse_stored(
             query, jobs, gpus, samples, table, ingests, now=moment, top_runs=top_runs, advance=_advance(say)
         )
     back = suspensions.given_back(asleep, query, now=moment)
-    return replace(result, price_note=_price_note(table), suspensions=back)
+    return replace(result, suspensions=back)
 
 
 def _stored(config: Config) -> History:
     return lambda: contextlib.closing(SampleStore(config.history_dir))
-
-
-def _price_note(table: prices.PriceTable) -> str:
-    if not table.example:
-        return ""
-    of = f" of {table.as_of}" if table.as_of else ""
-    return f"Amounts use example prices{of}, not yours: set price.table in the configuration."
 
 
 def _advance(say: Step) -> Callable[[int, int], None]:
