@@ -278,7 +278,8 @@ class JobSuspender:
         """The dump into one store. Raises ``NoRoom`` where that ran full; the tree can then be dumped into another."""
         parts, job = self._parts, attempt.job
         attempt.seq = writer.seq
-        self._mark(attempt, Phase.DUMPING, seq=writer.seq)
+        removed = remaps.ahead([member.pid for member in self._members(attempt)])
+        self._mark(attempt, Phase.DUMPING, seq=writer.seq, removed=removed)
         writer.follow()
         tree = Tree(job.init_pid, attempt.root.pid, attempt.root.pid_ns)
         try:

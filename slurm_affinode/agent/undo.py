@@ -24,6 +24,7 @@ class Undo:
         try:
             members = parts.processes.everybody(int(facts["init_pid"]), int(facts["init_started"]))
         except TreeGoneError:
+            remaps.forget_lost(facts.get("removed", ()), (int(facts["uid"]), int(facts["gid"])))
             return True
         if "seq" in facts:
             remaps.forget([member.pid for member in members], (int(facts["uid"]), int(facts["gid"])))

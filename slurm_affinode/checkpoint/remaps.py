@@ -15,11 +15,12 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from slurm_affinode.checkpoint import rootdir
 from slurm_affinode.checkpoint.asuser import User, as_user, user_of
@@ -41,6 +42,8 @@ _ANSWER_S = 30.0
 _STARTED = 19
 """Behind the name of a process in ``stat``: its start, in ticks since the boot."""
 _LIMIT = 16 << 20
+_MOST_AHEAD = 1000
+"""A journal has to hold them."""
 _PAUSE_S = 0.1
 _DELETED = " (deleted)"
 _NFS = ".nfs"
@@ -151,6 +154,35 @@ def forget(pids: Collection[int], owner: tuple[int, int], *, proc: Path = PROC) 
         if found:
             pid = next(iter(pids))
             _below(pid, user_of(pid, *owner, proc=proc), proc, remove)
+
+
+def ahead(pids: Collection[int], *, proc: Path = PROC) -> list[dict[str, Any]]:
+    """Before a dump: what it may name, for ``forget_lost``. Never raises."""
+
+    def find() -> list[dict[str, Any]]:
+        return [
+            {"directory": directory, "aside": _aside(pid, facts, proc), "inode": facts.st_ino}
+            for pid, directory, facts in islice(_nameless(pids, proc), _MOST_AHEAD)
+        ]
+
+    with suppress(OSError):
+        return _patiently(find)
+    return []
+
+
+def forget_lost(named: Sequence[Mapping[str, Any]], owner: tuple[int, int], *, proc: Path = PROC) -> None:
+    """As ``forget``, where the tree is gone, with its node perhaps. Never raises."""
+
+    def remove(root: int) -> None:
+        for one in named:
+            with suppress(OSError), _opened(root, one["directory"]) as parent:
+                for name in rootdir.names(parent):
+                    if name.startswith(REMAP) or name == one["aside"]:
+                        _remove(parent, name, one["inode"])
+
+    with suppress(OSError):
+        if named:
+            _below(os.getpid(), User(*owner), proc, remove)
 
 
 def _read(directory_fd: int) -> tuple[tuple[int, int], list[Remap]]:

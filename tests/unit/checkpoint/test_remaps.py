@@ -102,6 +102,22 @@ def test_a_dump_that_is_taken_back_leaves_no_name(place: Place) -> None:
         assert place.names() == {"link_remap.6", ".link_remap.of-another"}
 
 
+@pytest.mark.parametrize("moment", ["CRIU has named it", "it is set aside"])
+def test_a_dump_whose_node_was_lost_leaves_no_name(place: Place, moment: str) -> None:
+    """Nothing is there of the tree; its journal says where to look. Others' names stay."""
+    with place.open_removed("a"):
+        named = json.loads(json.dumps(remaps.ahead([ME])))
+        if moment == "it is set aside":
+            place.dumped("a", 0)
+        else:
+            (place.work / CRIU).hardlink_to(place.work / "a-too")
+    (place.work / "link_remap.6").write_text("not its")
+    (place.work / ".link_remap.of-another").hardlink_to(place.work / "a-too")
+    remaps.forget_lost(named, OWNER)
+    assert place.names() == {"link_remap.6", ".link_remap.of-another"}
+    assert (place.work / "a-too").exists()
+
+
 def test_files_of_the_node_are_left_to_others(place: Place) -> None:
     """They come along in the image."""
     with place.open_removed("a"):
