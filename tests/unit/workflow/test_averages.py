@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slurm_affinode.analysis.prices import NO_PRICES
+from slurm_affinode.analysis import prices
+from slurm_affinode.analysis.prices import NO_PRICES, PriceTable
 from slurm_affinode.analysis.result import Thresholds, WasteResult
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history.averages import AVERAGES
@@ -21,7 +22,7 @@ Runs = list[tuple[int, int, float | None]]
 """Gap before the run (s), length (s), average utilization."""
 
 
-def analysed(runs: Runs, **more: tuple[str, ...]) -> WasteResult:
+def analysed(runs: Runs, table: PriceTable = NO_PRICES, **more: tuple[str, ...]) -> WasteResult:
     jobs, averages, at = [], [], 0
     for i, (gap, length, util) in enumerate(runs, start=1):
         start, end = (T0 + timedelta(seconds=at + gap + s) for s in (0, length))
@@ -32,8 +33,14 @@ def analysed(runs: Runs, **more: tuple[str, ...]) -> WasteResult:
     return analyse_averages(
         conform(pl.DataFrame(jobs), JOBS),
         pl.DataFrame(averages, schema=AVERAGES, orient="row"),
-        prices=NO_PRICES, thresholds=Thresholds(), now=T0 + timedelta(days=30), **more,
+        prices=table, thresholds=Thresholds(), now=T0 + timedelta(days=30), **more,
     )  # fmt: skip
+
+
+def test_example_prices_are_said_to_be_examples() -> None:
+    """Whatever is analysed."""
+    assert "example prices" in analysed([(1, 60, 0.0)], prices.load()).price_note
+    assert not analysed([(1, 60, 0.0)]).price_note
 
 
 @given(
