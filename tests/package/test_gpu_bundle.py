@@ -93,6 +93,22 @@ def test_what_it_does_not_know_is_refused(top: Path) -> None:
     assert (done.returncode, "found here: /nonexistent, which does not run" in done.stderr) == (3, True)
 
 
+def test_a_place_that_cannot_be_written_is_told(top: Path) -> None:
+    """A share that is mounted read-only: wheels are unpacked beside them."""
+    command = [str(top / "run"), "table"]
+    if os.geteuid() == 0:
+        script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+        if subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode != 0:
+            pytest.skip("no mount namespaces here")
+        command = ["unshare", "--mount", "sh", "-c", script, str(top), *command]
+    else:
+        top.chmod(0o500)
+    env = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+    top.chmod(0o700)
+    assert (done.returncode, done.stderr) == (3, f"{top} cannot be written: copy it to where it can\n")
+
+
 def test_libraries_that_the_loader_does_not_know_are_found(top: Path, tmp_path: Path) -> None:
     """Containers have NVIDIA's in a directory of their own, and need not say so."""
     place = tmp_path / "nvidia"
