@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from slurm_affinode.agent import words
 from slurm_affinode.agent.aftermath import entry_of, mail_owner
-from slurm_affinode.agent.inplace.freezer import FreezeError, Freezer
+from slurm_affinode.agent.inplace.freezer import FreezeError, Freezer, stopped
 from slurm_affinode.agent.inplace.sharing import Sharing
 from slurm_affinode.agent.inplace.sleeper import Sleeper
 from slurm_affinode.agent.inplace.watching import Sockets, unnoticed
@@ -59,7 +59,9 @@ class Waking:
 
         One that moves long after it was frozen was let go meanwhile, and may be taking a signal.
         """
-        pids = [member.pid for member in self._freezer.members(sleeper.init_pid, sleeper.init_started)]
+        members = self._freezer.members(sleeper.init_pid, sleeper.init_started)
+        pids = [member.pid for member in members]
+        sleeper.stay &= frozenset(stopped(members))  # what runs is not what its job has stopped
         frozen_s = self._parts.now() - sleeper.record.phases[Phase.FROZEN.value]
         if frozen_s > self._freeze_s and self._freezer.moving(pids, sleeper.how) is not None:
             sleeper.signalled = True

@@ -93,6 +93,21 @@ def test_one_that_slurm_let_go_while_there_was_no_agent_is_not_frozen_again(worl
     assert awake(world)
 
 
+def test_what_its_job_let_go_on_while_there_was_no_agent_does_not_stay_stopped(world, node):
+    """Its freeze was cut short, and is done again by the next one."""
+    node.processes[0].stopped = True
+    node.sleep()
+    node.let_go()
+    after = Node(world)
+    after.recover()
+    after.round()
+    assert asleep(world)
+    after.connection()
+    after.round()
+    assert awake(world)
+    assert node.stopped() == [False, False]
+
+
 def test_one_that_was_asked_for_by_hand_is_woken_by_the_next_agent(world, node):
     """It could not be seen otherwise that somebody wants it."""
     node.sleep()
