@@ -1,4 +1,4 @@
-"""A real Prometheus for tests: private, on a free port of the loopback, ended by its process id.
+"""A real Prometheus for tests: private, on a port of the loopback that the kernel gives it, ended by its process id.
 
 Its data come from OpenMetrics text through ``promtool``. Where Prometheus is not installed the tests that need it are
 skipped with the reason; with ``CI=true`` in the environment they fail.
@@ -7,9 +7,9 @@ skipped with the reason; with ``CI=true`` in the environment they fail.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import subprocess
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from background import running
 from servers import program_of
+from waiting import wait_until
 
 START_S = 60
 KEPT = "100y"
@@ -44,33 +45,40 @@ def prometheus(directory: Path, history: str = "", *, web_config: Path | None = 
         text.write_text(history)
         backfill(promtool, text, data)
     (directory / "prometheus.yml").write_text("global: {scrape_interval: 1h}\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     argv = [
         program, f"--config.file={directory / 'prometheus.yml'}", f"--storage.tsdb.path={data}",
-        f"--storage.tsdb.retention.time={KEPT}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
+        f"--storage.tsdb.retention.time={KEPT}", "--web.listen-address=127.0.0.1:0",
         *([f"--web.config.file={web_config}"] if web_config else []),
     ]  # fmt: skip
     log = directory / "server.log"
     with running(argv, log) as process:
-        _await(port, process, log, tls=web_config is not None)
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{_await(process, log, tls=web_config is not None)}"
 
 
-def _await(port: int, process: subprocess.Popen[bytes], log: Path, *, tls: bool) -> None:
-    deadline = time.monotonic() + START_S
-    while True:
+def _await(process: subprocess.Popen[bytes], log: Path, *, tls: bool) -> int:
+    """Its port, once it is ready."""
+    said = log.read_text
+
+    def ready() -> int | None:
+        if process.poll() is not None:
+            pytest.fail(f"{process.args}: {said(errors='replace')}")
+        # Chosen here, it might be another program's by the time that Prometheus takes it.
+        told = re.search(r'"Listening on".* address=127\.0\.0\.1:(\d+)', said(errors="replace"))
+        if told is None:
+            return None
+        port = int(told[1])
         try:
             if tls:
-                socket.create_connection(("127.0.0.1", port), timeout=5).close()
-                return
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5):
-                return
+                socket.create_connection(("127.0.0.1", port), timeout=START_S).close()
+            else:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=START_S).close()
         except OSError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"{process.args}: {log.read_text(errors='replace')}")
-            time.sleep(0.05)
+            return None
+        return port
+
+    port = wait_until("Prometheus is ready", ready)
+    assert port is not None
+    return port
 
 
 def backfill(promtool: str, text: Path, data: Path) -> None:
