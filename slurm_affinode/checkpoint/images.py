@@ -144,8 +144,8 @@ class DirectoryStore:
                     half = rootdir.size_of(fd)
                 missing = max(0, facts.size - half)
                 self._check_room(facts.uid, missing)
-                if entry in rootdir.names(job_fd):  # damaged, or the copy would not have been asked for
-                    self._entries.drop(job_fd, entry)
+                if entry in rootdir.names(job_fd):  # damaged, or only not to be read now: it may be the better one
+                    self._entries.set_aside(job_fd, entry)
                 fds = begin_directory(job_fd, facts.seq, owner=self._owner, fresh=False)
             except BaseException:
                 os.close(job_fd)

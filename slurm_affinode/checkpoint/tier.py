@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import Image
+from slurm_affinode.checkpoint.interface import CheckpointError, Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +44,10 @@ class Copy:
     def id(self) -> tuple[str, int]:
         """Job and sequence number of the image: the same for all its copies."""
         return self.image.job, self.image.manifest.seq
+
+    def is_sound(self) -> bool:
+        """Whether all of it can be read, and is what it was."""
+        with suppress(CheckpointError, OSError):
+            self.tier.store.verify(self.image)
+            return True
+        return False

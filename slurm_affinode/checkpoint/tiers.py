@@ -342,16 +342,19 @@ class Tiers:
 
     def mend(self, name: str, seq: int) -> None:
         """Have a sound copy in the shared tier, from one of this node. Raises ``CheckpointError``."""
-        shared = [copy for copy in self._all(name, seq) if copy.tier.shared]
-        for copy in shared:
+        copies = list(self._all(name, seq))
+        for copy in (one for one in copies if one.tier.shared):
             try:
                 copy.tier.store.verify(copy.image)
             except ImageDamaged as error:
-                self._aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=True)
-            else:
-                return
-        if self.publish(name, seq) and shared:
-            self.report(shared[0].image.manifest.key, "its shared image was damaged and is mended: it can be woken")
+                with self.pinned(copy):  # what cannot be read now may be all that there is
+                    if not any(one.is_sound() for one in copies if one is not copy):
+                        raise
+                    self._aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=True)
+                    self.publish(name, seq)
+                self.report(copy.image.manifest.key, "its shared image was damaged and is mended: it can be woken")
+            return
+        self.publish(name, seq)
 
     def pull(
         self, copy: Copy, *, expected_s: float | None, durable: bool = True, without: Collection[str] = ()

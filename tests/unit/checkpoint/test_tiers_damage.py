@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, Pages, RestoreFailed
+from slurm_affinode.checkpoint.interface import (
+    CheckpointError,
+    Image,
+    ImageDamaged,
+    ImageUnreadable,
+    Pages,
+    RestoreFailed,
+)
 from slurm_affinode.checkpoint.tier import Copy
 
 from .conftest import JOB, LATER, SMALL, Node, whole
@@ -149,6 +156,35 @@ def test_a_manifest_that_was_tampered_with(make_node: Callable[..., Node], bad: 
     assert node.tiers.move(sound, next(one for one in node.tiers.tiers if one.name == bad)).tier.name == bad
     assert node.where(image) == ["memory", "disk", "shared"]
     store.verify(image)
+
+
+def test_a_shared_copy_is_not_given_up_for_none(make_node: Callable[..., Node]) -> None:
+    """It seems to be damaged, and what the node has is: it stays where it is, and is told of."""
+    node = make_node()
+    image = node.dump()
+    for store in (node.memory, node.disk, node.shared):
+        node.flip(store, image)
+    with pytest.raises(ImageDamaged, match="its contents have changed"):
+        node.tiers.mend(JOB.name, 1)
+    assert node.where(image) == ["memory", "disk", "shared"]
+
+
+def test_a_copy_that_is_replaced_is_set_aside(make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not be read for a moment. Nothing has gone when that which it is replaced by is found to be damaged."""
+    node = make_node()
+    image = node.dump()
+    node.memory.remove(image)
+    node.flip(node.disk, image)
+
+    def fails(*_: object) -> Image:
+        raise ImageUnreadable("cannot be opened: Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.shared, "get", fails)
+        with pytest.raises(ImageDamaged):
+            node.tiers.publish(JOB.name, 1)
+    (aside,) = node.shared.aside()
+    assert (node.shared.path / aside / "manifest.json").exists()
 
 
 def lose(path: Path, generator: random.Random) -> None:
