@@ -216,15 +216,11 @@ def translated(engine: Engine) -> Iterator[None]:
         raise AffinodeError(f"{shown(engine.url)}: {clean(str(error))}") from error
 
 
-def read_only(engine: Engine) -> bool:
-    """Whether it is a SQLite file that this user may read and not write."""
-    return bool(engine.get_execution_options().get(_READ_ONLY))
-
-
 @contextlib.contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
     """A read transaction."""
-    still = readonly.unchanged(Path(str(engine.url.database))) if read_only(engine) else contextlib.nullcontext()
+    read_only = engine.get_execution_options().get(_READ_ONLY)
+    still = readonly.unchanged(Path(str(engine.url.database))) if read_only else contextlib.nullcontext()
     with translated(engine), still, engine.connect() as connection, connection.begin():
         yield connection
 

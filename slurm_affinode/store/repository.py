@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS
 from slurm_affinode.store import bulk, journal, migrate, reads, runs, suspensions, tables, upkeep
-from slurm_affinode.store.engine import connect, parse_url, read_only, reading, shown, translated, write
+from slurm_affinode.store.engine import connect, parse_url, reading, shown, translated, write
 from slurm_affinode.store.reads import Selection
 from slurm_affinode.store.records import Counts, IngestRecord, ReportRecord, StoreCounts, Upserted
 
@@ -66,11 +66,6 @@ class Repository:
     def engine(self) -> Engine:
         """For queries of one's own (read-only: ``sql/queries``)."""
         return self._engine
-
-    @property
-    def read_only(self) -> bool:
-        """Whether it is a file that this user may read and not write: methods that write raise ``UnreachableError``."""
-        return read_only(self._engine)
 
     @property
     def where(self) -> str:

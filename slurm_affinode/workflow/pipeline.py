@@ -18,7 +18,7 @@ import polars as pl
 from slurm_affinode.analysis import prices, suspensions, waste
 from slurm_affinode.analysis.result import Thresholds, WasteQuery, WasteResult
 from slurm_affinode.config import Config
-from slurm_affinode.errors import AffinodeError
+from slurm_affinode.errors import AffinodeError, UnreachableError
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.report import build
 from slurm_affinode.report import format as fmt
@@ -121,7 +121,7 @@ def analyse_stored(
             raise _no_accounting(store, query)
         _check_filters(jobs, query)
         gpus = store.allocation_gpus(query.since, query.until)
-        suspension_intake.configured(config, store, unread=warned or (lambda _: None))
+        _take_in_suspensions(config, store, warned or (lambda _: None))
         asleep = store.suspensions(query.since, query.until)
         ingests = store.ingests()
     with (history or _stored(config))() as samples:
@@ -131,6 +131,13 @@ def analyse_stored(
         )
     back = suspensions.given_back(asleep, query, now=moment)
     return replace(result, suspensions=back)
+
+
+def _take_in_suspensions(config: Config, store: Repository, warned: Step) -> None:
+    try:
+        suspension_intake.configured(config, store, unread=warned)
+    except UnreachableError as error:  # who may only read the store gets a report of what is in it
+        warned(f"{error}; suspensions that are not in it yet are left out")
 
 
 def _stored(config: Config) -> History:

@@ -101,17 +101,13 @@ def configured(
     """Take in the ledgers that the configuration names; none where it names no directory, or one that is not there.
 
     ``unread`` is told of what this user may not read, which is as if it were not there: agents write as root, by
-    default into a directory of root's, and the rest can be reported without it. So it is with all, where the store
-    cannot be written. Raises ``InputError`` for other errors.
+    default into a directory of root's, and the rest can be reported without it. Raises ``InputError`` for other errors.
     """
     found: list[LedgerIntake] = []
     paths: list[Path] = []
     if config.ledger_dir is not None:
         with _allowed(unread):
             paths = ledgers(config.ledger_dir)
-    if paths and store.read_only:
-        unread(f"{store.where}: this user may not write it: suspensions that are not in it yet are left out")
-        return []
     for path in paths:
         with _allowed(unread):
             found.append(_take_in(store, path))

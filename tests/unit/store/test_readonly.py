@@ -39,7 +39,6 @@ def reader(store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]
 
 def test_who_may_read_reads(reader: Repository, store: Path) -> None:
     """Nothing appears beside the file, and a write is refused with what to do."""
-    assert reader.read_only
     assert (reader.get("name"), reader.schema().pending) == ("old", ())
     assert [path.name for path in store.parent.iterdir()] == ["affinode.sqlite"]
     with pytest.raises(UnreachableError, match="cannot be written") as refused:

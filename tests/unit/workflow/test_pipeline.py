@@ -10,12 +10,15 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from slurm_affinode import config as configuration
 from slurm_affinode.analysis.result import Thresholds, WasteQuery
 from slurm_affinode.config import Config, IdleConfig, PriceConfig, StoreConfig
 from slurm_affinode.errors import AffinodeError, NoStoreError
 from slurm_affinode.history.schema import SAMPLES
 from slurm_affinode.history.store import SampleStore
+from slurm_affinode.model.ledger import LedgerEntry, encode
 from slurm_affinode.slurm.schema import JOBS, conform
+from slurm_affinode.store import readonly
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.workflow import pipeline
 
@@ -51,6 +54,25 @@ def state(tmp_path: Path) -> Path:
     history.ingest(conform(pl.DataFrame(rows), SAMPLES), source="test")
     history.close()
     return tmp_path
+
+
+def test_who_may_not_write_the_store_gets_a_report_of_what_is_in_it(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And hears, once, of the ledgers that are not."""
+    for number in (1, 2):
+        ledger = state / "ledger" / f"c{number}.jsonl"
+        ledger.parent.mkdir(exist_ok=True)
+        ledger.write_text(encode(LedgerEntry("alpha", number, 5, round(START.timestamp() * 1000))) + "\n")
+    settings = configuration.parse(f'[suspend]\nledger = "{state}/ledger"\n', where="test")
+    settings = replace(settings, store=StoreConfig(state_dir=state))
+    monkeypatch.setattr(readonly, "may_not_write", lambda path: True)
+    said: list[str] = []
+    result = pipeline.analyse_stored(settings, QUERY, now=NOW, warned=said.append)
+    assert (result.total["gpu_hours_idle"], result.suspensions.height) == (1, 0)
+    assert [line.partition(": ")[2] for line in said] == [
+        "cannot be written: it, or its directory, is read-only; suspensions that are not in it yet are left out"
+    ]
 
 
 def test_a_report_is_built_from_what_is_stored(state: Path, tmp_path: Path) -> None:

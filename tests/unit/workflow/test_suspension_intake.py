@@ -138,27 +138,6 @@ def test_ledgers_that_the_user_may_not_read_are_left_out_and_told(tmp_path, clos
     assert "cannot be read: Permission denied" in said[0]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not write it")
-def test_who_may_not_write_the_store_reads_what_is_in_it_and_hears_of_ledgers_that_are_not(tmp_path):
-    """A report of one's own beside those of the nightly run, which is another user's."""
-    write(tmp_path / "ledger" / "c1.jsonl", entry(1, 1))
-    with Repository.open(f"sqlite:///{tmp_path}/state/db") as store:
-        suspension_intake.take_in(store, tmp_path / "ledger")
-    write(tmp_path / "ledger" / "c2.jsonl", entry(2, 1))
-    for path in (tmp_path, *(one for one in tmp_path.parents if "pytest-of-" in str(one))):
-        path.chmod(0o755)
-    config = configuration.parse(f'[suspend]\nledger = "{tmp_path}/ledger"\n', where="test")
-    said = []
-
-    def look():
-        with Repository.open(f"sqlite:///{tmp_path}/state/db", create=False) as store:
-            suspension_intake.configured(config, store, unread=said.append)
-            return [one.job_id for one in store.suspensions(BEGIN, BEGIN + timedelta(days=1))]
-
-    assert as_user(User(2001, 2001), look) == [1]
-    assert said == [f"{tmp_path}/state/db: this user may not write it: suspensions that are not in it yet are left out"]
-
-
 def test_nothing_named_is_an_error(tmp_path):
     with pytest.raises(AffinodeError, match="no ledger is named"):
         CliRunner().invoke(ingest_suspensions, ["--state", str(tmp_path)], catch_exceptions=False)
