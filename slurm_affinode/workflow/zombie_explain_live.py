@@ -80,12 +80,18 @@ def explain(
     with zombie_live.observe(
         config, request, looked, slurm=slurm, watch_s=watch_s, history=history, only=running
     ) as now:  # fmt: skip
-        with _store(config, now.snapshot) as made:
-            page = zombie_explain.explain(
-                made, job, since=since, until=until or now.at, window_s=window_s, now=now.at,
-                slurm=lambda: contextlib.nullcontext(_Nodes(now.snapshot)),  # type: ignore[arg-type, return-value]
-                history=lambda: contextlib.nullcontext(now.history),
-            )  # fmt: skip
+        try:
+            with _store(config, now.snapshot) as made:
+                page = zombie_explain.explain(
+                    made, job, since=since, until=until or now.at, window_s=window_s, now=now.at,
+                    slurm=lambda: contextlib.nullcontext(_Nodes(now.snapshot)),  # type: ignore[arg-type, return-value]
+                    history=lambda: contextlib.nullcontext(now.history),
+                )  # fmt: skip
+        except zombie_explain.UnknownJobError:
+            raise zombie_explain.UnknownJobError(
+                f"Slurm knows no job {job} that has started",
+                hint="does it still wait (squeue), or did it end a while ago? Then it is stored: leave out --live",
+            ) from None
         one = next((each for each in now.snapshot.jobs if each.job_id == page.job.job_id), None)
         if one is None or one.state != "RUNNING":
             return page

@@ -17,7 +17,7 @@ from slurm_affinode.errors import UnreachableError
 from slurm_affinode.model.cleanup import Match
 from slurm_affinode.model.cluster import Job, NodeGpus
 from slurm_affinode.model.finding import NodeRef, ProcessRef
-from slurm_affinode.workflow import zombie_explain_live, zombie_nodes, zombie_orphans, zombies
+from slurm_affinode.workflow import zombie_explain, zombie_explain_live, zombie_nodes, zombie_orphans, zombies
 from slurm_affinode.workflow.zombie_nodes import LiveGpu, LiveProcess, NodeAnswer, exposed, from_agent
 
 
@@ -173,6 +173,15 @@ def test_a_node_that_does_not_answer_is_unknown(tmp_path: Path) -> None:
     found = find(tmp_path, Slurm((job(1),), (node(),)), [[]], by="")
     assert found.findings == ()
     assert any(note.startswith("g1 is unknown") for note in found.notes)
+
+
+@pytest.mark.parametrize("there", [(), (waiting(1),)])
+def test_a_job_that_has_not_started_has_no_page_and_slurm_says_so(tmp_path: Path, there: tuple[Job, ...]) -> None:
+    """Not the store: that was not asked."""
+    config = dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path))
+    slurm = client(Slurm(there, (node(),)))
+    with pytest.raises(zombie_explain.UnknownJobError, match="Slurm knows no job 1 that has started"):
+        zombie_explain_live.explain(config, "1", eyes([[gpu()]]), slurm=slurm, window_s=5.0)
 
 
 @pytest.mark.parametrize("flag", ["POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"])
