@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from stopping import stop
 
 PASSTHROUGH = Path(__file__).with_name("passthrough.py")
+LONGEST_S = 120.0
+"""Then it is given up: a test that waits for it itself, by a fault, is one that no time limit can interrupt."""
 
 
 @dataclass
@@ -41,6 +44,7 @@ def stalling(tmp_path: Path) -> Iterator[Callable[[Path], Stalling]]:
     if os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("FUSE needs root and /dev/fuse")
     made: list[Stalling] = []
+    late: list[threading.Timer] = []
 
     def mount(path: Path) -> Stalling:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -50,13 +54,17 @@ def stalling(tmp_path: Path) -> Iterator[Callable[[Path], Stalling]]:
         program = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert program.stdout is not None
         made.append(Stalling(path, program))
+        late.append(threading.Timer(LONGEST_S, program.kill))
+        late[-1].daemon = True
+        late[-1].start()
         if program.stdout.readline() != "mounted\n":
             _, said = program.communicate()
             pytest.skip(f"no FUSE can be mounted: {said.strip()}")
         return made[-1]
 
     yield mount
-    for one in made:
+    for one, timer in zip(made, late, strict=True):
+        timer.cancel()
         one.program.kill()  # who waits for it gets an error
         one.program.communicate()
         subprocess.run(["umount", "-l", one.path], check=False, capture_output=True)

@@ -1,0 +1,21 @@
+"""The file system of the tests that stops answering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import stalling as module
+from stalling import Stalling
+
+
+def test_a_test_that_waits_for_it_itself_comes_to_an_end(
+    stalling: Callable[[Path], Stalling], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No signal ends such a call: the whole run would hang."""
+    monkeypatch.setattr(module, "LONGEST_S", 1.0)
+    theirs = stalling(tmp_path / "theirs")
+    theirs.stall()
+    with pytest.raises(OSError, match=r"not connected|abort"):
+        (theirs.path / "file").read_bytes()
