@@ -59,9 +59,7 @@ class Waking:
 
         One that moves long after it was frozen was let go meanwhile, and may be taking a signal.
         """
-        members = self._freezer.members(sleeper.init_pid, sleeper.init_started)
-        pids = [member.pid for member in members]
-        sleeper.stay &= frozenset(stopped(members))  # what runs is not what its job has stopped
+        pids = self._before_a_freeze(sleeper)
         frozen_s = self._parts.now() - sleeper.record.phases[Phase.FROZEN.value]
         if frozen_s > self._freeze_s and self._freezer.moving(pids, sleeper.how) is not None:
             sleeper.signalled = True
@@ -71,6 +69,12 @@ class Waking:
         except FreezeError as error:
             return f"it could not be frozen again: {error}"
         return unnoticed(self._sockets, sleeper.record.facts) or ""
+
+    def _before_a_freeze(self, sleeper: Sleeper) -> tuple[int, ...]:
+        """Its processes. Those that run by now are none that its job has stopped: they go on with the others."""
+        members = self._freezer.members(sleeper.init_pid, sleeper.init_started)
+        sleeper.stay &= frozenset(stopped(members))
+        return tuple(member.pid for member in members)
 
     def thaw(self, sleeper: Sleeper) -> None:
         """Let all processes go. Raises ``NotWoken``, ``TreeGoneError``."""
@@ -191,7 +195,8 @@ class Waking:
         with sleeper.turning:
             if sleeper.signalled:  # its handlers run
                 return
-            self._mark(sleeper, Phase.FROZEN)
+            self._before_a_freeze(sleeper)
+            self._mark(sleeper, Phase.FROZEN, stopped=sorted(sleeper.stay))
             try:
                 self._freezer.freeze(sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._freeze_s)
             except FreezeError as error:

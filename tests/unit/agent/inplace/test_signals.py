@@ -9,6 +9,7 @@ import pytest
 from inplace_site import GIB, Later, Node, asleep, awake, failing
 
 from slurm_affinode.agent.interface import Refused
+from slurm_affinode.checkpoint.interface import CudaError
 from slurm_affinode.model.suspension import Phase
 
 
@@ -51,6 +52,26 @@ def test_a_continue_of_what_its_job_had_stopped_is_noticed_too(world, node, agen
         node.recover()
     node.round()
     assert awake(world)
+
+
+def test_what_its_job_let_go_on_while_a_restore_failed_does_not_stay_stopped(world, node, monkeypatch):
+    """A child that was stopped when it fell asleep, and that its parent has continued since."""
+    script, _ = node.processes
+    script.stopped = True
+    node.sleep()
+    with monkeypatch.context() as patched:
+
+        def fails(pid: int, **_: object) -> None:
+            script.stopped = False
+            raise CudaError("the driver failed")
+
+        patched.setattr(node.agent.cuda, "restore", fails)
+        node.connection()
+        node.round()
+        assert asleep(world)
+    node.round()
+    assert awake(world)
+    assert node.stopped() == [False, False]
 
 
 def test_a_signal_does_not_wait_for_those_that_are_being_woken(world, node):
