@@ -66,12 +66,19 @@ class Ours:
         found = {one.uuid: self.nvml.free_mib(one) for one in devices}
         return {uuid: None if mib is None else int(mib * MIB) for uuid, mib in found.items()}
 
+    def restore(self, pid: int) -> None:
+        """``CudaError``, before the driver is asked, where there is no room."""
+        why = room.shortage(self.needs, self.free())
+        if why is not None:
+            raise CudaError(why)
+        self.cuda.restore(pid)
+
     def phases(self, pid: int) -> dict[str, Callable[[], Any]]:
         """What is timed."""
         return {
             "lock": lambda: self.cuda.lock(pid, timeout_ms=LOCK_MS),
             "checkpoint": lambda: self.cuda.checkpoint(pid),
-            "restore": lambda: room.restore(self.cuda, pid, self.needs, self.free),
+            "restore": lambda: self.restore(pid),
             "unlock": lambda: self.cuda.unlock(pid),
         }
 

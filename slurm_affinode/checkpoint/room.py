@@ -6,17 +6,12 @@ so what it needs is kept from before it left, and compared with what is free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from slurm_affinode.checkpoint.interface import CudaDriver, CudaError
 from slurm_affinode.sizes import size
 
 MARGIN = 64 << 20
 """Bytes per GPU on top of what it held: the driver rounds, and others come and go."""
-
-
-class NoGpuRoom(CudaError):  # noqa: N818 - named for what it says
-    """The GPUs do not have enough free memory now. Nothing was asked of the driver: try again when they have."""
 
 
 def shortage(
@@ -35,18 +30,3 @@ def shortage(
         if held and left is not None and left < held + MARGIN:
             return f"{size(held + MARGIN)} are needed on {uuid}, {size(left)} are free there"
     return None
-
-
-def restore(
-    cuda: CudaDriver,
-    pid: int,
-    needs: Mapping[str, int],
-    free: Callable[[], Mapping[str, int | None]],
-    *,
-    pairs: Mapping[str, str] | None = None,
-) -> None:
-    """``CudaDriver.restore`` where there is room, else ``NoGpuRoom``, with the numbers, before the driver is asked."""
-    why = shortage(needs, free(), pairs)
-    if why is not None:
-        raise NoGpuRoom(f"process {pid} cannot come back now: {why}")
-    cuda.restore(pid, pairs=pairs)

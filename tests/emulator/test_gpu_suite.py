@@ -305,11 +305,11 @@ def test_a_measurement_that_fails_leaves_the_others(node: Node, tmp_path: Path) 
     """It is told of, and the status is not 0."""
     (tmp_path / "sitecustomize.py").write_text(
         "from slurm_affinode.checkpoint import room\n"
-        "plain = room.restore\n"
+        "plain = room.shortage\n"
         "def fails_once(*arguments):\n"
-        "    room.restore = plain\n"
+        "    room.shortage = plain\n"
         "    raise OSError('no')\n"
-        "room.restore = fails_once\n"
+        "room.shortage = fails_once\n"
     )
     out = tmp_path / "bench.json"
     env = {**node.env, "PYTHONPATH": str(tmp_path)}

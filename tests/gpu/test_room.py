@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -39,13 +40,15 @@ def test_too_little_free_memory_is_refused_before_anything_sticks(
     left = free(nvml)[machine.gpus[0].uuid]
     assert left is not None
     other.ask("hold", mib=left // MIB - machine.mib // 2)
-    with pytest.raises(room.NoGpuRoom, match=r"are needed on GPU-.*, .* are free there") as caught:
-        room.restore(cuda, program.pid, needs, lambda: free(nvml))
-    note("refused", str(caught.value))
+    why = room.shortage(needs, free(nvml))
+    assert why is not None
+    assert re.fullmatch(r".* are needed on GPU-.*, .* are free there", why)
+    note("refused", why)
     assert cuda.state(program.pid) is CudaState.CHECKPOINTED
 
     other.ask("release")
     program.restored = True
-    room.restore(cuda, program.pid, needs, lambda: free(nvml))
+    assert room.shortage(needs, free(nvml)) is None
+    cuda.restore(program.pid)
     cuda.unlock(program.pid)
     assert program.ask("digest") == digest

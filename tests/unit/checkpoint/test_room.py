@@ -2,33 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from slurm_affinode.checkpoint import room
 
 GIB = 1 << 30
-
-
-class Asked:
-    """A driver that only notes what it is asked."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, object]] = []
-
-    def restore(self, pid: int, *, pairs: object = None) -> None:
-        self.calls.append((pid, pairs))
-
-
-def test_what_fits_is_restored_and_what_does_not_is_not_asked() -> None:
-    """The numbers are in the reason."""
-    driver = Asked()
-    room.restore(driver, 7, {"GPU-a": 10 * GIB}, lambda: {"GPU-a": 11 * GIB})  # type: ignore[arg-type]
-    assert driver.calls == [(7, None)]
-    with pytest.raises(
-        room.NoGpuRoom, match=r"process 7 cannot come back now: 10\.1 GiB are needed on GPU-a, 9 GiB are"
-    ):
-        room.restore(driver, 7, {"GPU-a": 10 * GIB}, lambda: {"GPU-a": 9 * GIB})  # type: ignore[arg-type]
-    assert len(driver.calls) == 1
 
 
 def test_a_margin_is_left_for_what_the_driver_takes_itself() -> None:
