@@ -27,10 +27,26 @@ def top(tmp_path: Path) -> Path:
     for name in ("tests", "benchmarks"):
         (made / name).mkdir()
         shutil.copytree(REPOSITORY / name / "gpu", made / name / "gpu")
-    (made / "benchmarks" / "__init__.py").touch()
-    (made / "tests" / "gpu" / "__init__.py").touch()
+    shutil.copy(REPOSITORY / "benchmarks" / "__init__.py", made / "benchmarks")
     (made / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: of these\naddopts = -ra --import-mode=importlib\n")
     return made
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Path:
+    """A Python with packages "benchmarks" and "gpu" that somebody has installed, and a plug-in of another pytest."""
+    venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+    (site / "ours.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    for name in ("benchmarks", "gpu"):
+        (site / name).mkdir()
+        (site / name / "__init__.py").write_text("raise ImportError('not this one')\n")
+    (site / "odd-1.dist-info").mkdir()
+    (site / "odd-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
+    (site / "odd-1.dist-info" / "entry_points.txt").write_text("[pytest11]\nodd = benchmarks\n")
+    return python
 
 
 def run(top: Path, *arguments: str, **env_: str) -> subprocess.CompletedProcess[str]:
@@ -53,12 +69,14 @@ def test_without_a_driver_all_of_it_says_so(top: Path) -> None:
     assert {path.name for path in (top / "results").iterdir()} == {"tests.json", "bench.json"}
 
 
-def test_without_a_network_the_source_tree_is_tested_with_what_the_archive_has(top: Path, tmp_path: Path) -> None:
+def test_without_a_network_the_source_tree_is_tested_with_what_the_archive_has(
+    top: Path, crowded: Path, tmp_path: Path
+) -> None:
     """``make test-gpu`` where nothing is installed: tests and package of the tree, results where it has them."""
     tree = tmp_path / "tree"
     bundle = tree / "tests" / "gpu" / "bundle"
     for name in ("tests", "benchmarks"):
-        shutil.copytree(top / name / "gpu", tree / name / "gpu", ignore=shutil.ignore_patterns("__init__.py", "bundle"))
+        shutil.copytree(top / name, tree / name, ignore=shutil.ignore_patterns("bundle"))
         shutil.rmtree(top / name)
     bundle.mkdir()
     shutil.move(top / "run", bundle / "run")
@@ -71,7 +89,7 @@ def test_without_a_network_the_source_tree_is_tested_with_what_the_archive_has(t
     for target, said in (("test-gpu", " skipped in "), ("bench-gpu", "not yet measured on hardware")):
         env = {key: value for key, value in os.environ.items() if not key.startswith(("GPU_", "MAKE", "LD_LIBRARY"))}
         done = subprocess.run(
-            ["make", target], cwd=tree, env={**env, "PYTHON": sys.executable}, capture_output=True, text=True,
+            ["make", target], cwd=tree, env={**env, "PYTHON": str(crowded)}, capture_output=True, text=True,
             check=False, timeout=120,
         )  # fmt: skip
         if " passed" in done.stdout:
@@ -127,19 +145,8 @@ def test_libraries_that_the_loader_does_not_know_are_found(top: Path, tmp_path: 
     assert f"NVIDIA's libraries: {place}" in done.stderr
 
 
-def test_packages_of_the_machine_with_the_same_names_do_no_harm(top: Path, tmp_path: Path) -> None:
-    """A package "benchmarks" or "gpu" that somebody has installed, and plug-ins of another pytest."""
-    venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
-    python = tmp_path / "venv" / "bin" / "python"
-    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    site = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
-    (site / "ours.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    for name in ("benchmarks", "gpu"):
-        (site / name).mkdir()
-        (site / name / "__init__.py").write_text("raise ImportError('not this one')\n")
-    (site / "odd-1.dist-info").mkdir()
-    (site / "odd-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
-    (site / "odd-1.dist-info" / "entry_points.txt").write_text("[pytest11]\nodd = benchmarks\n")
+def test_packages_of_the_machine_with_the_same_names_do_no_harm(top: Path, crowded: Path) -> None:
+    """Nor do plug-ins of another pytest."""
     for part, word in (("tests", " skipped"), ("bench", "not yet measured on hardware")):
-        done = run(top, part, PYTHON=str(python))
+        done = run(top, part, PYTHON=str(crowded))
         assert (done.returncode, word in done.stdout) == (0, True), done.stdout + done.stderr
