@@ -80,6 +80,8 @@ def suspended(job: SuspendedJob, slurm: Job | None, *, user: str, now_epoch: flo
         "where": job.where,
         "wake": job.wake,
         "restoring_on": slurm.batch_host if slurm is not None and slurm.state == "RUNNING" else None,
+        "released": None if slurm is None else slurm.pending and not slurm.held,
+        "reason": None if slurm is None else slurm.reason,
         "held_by_admin": None if slurm is None else slurm.held_by_admin,
         "why": job.why,
         "failure": job.failure,

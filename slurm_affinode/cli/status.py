@@ -218,6 +218,8 @@ def _wakes_up(row: Mapping[str, Any]) -> str:
         return f"now: it is being restored on {row['restoring_on']}"
     if row.get("held_by_admin"):
         return "not before an administrator, who holds it, wakes or releases it"
+    if row.get("released") and row["reason"] not in (None, "BeginTime"):  # also by scontrol, whatever its option says
+        return f"as soon as Slurm has room for it: it is released, and pending for {row['reason']}"
     if row["wake"] == "now" and row["where"] == "node":
         return "as soon as the copy of its image to the shared store is complete"
     return _wakes(row["wake"], row["since"])
@@ -225,7 +227,7 @@ def _wakes_up(row: Mapping[str, Any]) -> str:
 
 def _settled(row: Mapping[str, Any]) -> bool:
     """Whether it is of no use to its owner to wake it. An agent of an older version does not say."""
-    return bool(row.get("restoring_on") or row.get("held_by_admin"))
+    return bool(row.get("restoring_on") or row.get("held_by_admin") or row.get("released"))
 
 
 def _wakes(wake: str, since: float) -> str:

@@ -89,7 +89,8 @@ def test_a_sleeper_that_an_administrator_holds_is_shown_so(node: Node1, held: bo
     """Its owner cannot wake it. In a list by the queue's word; not known where slurmctld is silent."""
     node.acts.asleep.append(asleep(8))
     node.slurm.all[8] = waiting(8, held=True, held_by_admin=held)
-    assert ask(node, ALICE, verb="status", job=8)["jobs"][0]["held_by_admin"] is held
+    row = ask(node, ALICE, verb="status", job=8)["jobs"][0]
+    assert (row["held_by_admin"], row["released"], row["restoring_on"]) == (held, False, None)
     wait_until("the queue is read", lambda: ask(node, ALICE, verb="status")["jobs"][0]["held_by_admin"] is held)
     node.daemon.service._seen.clear()
     node.slurm.down = True

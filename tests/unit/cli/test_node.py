@@ -112,6 +112,22 @@ def test_status_of_a_sleeper_that_an_administrator_holds(run: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("wake", "reason", "said"),
+    [
+        ("hold", "JobArrayTaskLimit", "as soon as Slurm has room for it: it is released, and pending for JobArrayTask"),
+        ("now", "BeginTime", "as soon as Slurm has GPUs for it: it is released"),
+        ("2h", "BeginTime", "(2h)"),
+    ],
+)
+def test_status_of_a_sleeper_that_was_released(run: Any, wake: str, reason: str, said: str) -> None:
+    """Also by ``scontrol release``: what its option says of waking does not hold any more."""
+    row = {**SUSPENDED, "where": "shared", "wake": wake, "released": True, "reason": reason}
+    output = run(Reach({"jobs": [row]}), "status", "8").output
+    assert said in output
+    assert "slurm-affinode wake" not in output
+
+
 def test_status_of_a_job_that_is_being_restored(run: Any) -> None:
     """It is not said to wait for anything, nor that it could be woken."""
     output = run(Reach({"jobs": [{**SUSPENDED, "restoring_on": "c2", "held_by_admin": False}]}), "status", "8").output
