@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -30,6 +31,22 @@ def test_links_resolve(page: Path) -> None:
     targets = [t for t in (*_LINK.findall(text), *_SRC.findall(text)) if not re.match(r"[a-z]+:", t)]
     missing = [t for t in targets if t.split("#")[0] and not (page.parent / t.split("#")[0]).exists()]
     assert missing == []
+
+
+def test_every_reason_against_a_suspension_is_explained() -> None:
+    """The names that ``status`` shows and the commands refuse with, each in a table or sentence of its own."""
+    only_text = {"gpu-count", "gpu-model"}  # of a restore, which tells what it says and not its name
+    said = {
+        str(call.args[0].value)
+        for file in (REPOSITORY / "slurm_affinode").rglob("*.py")
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Refusal" and isinstance(call.args[0], ast.Constant)
+    }
+    assert len(said) > 30
+    pages = " ".join(
+        (REPOSITORY / "docs" / name).read_text() for name in ("agent.md", "checkpointing.md", "inplace.md")
+    )
+    assert {code for code in said - only_text if f"`{code}`" not in pages} == set()
 
 
 def test_generated_pages_are_current() -> None:
