@@ -82,8 +82,12 @@ def uncounted(look: Look) -> frozenset[int]:
 
 
 def can_be(look: Look) -> bool:
-    """Whether somebody outside of the job can ask something of it by one of these sockets."""
-    return any(True for _ in _from_others(look))
+    """Whether somebody outside of the job can ask something of it by one of these sockets.
+
+    UNIX sockets without a name are those of a client, or none that anybody can reach: most programs have one, as the C
+    library keeps its connection to the daemon that knows the users (sssd, nscd).
+    """
+    return any(sock.family == "tcp" or bool(sock.name) for sock in _from_others(look))
 
 
 def _from_others(look: Look) -> Iterator[Sock]:

@@ -323,6 +323,25 @@ def test_what_its_own_processes_say_to_each_other_asks_nothing() -> None:
         assert asking.meanwhile(QUIET, QUIET | outside) is not None
 
 
+def test_a_client_of_a_daemon_is_nobody_to_be_asked(diag: SockDiag, tmp_path: Path) -> None:
+    """As the C library is of sssd; bytes that come from there count all the same. Its server can be asked."""
+    path = str(tmp_path / "nss")
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(path)
+        listener.listen()
+        client.connect(path)
+        with listener.accept()[0] as accepted, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+            mine, theirs = (
+                diag.dump(frozenset(os.fstat(one.fileno()).st_ino for one in some))
+                for some in ((client, log), (accepted,))
+            )
+            assert (len(mine), len(theirs)) == (2, 1)
+            assert (asking.can_be(mine), asking.can_be(theirs)) == (False, True)
+            accepted.sendall(b"changed")
+            after = diag.dump(frozenset(mine))
+            assert asking.meanwhile(mine, after) == "bytes wait on a connection on a UNIX socket"
+
+
 def test_the_socket_of_cuda_itself_is_none_to_be_asked_by(diag: SockDiag) -> None:
     """Each process that uses CUDA listens on one; a name of the program's own is not taken for it."""
     for name, asked in ((f"\0cuda-uvmfd-{os.getpid()}-1", False), (f"\0my-cuda-uvmfd-{os.getpid()}", True)):
