@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -22,6 +23,9 @@ SIGNATURE = "manifest.hmac"
 TMP = ".tmp"
 _COPY = 4 << 20
 _READ_S = 30.0
+_ASKED_S = 1.0
+"""Who only asks whether somebody writes (``locked``) has the lock for a moment."""
+_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,11 @@ def begin_directory(job_fd: int, seq: int, *, owner: int, fresh: bool) -> tuple[
             with suppress(OSError):
                 os.rmdir(name, dir_fd=job_fd)
         raise
-    if not lock(criu_fd):
+    deadline = time.monotonic() + _ASKED_S
+    while not lock(criu_fd):
+        if time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+            continue
         os.close(criu_fd)
         os.close(fd)
         raise CheckpointError(f"{name}: somebody else is writing this image")

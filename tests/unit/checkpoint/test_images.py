@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_affinode.checkpoint import digest, manifest
+from slurm_affinode.checkpoint import digest, manifest, writer
 from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.copying import How
 from slurm_affinode.checkpoint.images import DirectoryStore
@@ -278,6 +279,23 @@ def test_what_is_held_is_known_without_reading_all_manifests_again(
     store.remove(images[1])
     assert store.usage().by_user == {1001: 5007}
     assert len(read) == 1
+
+
+def test_who_asks_whether_somebody_writes_keeps_nobody_from_it(store: DirectoryStore, make_image: Make) -> None:
+    """``images list`` and the sweeps of other nodes do, at any moment."""
+    image, other = make_image(), DirectoryStore(store.path.parent / "other", KEY)
+    other.take_up(image).leave()
+    asking = os.open(other.path / JOB.name / "0001.tmp" / "criu", os.O_RDONLY)
+    assert writer.lock(asking)
+    done = threading.Timer(0.2, os.close, (asking,))
+    done.start()
+    other.take_up(image).leave()
+    done.join()
+    with other.take_up(image):
+        other.budget.settle((JOB.name, 1))
+        with pytest.raises(CheckpointError, match="somebody else is writing"):
+            other.take_up(image)
+    other.close()
 
 
 def test_a_hole_that_is_larger_than_the_store_is_not_saved(store: DirectoryStore, tmp_path: Path) -> None:
