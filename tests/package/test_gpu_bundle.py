@@ -52,7 +52,7 @@ def crowded(tmp_path: Path) -> Path:
 def run(top: Path, *arguments: str, **env_: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHON": sys.executable, **env_}
     return subprocess.run(
-        [str(top / "run"), *arguments], env=env, capture_output=True, text=True, check=False, timeout=120
+        [str(top / "run"), *arguments], env=env, capture_output=True, text=True, check=False, timeout=280
     )
 
 
@@ -90,7 +90,7 @@ def test_without_a_network_the_source_tree_is_tested_with_what_the_archive_has(
         env = {key: value for key, value in os.environ.items() if not key.startswith(("GPU_", "MAKE", "LD_LIBRARY"))}
         done = subprocess.run(
             ["make", target], cwd=tree, env={**env, "PYTHON": str(crowded)}, capture_output=True, text=True,
-            check=False, timeout=120,
+            check=False, timeout=280,
         )  # fmt: skip
         if " passed" in done.stdout:
             pytest.skip("this machine has a driver")
@@ -122,7 +122,7 @@ def test_a_place_that_cannot_be_written_is_told(top: Path) -> None:
     else:
         top.chmod(0o500)
     env = {**os.environ, "PYTHON": sys.executable}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=280)
     top.chmod(0o700)
     assert (done.returncode, done.stderr) == (3, f"{top} cannot be written: copy it to where it can\n")
 
@@ -138,7 +138,7 @@ def test_libraries_that_the_loader_does_not_know_are_found(top: Path, tmp_path: 
     known = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
     done = subprocess.run(
         [str(script), "table"], env={**known, "PYTHON": sys.executable}, capture_output=True, text=True, check=False,
-        timeout=120,
+        timeout=280,
     )  # fmt: skip
     if "there is no NVIDIA driver here" not in done.stdout:
         pytest.skip("this machine has a driver")
