@@ -7,6 +7,7 @@ so that a typing mistake is never silently a default.
 from __future__ import annotations
 
 import os
+import re
 import select
 import stat
 import tomllib
@@ -36,6 +37,8 @@ DEFAULT_POLICY = Path("/etc/slurm-affinode/zombies.toml")
 SLURM_BACKENDS = ("auto", "pyslurm", "commands")
 
 _KEEP = ("keep_samples", "keep_jobs", "keep_reports", "keep_audit")
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""RFC 9110, section 5.6.2: a token."""
 _DAY_S = 86400.0
 _PIPE_S = 10.0
 _LARGEST = 1 << 20
@@ -311,6 +314,11 @@ def parse(text: str, *, where: str) -> Config:
     for key in ("step", "timeout"):
         span(where, f"prometheus.{key}", getattr(prometheus, key), above=True)
     span(where, "prometheus.overlap", prometheus.overlap)
+    for header in prometheus.headers:
+        if not _HEADER.fullmatch(header):
+            raise ConfigError(
+                f"{where}: prometheus.headers: {header!r} is no name of a header", hint="X-Scope-OrgID is one"
+            )
     if prometheus.url is not None:
         try:
             checked_url(prometheus.url)

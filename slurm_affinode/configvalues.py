@@ -51,6 +51,8 @@ def _value(kind: Any, value: Any, where: str, at: tuple[str, ...]) -> Any:
         return _value(next(a for a in typing.get_args(kind) if a is not type(None)), value, where, at)
     if isinstance(value, str) and not value.strip() and kind in (str, Path) and name not in _MAY_BE_EMPTY:
         raise ConfigError(f"{where}: {name}: is empty", hint="leave the key out for its default")
+    if kind is str and isinstance(value, str) and not value.isprintable():
+        raise ConfigError(f"{where}: {name}: {value!r} has a character that cannot be printed", hint="leave that out")
     if kind is Path and isinstance(value, str):
         return _path(value, where, name)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -60,7 +62,7 @@ def _value(kind: Any, value: Any, where: str, at: tuple[str, ...]) -> Any:
     if origin is tuple and isinstance(value, list) and all(isinstance(v, str) for v in value):
         if not all(v.strip() for v in value):
             raise ConfigError(f"{where}: {name}: has an empty text in it")
-        return tuple(value)
+        return tuple(_value(str, one, where, at) for one in value)
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
         entry = typing.get_args(kind)[1]
         if entry is str and not all(isinstance(one, str) for one in value.values()):
