@@ -60,7 +60,7 @@ def main() -> int:
     parser.add_argument("--gib", type=gibibytes, nargs="+", default=list(GIB_SIZES), metavar="N", help="sizes")
     parser.add_argument("--rounds", type=at_least_once, default=3, metavar="N",
                         help="of each size (small ones more, large ones two)")  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="1, 10 and 40 GiB, two rounds: less than ten minutes")
+    parser.add_argument("--quick", action="store_true", help="1, 10 and 40 GiB, two rounds: for a limit of ten minutes")
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()), help="for images, on the disk")
     parser.add_argument("--image-gib", type=gibibytes, nargs="*", default=[1, 10], metavar="N", help="sizes of images")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
