@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -65,8 +65,18 @@ def open_tiers(
             continue
         level = config.compress if shared and packing.zstd() is not None else 0
         tiers.append(Tier(name, store, shared=shared, direct=config.direct, level=level))
+    _refuse_one_directory(tiers)
+    if config.compress and packing.zstd() is None:
+        missing.append("images are not compressed: the Python package zstandard is not installed")
+    return Tiers(
+        tiers, demand=demand, missing=missing, to_shared=Limiter(_rate(config.copy_rate)),
+        ahead=Limiter(_rate(config.pull_rate)),
+    )  # fmt: skip
+
+
+def _refuse_one_directory(tiers: Sequence[Tier]) -> None:
+    """``CheckpointError`` where two are the same: what the one lets go of, as the other has a copy, would be gone."""
     for one, other in combinations(tiers, 2):
-        # What the one lets go of, as the other has a copy, would be gone.
         if one.store.same_as(other.store):
             for tier in tiers:
                 tier.store.close()
@@ -74,12 +84,6 @@ def open_tiers(
                 f"{one.store.path} and {other.store.path} are one directory: the tiers {one.name} and {other.name}",
                 hint="give each of suspend.local_store, suspend.shared_store and suspend.tiers.memory one of its own",
             )
-    if config.compress and packing.zstd() is None:
-        missing.append("images are not compressed: the Python package zstandard is not installed")
-    return Tiers(
-        tiers, demand=demand, missing=missing, to_shared=Limiter(_rate(config.copy_rate)),
-        ahead=Limiter(_rate(config.pull_rate)),
-    )  # fmt: skip
 
 
 def _memory_tier(config: TiersConfig, path: Path, key: bytes, *, create: bool) -> Tier:
