@@ -335,7 +335,7 @@ def test_the_epilog_ends_nothing_that_the_policy_may_forbid(
 
 
 def test_the_epilog_drains_a_dirty_node_where_the_policy_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it tells; the stand-in GPUs always hold a gibibyte. What somebody else drained keeps its reason."""
     policy = tmp_path / "zombies.toml"
