@@ -216,6 +216,12 @@ def test_paper_is_wide_enough(open_page: Open, name: str) -> None:
         .map(e => e.id || e.className.toString())"""
     assert page.evaluate(wide) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 718
+    broken = """[...document.querySelectorAll('td.life small')].filter(e => {
+        const text = document.createRange();
+        text.selectNodeContents(e);
+        return text.getClientRects().length > 1;
+    }).length"""
+    assert page.evaluate(broken) == 0, "the dates of a job stand in one line"
 
 
 def test_headings_that_paper_repeats_are_painted(open_page: Open) -> None:
