@@ -302,7 +302,10 @@ class Orphans:
     def _left_by(self, one: OnGpu, *, job: int, uid: int, alone: Callable[[], bool]) -> bool:
         if one.uid < self.first_user:
             return False
-        return one.job == job if one.job is not None else one.uid == uid and alone()
+        if one.job is None:
+            return one.uid == uid and alone()
+        # Another user's process that only says so itself is none of this job's.
+        return one.job == job and (one.source != "environment" or self._may_be(one.uid, uid))
 
     def _alone(self, job: int, uid: int) -> bool:
         """The user has no other job here that a process without a name could be of, as far as slurmctld answers."""

@@ -216,6 +216,15 @@ def test_where_it_is_not_known_which_gpus_a_job_had_its_processes_are_looked_for
     assert "is still there" in world.orphans().leftovers(7, os.getuid(), [], kill=False, wait_s=0.1)["dirty"][0]
 
 
+def test_what_another_user_calls_this_job_is_no_leftover_of_it(world: World) -> None:
+    """An environment is copied easily; a container's user, which has no name, is believed."""
+    child = world.process(SLURM_JOB_ID="7")
+    assert world.orphans().leftovers(7, os.getuid() + 1, [0], kill=True, wait_s=0.1)["left"] == []
+    assert child.poll() is None
+    [left] = world.orphans(name_of=str).leftovers(7, os.getuid() + 1, [0], kill=True, wait_s=5.0)["left"]
+    assert (left["pid"], left["ended_by"]) == (child.pid, "SIGTERM")
+
+
 def test_a_nameless_leftover_is_the_jobs_where_the_user_has_no_other(world: World) -> None:
     """Else it may be the other's."""
     child = world.process()
