@@ -54,7 +54,7 @@ def build(context):
 daemon.log_to_stderr(verbose=False)
 config = load()
 gpu = NvmlDriver if real else lambda: Gpus(count)
-parts = daemon.Parts(gpu, Slurm(jobs).client, build, identify)
+parts = daemon.DaemonParts(gpu, Slurm(jobs).client, build, identify)
 served = daemon.Daemon(config, parts)
 served.service.gpu_indices.update({100 + at: (at,) for at in range(count)})
 import signal

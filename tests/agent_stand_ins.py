@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from waiting import DEADLINE_S, wait_until
 
-from slurm_affinode.agent.daemon import Daemon, Parts
+from slurm_affinode.agent.daemon import Daemon, DaemonParts
 from slurm_affinode.agent.interface import AgentContext, Arrival, LookAgain, Orchestration, SuspendedJob
 from slurm_affinode.agent.peers import Identity, Inspector, NotAShepherd, Peer
 from slurm_affinode.agent.registry import WatchedJob
@@ -338,7 +338,7 @@ def agent(config: Config, gpus: Gpus | None = None, slurm: Slurm | None = None) 
         made.append(Acts(context))
         return Orchestration(made[0], made[0], made[0], made[0], stop=made[0].stopped.set)
 
-    daemon = Daemon(config, Parts(lambda: gpus, slurm.client, build, identify))  # type: ignore[arg-type,return-value]
+    daemon = Daemon(config, DaemonParts(lambda: gpus, slurm.client, build, identify))  # type: ignore[arg-type,return-value]
     daemon.start()
     thread = threading.Thread(target=daemon.run, daemon=True)
     thread.start()

@@ -36,7 +36,7 @@ class LatestLink:
 
 
 class Arrivals:
-    """Keeps the registry: ``shepherd_server.Flock``."""
+    """Keeps the registry: ``shepherd_server.ShepherdEvents``."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Arrivals:
         self._restoring: dict[int, tuple[int, LatestLink]] = {}
 
     def hello(self, who: Identity, hello: Hello, link: Link, fds: tuple[int, ...]) -> bool:
-        """See ``Flock``."""
+        """See ``ShepherdEvents``."""
         known = self._registry.get(who.job_id)
         if known is not None and (known.init_pid, known.init_started) != (who.pid, who.started):
             if self._inspector.started(known.init_pid) == known.init_started and known.restarts >= hello.restarts:
@@ -114,16 +114,16 @@ class Arrivals:
         return True
 
     def started(self, job_id: int, root: int, link: Link) -> None:
-        """See ``Flock``."""
+        """See ``ShepherdEvents``."""
         self._registry.change(job_id, lambda job: replace(job, root=root) if job.link is link else job)
 
     def signalled(self, job_id: int, number: int) -> None:
-        """See ``Flock``."""
+        """See ``ShepherdEvents``."""
         if self._orchestration.in_place is not None:
             self._orchestration.in_place.signalled(job_id, number)
 
     def gone(self, job_id: int, link: Link, status: int | None) -> None:
-        """See ``Flock``. A job whose shepherd is there still, and only lost the connection, is kept."""
+        """See ``ShepherdEvents``. A job whose shepherd is there still, and only lost the connection, is kept."""
         job = self._registry.get(job_id)
         if job is None or job.link is not link:
             return

@@ -58,7 +58,7 @@ STOP_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class DaemonParts:
     """What the daemon does not make itself."""
 
     driver: Callable[[], GpuDriver]
@@ -71,7 +71,7 @@ class Parts:
 class Daemon:
     """One agent. ``start``, then ``loop`` in the main thread, then ``stop``."""
 
-    def __init__(self, config: Config, parts: Parts) -> None:
+    def __init__(self, config: Config, parts: DaemonParts) -> None:
         """Raises ``AffinodeError`` where a socket cannot be had or the orchestration cannot be set up."""
         self.config = config
         self.node = settings.node_name(config)
@@ -271,7 +271,7 @@ def _safely(call: Callable[[], None]) -> None:
         call()
 
 
-def serve(config: Config, parts: Parts) -> None:
+def serve(config: Config, parts: DaemonParts) -> None:
     """Run an agent until SIGTERM or SIGINT. Raises ``AffinodeError`` where it cannot begin."""
     starter = Starter()
     process.run_by(starter.run)
@@ -282,7 +282,7 @@ def serve(config: Config, parts: Parts) -> None:
         starter.close()
 
 
-def _serve(config: Config, parts: Parts) -> None:
+def _serve(config: Config, parts: DaemonParts) -> None:
     daemon = Daemon(config, parts)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.end())

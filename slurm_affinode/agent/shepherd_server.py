@@ -41,7 +41,7 @@ HELLO_S = 10.0
 STREAMS = 3
 
 
-class Flock(Protocol):
+class ShepherdEvents(Protocol):
     """Takes what shepherds say. Called by the server's thread: must not wait."""
 
     def hello(self, who: Identity, hello: Hello, link: Connection, fds: tuple[int, ...]) -> bool:
@@ -112,13 +112,13 @@ class ShepherdServer:
     def __init__(
         self,
         path: Path,
-        flock: Flock,
+        events: ShepherdEvents,
         identify: Callable[[Peer], Identity],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path
-        self._flock = flock
+        self._events = events
         self._identify = identify
         self._clock = clock
         self._seats = Seats(MAX_CONNECTIONS, MAX_PER_USER)
@@ -224,9 +224,9 @@ class ShepherdServer:
         elif connection.who is None:
             raise BadMessage("it did not say hello first")
         elif isinstance(message, Started):
-            self._flock.started(connection.who.job_id, message.root, connection)
+            self._events.started(connection.who.job_id, message.root, connection)
         elif isinstance(message, Signalled):
-            self._flock.signalled(connection.who.job_id, message.number)
+            self._events.signalled(connection.who.job_id, message.number)
         elif isinstance(message, Exited):
             connection.status = message.status
 
@@ -242,7 +242,7 @@ class ShepherdServer:
             raise NotAShepherd(f"it says that it is job {message.job_id}; it is job {who.job_id}")
         connection.who = who
         passed, fds[:] = tuple(fds), []
-        if not self._flock.hello(who, message, connection, passed):
+        if not self._events.hello(who, message, connection, passed):
             self._drop(connection)
 
     def _drop(self, connection: Connection, why: str | None = None) -> None:
@@ -257,4 +257,4 @@ class ShepherdServer:
         self._connections.discard(connection)
         self._seats.leave(peer.uid)
         if connection.who is not None:
-            self._flock.gone(connection.who.job_id, connection, connection.status)
+            self._events.gone(connection.who.job_id, connection, connection.status)

@@ -49,7 +49,7 @@ def agent(*, config: Config, dry_run: bool, period: str | None, verbose: bool) -
     daemon.log_to_stderr(verbose=verbose)
     daemon.serve(
         config,
-        daemon.Parts(
+        daemon.DaemonParts(
             driver=NvmlDriver,
             slurm=functools.partial(open_client, backend),  # type: ignore[arg-type]
             orchestration=orchestration.build,

@@ -132,7 +132,7 @@ class Director:
     # --- who is wanted
 
     def adopt(self, sleeper: Sleeper, *, ask: str = "") -> None:
-        """See ``suspender.Bed``."""
+        """See ``suspender.Caretaker``."""
         self._refresh(sleeper)
         with self._lock:
             self._sleepers[sleeper.job_id] = sleeper
@@ -300,7 +300,7 @@ class Director:
     # --- serving the line
 
     def cards(self) -> Sequence[Card]:
-        """See ``suspender.Bed``."""
+        """See ``suspender.Caretaker``."""
         return self._sharing.cards()
 
     def _serve(self, now: float) -> None:

@@ -41,7 +41,7 @@ _LOOKS_APART_S = 0.25
 """What stands unread for so long in a process that runs is not about to be read."""
 
 
-class Bed(Protocol):
+class Caretaker(Protocol):
     """Who looks after sleepers: ``director.Director``."""
 
     def cards(self) -> Sequence[Card]:
@@ -85,15 +85,15 @@ class InPlaceSuspender:
     """``Suspender`` of jobs with ``mode=inplace``."""
 
     def __init__(
-        self, parts: Parts, aftermath: Aftermath, bed: Bed, *, freezer: Freezer, sockets: Sockets, cards: Cards,
-        freeze_s: float,
+        self, parts: Parts, aftermath: Aftermath, caretaker: Caretaker, *, freezer: Freezer, sockets: Sockets,
+        cards: Cards, freeze_s: float,
     ) -> None:  # fmt: skip
         self._parts = parts
         self._aftermath = aftermath
         self._freezer = freezer
         self._sockets = sockets
         self._cards = cards
-        self._bed = bed
+        self._caretaker = caretaker
         self._freeze_s = freeze_s
         self._undo = Undo(parts)
         self._memory = HostMemory(parts)
@@ -173,7 +173,7 @@ class InPlaceSuspender:
             yield Refusal("no-gpu-memory", "it holds no GPU memory: nothing would be given back")
             return
         there = {uuid: sum(count.values()) for uuid, count in self._cards.processes().items()}
-        never = sleeps_forever(held, self._bed.cards(), there)
+        never = sleeps_forever(held, self._caretaker.cards(), there)
         if never is not None:
             yield Refusal("awake-limit", f"it could not wake again: {never}")
 
@@ -325,7 +325,7 @@ class InPlaceSuspender:
             parts.registry.set_phase(job_id, Phase.RUNNING)
             self._aftermath.ran_on(attempt.record, why)
         else:
-            self._bed.adopt(Sleeper.of(attempt.record), ask=why)
+            self._caretaker.adopt(Sleeper.of(attempt.record), ask=why)
         attempt.failure = why
         return self._suspension(attempt)
 
@@ -340,7 +340,7 @@ class InPlaceSuspender:
         else:
             parts.log.warning("job %s: the suspension is taken back: %s", attempt.job.job_id, attempt.failure)
             parts.ledger.write(replace(entry_of(record, parts.node), failure=attempt.failure))
-        self._bed.adopt(sleeper, ask=ask)
+        self._caretaker.adopt(sleeper, ask=ask)
         return self._suspension(attempt)
 
     def _mark(self, attempt: _Attempt, phase: Phase, **facts: object) -> None:

@@ -129,12 +129,12 @@ def test_refused_and_absent_agents_are_unreachable(node: Node1, vouch: Munge, mo
 # --- the daemon as a process
 
 
-def parts_of(acts: list[Acts], slurm: Callable[[], SlurmClient]) -> daemon.Parts:
+def parts_of(acts: list[Acts], slurm: Callable[[], SlurmClient]) -> daemon.DaemonParts:
     def build(context: AgentContext) -> Orchestration:
         acts.append(Acts(context))
         return Orchestration(acts[0], acts[0], acts[0], acts[0])
 
-    return daemon.Parts(Gpus, slurm, build, identify)  # type: ignore[arg-type]
+    return daemon.DaemonParts(Gpus, slurm, build, identify)  # type: ignore[arg-type]
 
 
 def test_daemon_ends_when_it_is_told(
