@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ from hypothesis import settings
 pytest_plugins = ["servers", "prometheus_server", "stalling"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+# What whoever runs the tests has set for his own terminal, or for his own cluster, is none of theirs.
+_OF_A_TERMINAL = {"FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"}
+for name in [one for one in os.environ if one in _OF_A_TERMINAL or one.startswith("SLURM_AFFINODE_")]:
+    del os.environ[name]
 
 settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's matter
 settings.load_profile("untimed")
