@@ -36,8 +36,8 @@ _CHUNK = 1 << 20
 _TAIL_LIMIT = 64 * 1024
 _ANSWER_S = 30.0
 """For each call to the file system of a job's output."""
-_WRITTEN_S = 300.0
-"""For all that was put back there to be on its disk."""
+_PUT_BACK_S = 300.0
+"""For each where it is put back: a file server that is away for minutes is no reason to hold a job."""
 _SLURMS_OWN = re.compile(rb"slurmstepd[^\n]*:|\[[0-9T:.+Z-]+\]")
 _ENDS = (b" DUE TO JOB REQUEUE", b" DUE TO PREEMPTION")
 
@@ -116,6 +116,11 @@ def _ask(call: Callable[[], T], late: Callable[[T], object] = lambda found: None
     return Patience(None, look_s=_ANSWER_S)(call, late)
 
 
+def _wait(call: Callable[[], T], late: Callable[[T], object] = lambda found: None) -> T:
+    """As ``_ask``, in a restore."""
+    return Patience(None, look_s=_PUT_BACK_S)(call, late)
+
+
 def _saved(number: int, fd: int, path: str, before: list[SavedOutput], copy: Save) -> SavedOutput:
     facts = _ask(lambda: os.fstat(fd))
     if not stat.S_ISREG(facts.st_mode):
@@ -151,14 +156,14 @@ def put_back(
                 files.append((one, fd))
         for one, fd in files:  # when all are put back: two may be one file
             if one.fd != 0:
-                _ask(partial(os.lseek, fd, 0, os.SEEK_END))
+                _wait(partial(os.lseek, fd, 0, os.SEEK_END))
     except OSError as error:
         raise RestoreFailed(f"the job's output {one.path} cannot be put back: {error.strerror}") from error
 
 
 def _put_back(one: SavedOutput, fd: int, image_fd: int, user: User, *, again: bool) -> bool:
     """Whether it is a file."""
-    facts = _ask(lambda: os.fstat(fd))
+    facts = _wait(lambda: os.fstat(fd))
     if not stat.S_ISREG(facts.st_mode):
         return False
     if one.fd == 0:
@@ -176,18 +181,18 @@ def _fill(source: int, fd: int, size: int, user: User, *, again: bool) -> None:
     """``fd`` is the run's own descriptor, write-only: reading and writing go through one of our own."""
     if stuck(user.uid):
         raise OSError(errno.EMFILE, "files of its user cannot be closed")
-    file = _ask(lambda: _open_again(fd, os.O_RDWR, user), late=os.close)
+    file = _wait(lambda: _open_again(fd, os.O_RDWR, user), late=os.close)
     try:
-        now = _ask(lambda: os.fstat(file)).st_size
+        now = _wait(lambda: os.fstat(file)).st_size
         if now >= size and _same(source, file, size):
-            tail = _ask(lambda: os.pread(file, _TAIL_LIMIT, size)) if now - size <= _TAIL_LIMIT else b""
+            tail = _wait(lambda: os.pread(file, _TAIL_LIMIT, size)) if now - size <= _TAIL_LIMIT else b""
             if again or (tail and _ours(tail)):
-                _ask(lambda: os.ftruncate(file, size))
+                _wait(lambda: os.ftruncate(file, size))
             return
-        rest = _ask(lambda: os.pread(file, _TAIL_LIMIT, 0))
+        rest = _wait(lambda: os.pread(file, _TAIL_LIMIT, 0))
         if _ours(rest):
             rest = b""
-        _ask(lambda: os.ftruncate(file, 0))
+        _wait(lambda: os.ftruncate(file, 0))
         at = 0
         while at < size:
             data = os.pread(source, min(_CHUNK, size - at), at)
@@ -196,7 +201,7 @@ def _fill(source: int, fd: int, size: int, user: User, *, again: bool) -> None:
             at += _write(file, data, at)
         _write(file, rest, at)
         # Else what a file server has no room for would be known when nobody asks any more.
-        Patience(None, look_s=_WRITTEN_S)(lambda: os.fsync(file))
+        _wait(lambda: os.fsync(file))
     finally:
         close([file], user.uid)
 
@@ -230,7 +235,7 @@ def _open_again(fd: int, how: int, user: User) -> int:
 def _write(fd: int, data: bytes, at: int) -> int:
     done = 0
     while done < len(data):
-        done += _ask(partial(os.pwrite, fd, data[done:], at + done))
+        done += _wait(partial(os.pwrite, fd, data[done:], at + done))
     return done
 
 
@@ -239,7 +244,7 @@ def _same(one: int, other: int, size: int) -> bool:
     at = 0
     while at < size:
         length = min(_CHUNK, size - at)
-        if os.pread(one, length, at) != _ask(partial(os.pread, other, length, at)):
+        if os.pread(one, length, at) != _wait(partial(os.pread, other, length, at)):
             return False
         at += length
     return True

@@ -154,6 +154,7 @@ def test_what_a_restore_that_was_cut_short_wrote_goes(tmp_path):
 def test_output_that_does_not_answer_keeps_no_restore(tmp_path, stalling, monkeypatch, since):
     """Of a file server that has gone, or of a user's own FUSE: few restores are made at a time. It is told, too."""
     monkeypatch.setattr(streams, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(streams, "_PUT_BACK_S", 0.2)
     theirs = stalling(tmp_path / "theirs")
     (theirs.path / "now").write_bytes(b"")
     (tmp_path / "out.1").write_bytes(b"one\ntwo\n")
