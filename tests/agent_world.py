@@ -153,6 +153,7 @@ class FakeImager:
         return "4.1.1"
 
     def dump(self, tree, directory_fd: int, *, timeout_s: float) -> DumpResult:  # type: ignore[no-untyped-def]
+        assert not self.world.kept_stopped  # CRIU traces it itself
         self.world.effect("dump")
         steps = next(p.steps for p in self.world.nodes[self.node].processes if p.cuda is not None)
         fd = os.open("pages-1.img", os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=directory_fd)

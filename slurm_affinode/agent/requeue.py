@@ -125,7 +125,8 @@ class Requeuer:
         """Somebody else may have requeued it, without a hold: it must not start before its image is everywhere."""
         try:
             job = self._parts.slurm.job(job_id)
-            if job.pending and not job.held:
+            waits = job.pending or job.state == "COMPLETING"  # Slurm still ends the run that was dumped
+            if waits and not job.held and job.priority != 0:
                 self._parts.slurm.hold(job_id, by_user=True)
         except AffinodeError as error:
             self._parts.log.warning("job %s: cannot be held: %s", job_id, error)

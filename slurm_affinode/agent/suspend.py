@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -69,6 +70,7 @@ class _Attempt:
     """What went wrong on the way, and was mended."""
     passed: list[str] = field(default_factory=list)
     """Tiers that did not take the image, and why."""
+    held: ExitStack = field(default_factory=ExitStack)
 
 
 class JobSuspender:
@@ -187,9 +189,8 @@ class JobSuspender:
                 parts.cuda.checkpoint(pid)
             self._memory.moved(job)
             self._mark(attempt, Phase.PARKED)
-            self._dump(attempt)
-            # Slurm continues and ends what it requeues: what was dumped must not run on meanwhile.
-            with parts.processes.hold(member.pid for member in self._members(attempt)):
+            with attempt.held:
+                self._dump(attempt)
                 self._mark(attempt, Phase.REQUEUEING)
                 self._requeuer.requeue(attempt.job.job_id, attempt.job.restarts)
                 return self._gone(attempt)
@@ -257,8 +258,7 @@ class JobSuspender:
         parts = self._parts
         deadline = parts.now() + parts.settings.lock_s
         for pid in attempt.cuda:
-            left_ms = max(100, round((deadline - parts.now()) * 1000))
-            parts.cuda.lock(pid, timeout_ms=left_ms)
+            parts.cuda.lock(pid, timeout_ms=max(100, round((deadline - parts.now()) * 1000)))
 
     def _dump(self, attempt: _Attempt) -> None:
         parts = self._parts
@@ -284,11 +284,14 @@ class JobSuspender:
         tree = Tree(job.init_pid, attempt.root.pid, attempt.root.pid_ns)
         try:
             parts.imager.dump(tree, writer.criu_fd, timeout_s=parts.settings.dump_s)
+            # Slurm continues and ends what it requeues, also for others: what was dumped must not run on meanwhile.
+            attempt.held.enter_context(parts.processes.hold(member.pid for member in self._members(attempt)))
             outputs = parts.streams.save(job.init_pid, writer.save, user_of(job.init_pid, job.uid, job.gid))
             return writer.commit(self._manifest(attempt, outputs, writer))
         except StreamsError as error:
             raise TakenBack(str(error)) from None
         except NoRoom as error:
+            attempt.held.close()
             attempt.trouble = f"its image did not fit where it was dumped to first: {error}"
             self._go_on(attempt)
             raise

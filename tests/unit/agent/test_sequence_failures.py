@@ -41,6 +41,24 @@ def test_a_run_that_somebody_else_requeues_meanwhile_is_not_said_to_run_on(world
     assert ledger(world).failure
 
 
+def test_a_run_that_is_preempted_before_its_image_is_complete_does_not_run_on(world):
+    """Slurm continues what it ends, also where nobody here has asked for it: the dump is what the job is by then."""
+    agent = Agent(world, "c1")
+
+    def preempted(*_):
+        agent.parts.slurm.requeue(7)
+        world.state = "COMPLETING"  # until its processes are gone
+        return ()
+
+    agent.parts.streams.save = preempted
+    assert agent.suspend().phase is Phase.QUEUED
+    assert world.held  # it must not start before its image is everywhere
+    world.state = "PENDING"
+    agent.settle()
+    check(world)
+    go_on_at_c2(world)
+
+
 def test_a_job_that_computes_again_is_let_go_under_the_lock(world):
     done = Agent(world, "c1").suspend(lambda: "GPU 0 at 40 %")
     assert done.failure == "it is not idle any more: GPU 0 at 40 %"
