@@ -51,6 +51,26 @@ def test_bars_over_time_stay_wide_enough_to_be_seen(
     assert min(widths) > 0.8
 
 
+@pytest.mark.parametrize("days", [92, 107])
+def test_a_bar_of_which_nothing_was_measured_is_unknown(result: WasteResult, days: int) -> None:
+    """Also where days without jobs, of which all is known, are a part of its week."""
+    shown = of_days(result, days)
+    nothing, unknown = pl.col("bucket") >= datetime(2024, 2, 12, tzinfo=UTC), pl.col("bucket").dt.weekday() == 3
+    names = ["gpu_hours_idle", "gpu_hours_low", "gpu_hours_busy"]
+    frame = shown.over_time.with_columns(
+        *(pl.when(nothing & unknown).then(None).when(nothing).then(0.0).otherwise(name).alias(name) for name in names),
+        *(
+            pl.when(nothing & unknown).then(48.0).when(nothing).then(0.0).otherwise(name).alias(name)
+            for name in ("gpu_hours_allocated", "gpu_hours_unknown")
+        ),
+    )
+    chart = str(pictures.over_time(replace(shown, over_time=frame)))
+    said = dict(re.findall(r'<g class="bucket"><title>(\S+) 00:00 UTC: (.*?)</title>', chart))
+    day = "2024-02-14" if days == 92 else "2024-02-12"
+    assert said[day].startswith("Busy unknown, Low unknown, Idle unknown, Unknown ")
+    assert said["2024-01-22"].startswith("Busy 1, ")
+
+
 @pytest.mark.parametrize(
     ("measured", "note"),
     [(100.0, "100 h, 40 % idle"), (50.0, "100 h, 40 % idle where measured"), (0.0, "100 h, idle unknown")],
