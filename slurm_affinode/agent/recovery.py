@@ -235,8 +235,8 @@ class JobKeeper:
                 record.write(Phase.QUEUED)
                 self._aftermath.queued(record)
                 return True
-        self._undo.resume(record)
         self._undo.drop_image(record)
+        self._undo.resume(record)
         self._aftermath.ran_on(record, back)
         return True
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from agent_sequences import begun_at_c2, check, go_on_at_c2, ledger, recovered
 from agent_site import SUBMIT, Slurm, make_job
-from agent_world import Agent
+from agent_world import Agent, FakeProcesses
 
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.parts import Settings
@@ -96,6 +96,24 @@ def test_a_job_that_is_cancelled_in_the_moment_of_the_requeue_is_not_brought_bac
     assert done.failure == "Slurm is ending the job"
     assert (world.state, world.restarts, world.running()) == ("COMPLETING", 0, True)
     assert agent.images(shared=False) == []
+
+
+def test_an_image_goes_before_its_tree_goes_on(world, monkeypatch):
+    """Where an agent dies in between, while GPU memory comes back, the next one would have the job requeued with it."""
+
+    def refuse(self, job, **_):
+        raise NotPermittedError("not permitted")
+
+    def resume(self, pids):
+        found.append(agent.images(shared=False))
+        resumed(self, pids)
+
+    agent, found, resumed = Agent(world, "c1"), [], FakeProcesses.resume
+    monkeypatch.setattr(Slurm, "requeue", refuse)
+    monkeypatch.setattr(FakeProcesses, "resume", resume)
+    assert agent.suspend().phase is Phase.RUNNING
+    assert found
+    assert found[0] == []
 
 
 def test_slurm_that_refuses_the_requeue_gives_the_job_its_gpus_back(world, monkeypatch):
