@@ -360,9 +360,7 @@ class JobSuspender:
             self._aftermath.later(attempt.record)
             return self._suspension(attempt, Phase.REQUEUEING)
         parts.log.warning("job %s: the suspension is taken back: %s", job.job_id, why)
-        self._undo.drop_image(
-            attempt.record
-        )  # first: where the agent dies, it is not to be found while the tree runs on
+        self._undo.drop_image(attempt.record)  # first: an agent that takes over would have the job requeued with it
         self._undo.resume(attempt.record)
         parts.registry.set_phase(job.job_id, Phase.RUNNING)
         self._aftermath.ran_on(attempt.record, why)
