@@ -118,6 +118,9 @@ class FakeCuda:
         found = (p for p in self.world.nodes[self.node].processes if p.pid in wanted and p.cuda is not None)
         return frozenset(p.pid for p in found)
 
+    def restore_threads(self, pids):  # type: ignore[no-untyped-def]
+        return frozenset(10_000 + pid for pid in self.users(pids))
+
     def state(self, pid: int) -> CudaState:
         return self._find(pid).cuda or CudaState.RUNNING
 

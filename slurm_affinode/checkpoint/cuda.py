@@ -174,9 +174,16 @@ class Cuda:
 
     def users(self, pids: Iterable[int]) -> frozenset[int]:
         """Those of ``pids`` that use CUDA."""
+        return frozenset(pid for pid, _ in self._users(pids))
+
+    def restore_threads(self, pids: Iterable[int]) -> frozenset[int]:
+        """The thread through which the driver works in each of ``pids`` that use CUDA."""
+        return frozenset(thread for _, thread in self._users(pids))
+
+    def _users(self, pids: Iterable[int]) -> list[tuple[int, int]]:
         asked = sorted(set(pids))
         deadline = self._deadlines.quick + 0.05 * len(asked)
-        return frozenset(self._ask("users", "look for CUDA processes", deadline, pids=asked)) if asked else frozenset()
+        return self._ask("users", "look for CUDA processes", deadline, pids=asked) if asked else []
 
     def state(self, pid: int) -> CudaState:
         """Where a process stands."""

@@ -45,8 +45,8 @@ def _bindings_version() -> str | None:
         return None
 
 
-def _users(driver: Driver, pids: list[int]) -> list[int]:
-    """The restore thread tells: the state of a process without CUDA is "running" too.
+def _users(driver: Driver, pids: list[int]) -> list[tuple[int, int]]:
+    """With the restore thread of each, which tells: the state of a process without CUDA is "running" too.
 
     A driver that is not initialised says so with the error by which it tells of a process without CUDA.
     """
@@ -54,12 +54,12 @@ def _users(driver: Driver, pids: list[int]) -> list[int]:
     found = []
     for pid in pids:
         try:
-            driver.call("cuCheckpointProcessGetRestoreThreadId", pid)
+            thread = int(driver.call("cuCheckpointProcessGetRestoreThreadId", pid))
         except DriverSaysError as error:
             if str(error) in ("CUDA_ERROR_NOT_INITIALIZED", "CUDA_ERROR_INVALID_VALUE") or not _there(pid):
                 continue
             raise
-        found.append(pid)
+        found.append((pid, thread))
     return found
 
 

@@ -157,6 +157,10 @@ class CudaDriver(Protocol):
         """Those of ``pids`` that use CUDA. A process that is not there is none."""
         ...
 
+    def restore_threads(self, pids: Iterable[int]) -> frozenset[int]:
+        """The thread through which the driver works in each of ``pids`` that use CUDA."""
+        ...
+
     def state(self, pid: int) -> CudaState:
         """Where a process stands."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from emulator.node import Node, Program
@@ -57,6 +58,8 @@ def test_only_users_of_cuda_are_found(cuda: Cuda, node: Node) -> None:
     user, watcher = node.user(), node.agent()
     assert cuda.users([user.pid, watcher.pid, os.getpid(), 2**22 - 1]) == {user.pid}
     assert cuda.users([]) == frozenset()
+    (thread,) = cuda.restore_threads([user.pid, watcher.pid])
+    assert thread in [int(task.name) for task in Path(f"/proc/{user.pid}/task").iterdir()]
 
 
 def test_a_busy_gpu_is_no_error_of_the_driver(cuda: Cuda, node: Node) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gpu.machine import MIB, Machine, settled
 from gpu.programs import Programs
-
 from slurm_affinode.agent.inplace.threads import waits, went_on
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.interface import CudaState, CudaUnavailable, Feature
@@ -180,11 +180,11 @@ def test_memory_of_the_host_rises_by_what_left_the_gpu(machine: Machine, run: Pr
     assert grown < machine.mib * MIB * 1.25 + 512 * MIB
 
 
-def test_only_threads_of_cuda_move_with_its_memory(machine: Machine, run: Programs, note: Any) -> None:
-    """Those that bear its name: another one is taken for the program's, which may have read a request meanwhile."""
+def test_only_threads_of_cuda_move_with_its_memory(machine: Machine, run: Programs, cuda: Cuda, note: Any) -> None:
+    """And that through which the driver works: another one is taken for the program's, as if it had read a request."""
     program = run.start()
     program.ask("setup", mib=max(8, machine.mib // 8), seed=4)
-    before = waits([program.pid])
+    before = {**waits([program.pid]), **dict.fromkeys(cuda.restore_threads([program.pid]), "")}
     names = {one: Path(f"/proc/{program.pid}/task/{one}/comm").read_text(encoding="utf-8").strip() for one in before}
     run.suspend(program)
     after = waits([program.pid])

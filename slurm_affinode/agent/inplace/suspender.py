@@ -250,16 +250,16 @@ class InPlaceSuspender:
     def _at_rest(self, job: WatchedJob) -> _Rest:
         """How its sockets stand. Raises ``Refused`` where somebody asks something of it."""
         try:
-            own = self._sockets.own(member.pid for member in self._members(job))
-            earlier = self._sockets.look(own)
+            earlier = self._sockets.look(self._sockets.own(member.pid for member in self._members(job)))
             waited = self._freezer.calls(one.pid for one in self._members(job))
             self._parts.sleep(_LOOKS_APART_S)
             pids = [member.pid for member in self._members(job)]
-            own = self._sockets.own(pids)
             readers = self._sockets.readers(pids, earlier)
             readers = tuple(sorted({*readers, *self._users(pids)})) if readers else ()
-            waits = self._sockets.waits(readers)  # before the look: what is read after it has moved one of them
-            now = self._sockets.look(own)
+            moving = self._parts.cuda.restore_threads(readers)
+            # Before the look: what is read after it has moved one of them. The driver's own move with the memory.
+            waits = {**self._sockets.waits(readers), **dict.fromkeys(moving, "")}
+            now = self._sockets.look(self._sockets.own(pids))
         except SockDiagError as error:
             raise Refused(Refusal("sockets", f"requests to it could not be noticed: {error}")) from None
         asks = asking.at_rest(now, earlier, within_s=job.option.window_s)

@@ -44,7 +44,7 @@ def test_who_uses_cuda_and_who_has_ended_meanwhile() -> None:
     bindings = Bindings(
         cuInit=lambda flags: (Code.CUDA_SUCCESS,), cuCheckpointProcessGetRestoreThreadId=lambda pid: (says[pid], 5)
     )
-    assert ask(bindings, "users", pids=[1, 2, GONE]) == {"ok": [1]}
+    assert ask(bindings, "users", pids=[1, 2, GONE]) == {"ok": [[1, 5]]}
     says[os.getpid()] = Code.CUDA_ERROR_OPERATING_SYSTEM
     assert ask(bindings, "users", pids=[os.getpid()]) == {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}
 
@@ -62,7 +62,7 @@ def test_a_driver_that_was_not_initialised_is_not_taken_for_processes_without_cu
     broken = Bindings(cuInit=init(Code.CUDA_ERROR_OPERATING_SYSTEM), cuCheckpointProcessGetRestoreThreadId=thread_of)
     assert ask(broken, "users", pids=[1]) == {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}
     sound = Bindings(cuInit=init(Code.CUDA_SUCCESS), cuCheckpointProcessGetRestoreThreadId=thread_of)
-    assert ask(sound, "users", pids=[1]) == {"ok": [1]}
+    assert ask(sound, "users", pids=[1]) == {"ok": [[1, 5]]}
 
 
 def test_nothing_is_locked_where_a_restore_could_not_be_done() -> None:

@@ -154,6 +154,20 @@ def test_a_request_that_was_read_unnoticed_wakes_it(world, node):
     assert awake(world)
 
 
+def test_a_thread_that_the_driver_moves_is_no_request(world, node):
+    """It bears the program's name, but the driver says that it works through it."""
+    (thread,) = node.agent.parts.cuda.restore_threads(one.pid for one in world.nodes["c1"].processes)
+    node.sockets.reading, node.sockets.places = (8,), {8: "waits for a request", thread: "waits for the driver"}
+
+    def move() -> None:
+        node.sockets.places = {8: "waits for a request", thread: "moves memory"}
+
+    node.freezer.during = move
+    assert node.sleep().failure is None
+    node.round()
+    assert asleep(world)
+
+
 def test_the_next_agent_sees_it_too(world, node):
     """And one that nobody has asked sleeps on."""
     node.sockets.reading, node.sockets.places = (8,), {8: "waits for a request"}
