@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gpu.machine import COMMAND, Machine, Missing, find
 from gpu.programs import Programs, programs, unusable
 from gpu.skips import without
-
 from slurm_affinode.checkpoint.cuda import Cuda, Deadlines
 from slurm_affinode.gpu.nvml import NvmlDriver
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from gpu import protocol
 from gpu.machine import Missing, torch_env, torch_python
-
 from slurm_affinode.checkpoint.abilities import major_of, oldest
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.interface import CudaError, CudaState

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 import pytest
+
 from gpu.machine import Missing
 
 

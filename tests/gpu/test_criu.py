@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gpu import tree
 from gpu.machine import MIB, Machine
 from gpu.programs import HERE, Program, Programs, end, ended, looked_after
 from gpu.skips import without
-
 from slurm_affinode.checkpoint import namespace
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda

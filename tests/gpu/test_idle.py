@@ -10,10 +10,10 @@ from typing import Any
 
 import pynvml
 import pytest
+
 from gpu.machine import Machine, Missing, settled
 from gpu.programs import Program, Programs
 from gpu.skips import without
-
 from slurm_affinode.agent.peers import Inspector
 from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.watch import Watch

@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 import pytest
-from gpu.programs import Programs
 
+from gpu.programs import Programs
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.interface import CudaError, CudaState, LockTimeout
 

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 import pytest
+
 from gpu.machine import MIB, Machine, settled
 from gpu.programs import Programs
-
 from slurm_affinode.checkpoint import room
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.interface import CudaState

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gpu import tree
 from gpu.inplace import InPlace, sleeping_in_place
 from gpu.machine import Machine, settled, torch_env, torch_python
 from gpu.programs import HERE, Program, Programs, looked_after
 from gpu.skips import without
-
 from slurm_affinode.agent.inplace.sockdiag import SockDiag, SockDiagError
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.gpu.interface import NotPermitted, NotSupported

@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 import pytest
-from gpu.machine import Machine
 
+from gpu.machine import Machine
 from slurm_affinode.checkpoint.abilities import major_of, oldest
 from slurm_affinode.workflow import doctor_cuda
 from slurm_affinode.workflow.check import OK

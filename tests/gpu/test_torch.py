@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 import pytest
+
 from gpu.machine import Machine
 from gpu.programs import Programs
 from gpu.skips import without
-
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.interface import CudaState
 

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from gpu.machine import MIB
 from gpu.programs import HERE, Program, undisturbed
-
 from slurm_affinode.checkpoint import namespace
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.images import DirectoryStore
