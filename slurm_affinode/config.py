@@ -32,7 +32,6 @@ ENV_CONFIG = "SLURM_AFFINODE_CONFIG"
 ENV_STATE = "SLURM_AFFINODE_STATE"
 ENV_DB = "SLURM_AFFINODE_DB"
 ENV_SLURM_BACKEND = "SLURM_AFFINODE_SLURM_BACKEND"
-ENV_POLICY = "SLURM_AFFINODE_ZOMBIE_POLICY"
 DEFAULT_POLICY = Path("/etc/slurm-affinode/zombies.toml")
 SLURM_BACKENDS = ("auto", "pyslurm", "commands")
 
@@ -283,8 +282,8 @@ def exposed(path: Path) -> str | None:
 
 
 def policy_path(config: Config) -> Path:
-    """Where the policy for zombies is: ``zombies.policy``, the environment, else beside the configuration."""
-    return config.zombies.policy or Path(os.environ.get(ENV_POLICY) or DEFAULT_POLICY)
+    """Where the policy for zombies is: ``zombies.policy``, else beside the configuration."""
+    return config.zombies.policy or DEFAULT_POLICY
 
 
 def backend(text: str, *, where: str) -> str:

@@ -348,7 +348,7 @@ def test_the_epilog_drains_a_dirty_node_where_the_policy_says_so(
 ) -> None:
     """Else it tells; the stand-in GPUs always hold a gibibyte. What somebody else drained keeps its reason."""
     policy = tmp_path / "zombies.toml"
-    monkeypatch.setenv("SLURM_AFFINODE_ZOMBIE_POLICY", str(policy))
+    monkeypatch.setattr("slurm_affinode.config.DEFAULT_POLICY", policy)
     slurm = Slurm({7: job()})
     drained: list[tuple[str, str]] = []
     monkeypatch.setattr(Slurm, "drain", lambda self, node, why: drained.append((node, why)), raising=False)

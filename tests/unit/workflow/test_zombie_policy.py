@@ -150,7 +150,7 @@ def test_a_rule_that_cancels_and_says_not_when_is_told_of() -> None:
 def test_the_policy_that_holds_is_asked_for_the_sites_or_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this order; one that was asked for has to be there."""
     site = tmp_path / "site.toml"
-    monkeypatch.setenv("SLURM_AFFINODE_ZOMBIE_POLICY", str(site))
+    monkeypatch.setattr("slurm_affinode.config.DEFAULT_POLICY", site)
     assert policies.load(Config()).where == "built-in policy"
     site.write_text("[limits]\ncancel = 1\n")
     assert policies.load(Config()).limits.cancel == 1
