@@ -149,7 +149,7 @@ def wait_for_agents(cluster: Cluster) -> None:
 
 def wait_for_nodes(cluster: Cluster) -> None:
     """slurmctld is there again, and has heard of its nodes."""
-    known = {"idle", "mixed", "allocated", "planned"}
+    known = {"idle", "mixed", "allocated", "planned", "completing"}
     wait_until(
         "the nodes answer",
         lambda: cluster.run("login", "sinfo", "--Node", "--noheader", "--format=%T").stdout,

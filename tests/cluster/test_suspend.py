@@ -118,14 +118,14 @@ done
 @pytest.mark.parametrize("mode", ["truncate", "append"])
 def test_output_is_the_same_byte_for_byte(cluster: Cluster, mode: str) -> None:
     """In one file, in two, truncated or appended to: as without a suspension, but for our own lines."""
-    one = cluster.submit(BY_HAND, f"--open-mode={mode}", script=WRITER)
-    two = cluster.submit(
-        BY_HAND, f"--open-mode={mode}", "--output=/home/alice/slurm-%j.out", "--error=/home/alice/slurm-%j.err.out",
-        script=WRITER,
-    )  # fmt: skip
-    for job in (one, two):
+
+    def writer(*options: str) -> str:
+        job = cluster.submit(BY_HAND, f"--open-mode={mode}", *options, script=WRITER)
         cluster.wait_for_output(job, "out 2")
         suspend(cluster, job)
+        return job
+
+    one, two = writer(), writer("--output=/home/alice/slurm-%j.out", "--error=/home/alice/slurm-%j.err.out")
     for job in (one, two):
         wait_asleep(cluster, job)
         wake(cluster, job)

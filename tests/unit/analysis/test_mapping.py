@@ -37,10 +37,10 @@ def issue(result: WasteResult, code: str) -> QualityIssue | None:
     return next((found for found in result.quality.issues if found.code == code), None)
 
 
-def how(result: WasteResult) -> dict[int, tuple[str, float, float]]:
+def how(result: WasteResult) -> dict[int, tuple[str, float | None, float | None]]:
     """Job -> mapping, idle hours, busy hours."""
-    columns = ("job_id", "mapping", "gpu_hours_idle", "gpu_hours_busy")
-    return {job: (word, round(idle, 9), round(busy, 9)) for job, word, idle, busy in result.jobs.select(columns).rows()}
+    hours = [pl.col(f"gpu_hours_{name}").round(9) for name in ("idle", "busy")]
+    return {job: (word, idle, busy) for job, word, idle, busy in result.jobs.select("job_id", "mapping", *hours).rows()}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_label_that_fits_no_run_is_not_used_and_reported(
 ) -> None:
     """Accounting knows no such job: the GPU is nobody's, unless the whole node was a run's."""
     result = analysed(node({"job": label}, {}), jobs({"start": 0, "end": HOUR}))
-    assert how(result) == {1: ("unknown", 0, 0)}
+    assert how(result) == {1: ("unknown", None, None)}
     found = issue(result, "label-mismatch")
     assert found is not None
     assert (found.count, found.examples) == (1, (f"job {label} on n1: 60 samples",))
@@ -109,7 +109,7 @@ def test_a_label_must_agree_with_node_cluster_and_time(
         {"job_id": 2, "start": 0, "end": HOUR, "node_list": "n5"},
     )
     result = analysed(node({"job": "1"}, {}), found, until=4 * HOUR)
-    assert how(result)[1] == ("unknown", 0, 0)
+    assert how(result)[1] == ("unknown", None, None)
     assert issue(result, "label-mismatch") is not None
 
 
@@ -156,7 +156,7 @@ def test_records_of_several_runs_without_their_starts_say_nothing(analysed: Anal
     assert how(both) == {1: ("recorded", 1, 1)}
 
 
-@pytest.mark.parametrize(("gpus", "expected"), [(1, ("unknown", 0, 0)), (2, ("recorded", 1, 1))])
+@pytest.mark.parametrize(("gpus", "expected"), [(1, ("unknown", None, None)), (2, ("recorded", 1, 1))])
 def test_a_record_of_a_divided_gpu(
     analysed: Analysed, samples: Rows, jobs: Jobs, gpus: int, expected: tuple[str, float, float]
 ) -> None:
@@ -179,7 +179,7 @@ def test_a_record_of_an_instance_by_its_own_id(analysed: Analysed, samples: Rows
 def test_an_index_without_a_node_says_nothing(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """GPU 1 of which node? A UUID needs none."""
     found = jobs({"start": 0, "end": HOUR})
-    assert how(analysed(node({}, {}), found, recorded=[{"job_id": 1, "gpu": "1"}])) == {1: ("unknown", 0, 0)}
+    assert how(analysed(node({}, {}), found, recorded=[{"job_id": 1, "gpu": "1"}])) == {1: ("unknown", None, None)}
     result = analysed([], found, recorded=[{"job_id": 1, "gpu": "GPU-n1-1"}])
     assert how(result) == {1: ("recorded", 0, pytest.approx(1))}
 
@@ -224,7 +224,7 @@ def test_a_run_of_which_nothing_is_seen_has_no_known_gpu(
 ) -> None:
     """The node's samples end before it."""
     rows = samples(TIMES[:20], node="n1", util_pct=50)
-    assert how(analysed(rows, jobs({"start": HOUR // 2, "end": HOUR, "gpus": 1}))) == {1: ("unknown", 0, 0)}
+    assert how(analysed(rows, jobs({"start": HOUR // 2, "end": HOUR, "gpus": 1}))) == {1: ("unknown", None, None)}
 
 
 def test_nodes_of_a_run_of_which_one_has_no_history(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
@@ -311,6 +311,6 @@ def test_a_history_that_calls_the_only_cluster_otherwise(analysed: Analysed, nod
 def test_a_node_list_that_cannot_be_read_maps_nothing(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """The hours stay, as unknown, on no known node."""
     result = analysed(node({}), jobs({"start": 0, "end": HOUR, "node_list": "n[1-"}))
-    assert how(result) == {1: ("unknown", 0, 0)}
+    assert how(result) == {1: ("unknown", None, None)}
     assert result.groups["node"]["name"].to_list() == [None]
     assert result.total["gpu_hours_unknown"] == pytest.approx(1)

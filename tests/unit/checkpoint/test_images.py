@@ -273,7 +273,7 @@ def test_what_is_held_is_known_without_reading_all_manifests_again(
     before = store.usage()
     assert (before.images, before.by_user) == (3, {1001: 3 * 5007})
     read.clear()
-    assert store.usage() == before
+    assert replace(store.usage(), free=before.free) == before
     assert read == []
     tamper("uid", directory(store, images[0]), Path())
     store.remove(images[1])
