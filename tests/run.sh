@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every test: those that need no cluster, and beside them, once their images are built, the whole suite of the cluster
 # on one Slurm release and the main scenarios on the other. All of them run, whichever fail; the status says whether any
-# did. Tests on the cluster mostly wait: six workers, each with a cluster of its own, share them out, and what
+# did. Tests on the cluster mostly wait: five workers, each with a cluster of its own, share them out, and what
 # computes beside them is nice to them.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -32,7 +32,7 @@ on_clusters() {
   local failed=0 docker=0 whole
   containers/ensure-docker.sh && docker=1
   if ((docker)); then build_image 24.11 || failed=1; fi
-  on_cluster 24.11 cluster -n 6 --dist worksteal --durations=40 &
+  on_cluster 24.11 cluster -n 5 --dist worksteal --durations=40 &
   whole=$!
   if ((docker)); then build_image 26.05 || failed=1; fi
   on_cluster 26.05 "cluster and main" --durations=20 || failed=1

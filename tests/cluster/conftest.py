@@ -1,4 +1,4 @@
-"""One cluster per test run (per worker of `pytest -n 6 --dist worksteal`), a clean queue per test, logs of a failure.
+"""One cluster per test run (per worker of `pytest -n 5 --dist worksteal`), a clean queue per test, logs of a failure.
 
 - ``CLUSTER_NAME`` in the environment: that cluster is used, started if need be, and left running. Otherwise the run
   starts one of its own and takes it down.

@@ -28,6 +28,7 @@ from cluster.sleepers import (
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 IDLE = 12
+RUNS_ON = ("RUNNING", "COMPLETING", "COMPLETED")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def ask_for_suspension(cluster: Cluster, job: str) -> None:
 
 def goes_on(cluster: Cluster, job: str) -> None:
     """Whatever it is now, it runs to its end, and has made each step once."""
-    if cluster.job(job)["JobState"] != "RUNNING":
+    if cluster.job(job)["JobState"] not in RUNS_ON:
         wait_asleep(cluster, job)
         wake(cluster, job)
     output = finish(cluster, job)
@@ -68,7 +69,7 @@ def test_agent_killed_while_criu_dumps(cluster: Cluster, paused: None, when: str
     kill_agent(cluster, node)
     let_criu_go(cluster, node)
     wait_until("its journal is closed", lambda: cluster.run(node, "ls", "/var/lib/slurm-affinode/journal").stdout == "")
-    assert cluster.job(job)["JobState"] == "RUNNING"
+    assert cluster.job(job)["JobState"] in RUNS_ON
     assert cluster.job(job)["Restarts"] == "0"
     goes_on(cluster, job)
 

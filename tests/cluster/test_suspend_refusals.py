@@ -162,6 +162,7 @@ def test_memory_that_cannot_be_put_back_on_the_gpu_holds_the_job(cluster: Cluste
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900, func_only=True)
 def test_fifty_jobs_at_once(cluster: Cluster) -> None:
     """More than there are GPUs: all of them sleep and wake, and all complete with their memory."""
     script = idle_job("--gpu-suspend-idle=1s", busy=0.5, idle=6)
