@@ -63,7 +63,7 @@ def test_job_that_cannot_be_suspended_runs_on(cluster: Cluster, code: str) -> No
 
 def test_lock_that_times_out_is_taken_back(cluster: Cluster) -> None:
     """The GPU does not come to rest: the job runs on and completes."""
-    job = cluster.submit(BY_HAND, script=idle_job(idle=14))
+    job = cluster.submit(BY_HAND, script=idle_job(idle=24))
     cluster.wait_for_output(job, "step number=1")
     node = cluster.job(job)["BatchHost"]
     cluster.exec(node, "gpu-emulatorctl", "fault", "lock-timeout")
