@@ -26,8 +26,8 @@ HERE = Path(__file__).resolve().parent
 DEADLINE_S = 300.0
 _LOOK_S = 0.005
 _REFUSED = ("CUDA_ERROR_NOT_PERMITTED", "CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_OPERATING_SYSTEM")
-"""What a driver says where the machine does not let it: a container, a virtual GPU; the last in gVisor (google/gvisor#12600)
-and where rights are missing (NVIDIA/cuda-checkpoint#6).
+"""What a driver says where the machine does not let it: a container, a virtual GPU; the last in gVisor
+(google/gvisor#12600) and where rights are missing (NVIDIA/cuda-checkpoint#6).
 """
 
 
