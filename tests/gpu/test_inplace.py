@@ -184,8 +184,9 @@ def test_only_threads_of_cuda_move_with_its_memory(machine: Machine, run: Progra
     """And that through which the driver works: another one is taken for the program's, as if it had read a request."""
     program = run.start()
     program.ask("setup", mib=max(8, machine.mib // 8), seed=4)
-    before = {**waits([program.pid]), **dict.fromkeys(cuda.restore_threads([program.pid]), "")}
-    names = {one: Path(f"/proc/{program.pid}/task/{one}/comm").read_text(encoding="utf-8").strip() for one in before}
+    there = waits([program.pid])
+    names = {one: Path(f"/proc/{program.pid}/task/{one}/comm").read_text(encoding="utf-8").strip() for one in there}
+    before = {**there, **dict.fromkeys(cuda.restore_threads([program.pid]), "")}
     run.suspend(program)
     after = waits([program.pid])
     run.resume(program)
