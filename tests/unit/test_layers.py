@@ -24,12 +24,12 @@ LAYERS = (
 )
 # For all, know nobody.
 SUPPORT = {
-    "errors", "files", "memory", "packed", "patience", "process", "resources", "sizes", "starter", "timespec",
+    "errors", "files", "memory", "packed", "patience", "pinned", "process", "resources", "sizes", "starter", "timespec",
     "tomllines", "urls", "users",
 }  # fmt: skip
 CONFIG = {"config", "configvalues", "nodeconfig", "tierconfig", "zombieconfig"}  # for all but model and core
 # Of SUPPORT: not for model and core, which decide and do nothing.
-EFFECTS = {"files", "memory", "packed", "patience", "process", "resources", "starter"}
+EFFECTS = {"files", "memory", "packed", "patience", "pinned", "process", "resources", "starter"}
 
 # (who, whom): one row, and yet. The columns of the tables are Slurm's; a report renders an analysis; the command line
 # asks the agents of the nodes.

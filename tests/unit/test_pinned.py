@@ -1,0 +1,184 @@
+"""Processes and namespaces that are held: a number that is given to another process changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from background import started_of
+from namespace_job import Job, needs_root
+from waiting import wait_until
+
+from slurm_affinode import pinned
+from slurm_affinode.pinned import Id, Namespace, NotContainedError, Process, ProcessGoneError
+
+
+@contextlib.contextmanager
+def sleeper(pid: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process; with ``pid``, in a namespace where numbers can be chosen."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_held_process_is_read_and_signaled() -> None:
+    """Everything below its directory is at hand."""
+    with sleeper() as child, Process(child.pid) as held:
+        assert held.started == started_of(child.pid)
+        assert held.read("cmdline") == b"sleep\x001000\x00"
+        assert held.read("cmdline", 3) == b"sle"
+        assert held.status()["Name"] in ("sleep", "python", "pytest")
+        assert held.facts().st_uid == os.getuid()
+        assert "0" in held.names("fd")
+        assert not held.ended()
+        held.signal(signal.SIGKILL)
+        assert held.wait(10)
+        assert held.ended()
+
+
+def test_reaped_process_is_gone_for_every_method() -> None:
+    """Whoever has its number now is never touched."""
+    with sleeper() as child:
+        held = Process(child.pid)
+        late = Process(child.pid)
+        assert not late.ended()
+        child.kill()
+        child.wait()
+        for attempt in (
+            lambda: held.read("stat"),
+            lambda: held.link("ns/pid"),
+            held.facts,
+            lambda: held.names("fd"),
+            held.stat,
+            lambda: held.signal(signal.SIGKILL),
+            lambda: late.signal(signal.SIGKILL),
+            lambda: held.descriptor(0),
+            held.check,
+        ):
+            with pytest.raises(ProcessGoneError):
+                attempt()
+        assert held.ended()
+        assert held.namespace("pid") is None
+
+
+def test_number_of_another_process_is_refused() -> None:
+    """The start tells them apart."""
+    with sleeper() as child, pytest.raises(ProcessGoneError, match="another process"):
+        Process(child.pid, started=started_of(child.pid) + 1)
+    with pytest.raises(ProcessGoneError):
+        Process(child.pid)
+
+
+REUSE = """
+import os, signal, subprocess, sys
+from slurm_affinode.pinned import Process, ProcessGoneError
+
+def fork_as(number):
+    with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+        file.write(str(number - 1))
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    assert child == number, child
+    return child
+
+first = fork_as(200)
+late, early = Process(first), Process(first)
+early.pidfd
+os.kill(first, signal.SIGKILL)
+os.waitpid(first, 0)
+second = fork_as(200)
+for held in (late, early):
+    for attempt in (lambda: held.signal(signal.SIGKILL), lambda: held.read("stat"), held.check):
+        try:
+            attempt()
+        except ProcessGoneError:
+            continue
+        sys.exit("the other process was reached")
+assert os.waitpid(second, os.WNOHANG) == (0, 0)
+print("safe")
+"""
+
+
+@needs_root
+def test_process_that_got_the_number_is_not_signaled() -> None:
+    """The attack itself: a number is given away, and again taken, while the first process is held."""
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", REUSE],
+        check=False, timeout=60, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(pinned.__file__).parents[1])},
+    )  # fmt: skip
+    assert done.stdout.strip() == "safe", done.stderr
+
+
+@needs_root
+def test_namespace_is_killed_but_for_its_first_process(tmp_path: Path) -> None:
+    """PID 1 reaps the others and lives on."""
+    job = Job(tmp_path / "log")
+    try:
+        held = Namespace(Process(job.init))
+        assert len(held.members()) >= 2
+        assert held.kill_all()
+        assert held.members() == {}
+        assert not held.init.ended() or job.outer.poll() is not None
+    finally:
+        job.end()
+
+
+@needs_root
+def test_namespace_of_a_dead_first_process_is_gone(tmp_path: Path) -> None:
+    """The kernel has ended everything in it; nobody else's processes are found in its place."""
+    job = Job(tmp_path / "log")
+    held = pinned.namespace(Id(job.init, job.started))
+    assert pinned.namespace(Id(job.init, job.started)) is held
+    job.end()
+    wait_until("its first process is gone", held.init.ended)
+    with pytest.raises(ProcessGoneError):
+        held.check()
+    with pytest.raises(ProcessGoneError):
+        pinned.namespace(Id(job.init, job.started))
+    assert held.kill_all()
+
+
+def test_own_namespace_is_refused() -> None:
+    """Else a number that was given to another process would let all processes of the node be killed."""
+    with sleeper() as child:
+        for pid in (child.pid, os.getpid()):
+            with pytest.raises(NotContainedError):
+                Namespace(Process(pid))
+
+
+@needs_root
+def test_namespace_of_a_user_is_refused() -> None:
+    """In a user namespace of its own a user may mount what it likes over programs."""
+    with subprocess.Popen(["unshare", "--user", "--pid", "--fork", "--kill-child", "sleep", "1000"]) as outer:
+        try:
+            children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+            wait_until("it runs", children.read_text)
+            with pytest.raises(NotContainedError, match="user namespace"):
+                Namespace(Process(int(children.read_text().split()[0])))
+        finally:
+            outer.kill()
+
+
+def test_hostile_name_does_not_change_what_is_read() -> None:
+    """Parentheses, line ends and what looks like other fields."""
+    name = ") R 1 1\n"
+    code = f"import ctypes; ctypes.CDLL(None).prctl(15, {name.encode()!r}); print('up', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        with Process(child.pid) as held:
+            assert held.stat().parent == os.getpid()
+            assert held.stat().name == name
+            assert held.status()["PPid"] == str(os.getpid())
+        child.kill()
