@@ -24,6 +24,7 @@ from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image, Tree
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
+from slurm_affinode.pinned import Process
 
 MIB = 1 << 20
 INIT = """
@@ -126,7 +127,7 @@ def namespace(work: Path, mib: int = 0) -> Iterator[int]:
 def tree_of(init: int) -> Tree:
     """The one process that was started in a namespace."""
     ((root_ns, root),) = ns.members(init).items()
-    return Tree(init, root, root_ns)
+    return Tree(Process(init).id, root, root_ns)
 
 
 def our_dump(place: Place, tree: Tree, mib: int) -> Image:
@@ -167,7 +168,9 @@ def our_restore(place: Place) -> float:
         assert image is not None
         with place.store.verifying(image) as pages:
             fd = place.store.open_criu(image)
-            place.criu.restore(init, fd, [], root_pid_ns=image.manifest.root_pid, timeout_s=600, pages=pages)
+            place.criu.restore(
+                Process(init).id, fd, [], root_pid_ns=image.manifest.root_pid, timeout_s=600, pages=pages
+            )
             os.close(fd)
         return time.monotonic() - began
 

@@ -144,12 +144,13 @@ class Process:
         finally:
             os.close(fd)
 
-    def status(self) -> Mapping[str, str]:
-        """``/proc/PID/status`` as key -> value. Raises ``ProcessGoneError``, ``OSError``.
+    def status(self, name: str | None = None) -> Mapping[str, str]:
+        """``/proc/PID/status`` as key -> value; ``name``: that of one of its threads.
 
         The process chooses its name, which comes first: the kernel escapes newlines in it, and no other line ends.
+        Raises ``ProcessGoneError``, ``OSError``.
         """
-        rows = (row.partition(":") for row in self.text("status").split("\n"))
+        rows = (row.partition(":") for row in self.text(name or "status").split("\n"))
         return {key: value.strip() for key, colon, value in rows if colon}
 
     def stat(self) -> Stat:
@@ -358,6 +359,36 @@ class Namespace:
             with contextlib.suppress(OSError, LookupError, ValueError):
                 if process.link("ns/pid") == self.identity:
                     yield int(process.status()["NSpid"].split()[-1]), process
+
+    def everybody(self) -> Iterator[Process]:
+        """As ``processes``, with those in PID namespaces below this one (containers)."""
+        known = {self.identity: True}
+        for process in processes(proc=self._proc):
+            if process.pid == self.init.pid:
+                continue
+            with contextlib.suppress(OSError):
+                space = process.link("ns/pid")
+                if space not in known:
+                    known[space] = self._hangs_below(process, known)
+                if known[space]:
+                    yield process
+
+    @staticmethod
+    def _hangs_below(process: Process, known: Mapping[str, bool]) -> bool:
+        """Whether the namespace of a process is below one of these that are."""
+        with contextlib.ExitStack() as stack:
+            try:
+                fd = process.open("ns/pid")
+                stack.callback(os.close, fd)
+                while True:
+                    # EPERM: the parent is our own namespace's parent, so it cannot be seen from here.
+                    fd = fcntl.ioctl(fd, _NS_GET_PARENT)
+                    stack.callback(os.close, fd)
+                    found = known.get(f"pid:[{os.fstat(fd).st_ino}]")
+                    if found is not None:
+                        return found
+            except OSError:
+                return False
 
     def numbers(self) -> list[Number]:
         """Processes but PID 1, by their numbers in the namespace, zombies among them."""

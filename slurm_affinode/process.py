@@ -6,18 +6,22 @@ import contextlib
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, cast
 
 from slurm_affinode.errors import UnreachableError
 
 REAP_S = 5.0
 """A program that was killed has so long to end."""
+PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+"""Where programs that root runs for others are looked for, whatever ``PATH`` says."""
 _by: Callable[..., Completed] | None = None
 
 
@@ -77,6 +81,31 @@ def run(
         said = lines[-1].strip() if lines else "it said nothing"
         raise UnreachableError(f"{name} ended with status {done.returncode}: {said}")
     return Completed(tuple(argv), done.returncode, done.stdout, stderr)
+
+
+def find(name: str) -> str:
+    """The path of a program that nobody but root, and this process's own user, can have put there.
+
+    ``name``: an absolute path, or the name of a file in one of ``PLACES``. Raises ``UnreachableError``.
+    """
+    paths = [Path(name)] if name.startswith("/") else [Path(place) / name for place in PLACES]
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found = path.resolve(strict=True)
+            _refuse_others(found)
+            return str(found)
+    raise UnreachableError(f"{name}: no such program", hint=f"install the package that has {name}")
+
+
+def _refuse_others(path: Path) -> None:
+    """Raises ``UnreachableError`` where somebody else may write to a program, or to a directory above it."""
+    for one in (path, *path.parents):
+        facts = one.stat()
+        shared = facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX
+        if facts.st_uid not in (0, os.geteuid()) or shared:
+            raise UnreachableError(
+                f"{path}: others than root may write to {one}", hint="root runs only programs that are root's alone"
+            )
 
 
 def of_module(name: str, *arguments: str) -> list[str]:

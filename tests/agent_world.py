@@ -71,19 +71,20 @@ class FakeProcesses:
             for p in self.machine.processes
         ]
 
-    def stop(self, pids) -> None:  # type: ignore[no-untyped-def]
+    def stop(self, members) -> None:  # type: ignore[no-untyped-def]
+        wanted = {member.pid for member in members}
         for p in self.machine.processes:
-            p.stopped = p.stopped or p.pid in set(pids)
+            p.stopped = p.stopped or p.pid in wanted
 
-    def resume(self, pids) -> None:  # type: ignore[no-untyped-def]
+    def resume(self, members) -> None:  # type: ignore[no-untyped-def]
         self.world.effect("continue")
-        wanted = set(pids)
+        wanted = {member.pid for member in members}
         for p in self.machine.processes:
             p.stopped = p.stopped and p.pid not in wanted
 
     @contextlib.contextmanager
-    def hold(self, pids):  # type: ignore[no-untyped-def]
-        list(pids)
+    def hold(self, members):  # type: ignore[no-untyped-def]
+        list(members)
         self.world.kept_stopped = True
         try:
             yield
@@ -166,7 +167,7 @@ class FakeImager:
             process.stopped = True
         return DumpResult(2, (2, 3), 0.1, "4.1.1")
 
-    def restore(self, init_pid, directory_fd, inherit, *, root_pid_ns, timeout_s, pages, ready) -> int:  # type: ignore[no-untyped-def]
+    def restore(self, init, directory_fd, inherit, *, root_pid_ns, timeout_s, pages, ready) -> int:  # type: ignore[no-untyped-def]
         self.world.effect("criu restore")
         if self.fails:
             raise RestoreFailed(self.fails)
@@ -205,10 +206,10 @@ class FakeGpus:
 class FakeStreams:
     """No output files."""
 
-    def save(self, init_pid, write, user) -> tuple[SavedOutput, ...]:  # type: ignore[no-untyped-def]
+    def save(self, init, write, user) -> tuple[SavedOutput, ...]:  # type: ignore[no-untyped-def]
         return ()
 
-    def put_back(self, outputs, fds, image_fd, user, *, again=False) -> list[InheritFd]:  # type: ignore[no-untyped-def]
+    def put_back(self, outputs, fds, image_fd, user, *, again=False, check=None) -> list[InheritFd]:  # type: ignore[no-untyped-def]
         return []
 
 

@@ -5,16 +5,44 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from background import started_of
 from waiting import wait_until
 
+from slurm_affinode.pinned import Process
+
 # PID 1 of its namespace starts a shell that forks all the time, with a child that sleeps.
 FORKING = 'while :; do /bin/true; echo x >>"$0"; done & sleep 1000 & wait'
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root")
+
+
+class EmptyNamespace:
+    """In place of ``pinned.Namespace``: one in which nothing runs yet."""
+
+    def __init__(self, killed: Callable[[], object] = lambda: None) -> None:
+        self.killed = killed
+        self.init = Process(os.getpid())
+        self.pid_fd = self.mount_fd = 0
+
+    def check(self) -> None:
+        """It is there."""
+
+    def members(self) -> dict[int, int]:
+        """None."""
+        return {}
+
+    def processes(self) -> Iterator[tuple[int, Process]]:
+        """None."""
+        return iter(())
+
+    def kill_all(self) -> bool:
+        """Told to the test."""
+        self.killed()
+        return True
 
 
 class Job:

@@ -26,6 +26,7 @@ from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CudaError, Feature, Tree
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.suspension import JobKey, LiveRun
+from slurm_affinode.pinned import Process
 
 PHASES = ("lock", "checkpoint", "restore", "unlock")
 LOCK_MS = 30_000
@@ -285,7 +286,7 @@ def _imaged(run: Programs, ours: Ours, criu: Criu, store: DirectoryStore, mib: i
         began = time.monotonic()
         with store.begin(key, uid=0, estimate=mib * MIB) as writer:
             writer.follow()
-            criu.dump(Tree(first.init, program.pid, root_ns), writer.criu_fd, timeout_s=480)
+            criu.dump(Tree(Process(first.init).id, program.pid, root_ns), writer.criu_fd, timeout_s=480)
             image = writer.commit(tree.manifest(key, root_ns, mib))
         seconds["dump"] = time.monotonic() - began
     with tree.space(work) as second, looked_after(ours.cuda, program):
@@ -295,7 +296,7 @@ def _imaged(run: Programs, ours: Ours, criu: Criu, store: DirectoryStore, mib: i
         fd = store.open_criu(again)
         with store.verifying(again) as pages:
             seconds["restore image"] = timed(
-                lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=480, pages=pages)
+                lambda: criu.restore(Process(second.init).id, fd, [], root_pid_ns=root_ns, timeout_s=480, pages=pages)
             )
         os.close(fd)
         program.pid = namespace.members(second.init)[root_ns]

@@ -17,6 +17,7 @@ from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuDriver
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal, Suspension
+from slurm_affinode.pinned import Id
 from slurm_affinode.slurm.interface import SlurmClient
 
 LookAgain = Callable[[], str | None]
@@ -51,6 +52,11 @@ class Arrival:
     link: Link
     fds: tuple[int, ...]
     """The job's standard streams, open here until ``restore`` returns: for ``criu --inherit-fd``."""
+
+    @property
+    def init(self) -> Id:
+        """Its shepherd, whose namespaces are held (``pinned.namespace``)."""
+        return Id(self.init_pid, self.init_started)
 
 
 @dataclass(frozen=True, slots=True)

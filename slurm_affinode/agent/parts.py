@@ -25,6 +25,7 @@ from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import SavedOutput, Versions
 from slurm_affinode.nodeconfig import SuspendConfig
+from slurm_affinode.pinned import Id
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.timespec import parse_span_s
 
@@ -50,7 +51,7 @@ class Gpus(Protocol):
 class Streams(Protocol):
     """The standard streams of a job, see the module ``streams``."""
 
-    def save(self, init_pid: int, write: Save, user: User) -> tuple[SavedOutput, ...]:
+    def save(self, init: Id, write: Save, user: User) -> tuple[SavedOutput, ...]:
         """See ``streams.save``."""
         ...
 
@@ -62,10 +63,12 @@ class Streams(Protocol):
         user: User,
         *,
         again: bool = False,
+        check: Callable[[], None],
     ) -> Sequence[InheritFd]:
         """Give the files of the new run their bytes; the descriptors for CRIU.
 
-        ``again``: a restore of this run was cut short, and what its tree wrote is to go.
+        ``again``: a restore of this run was cut short, and what its tree wrote is to go. ``check`` is called time and
+        again, and what it raises ends this.
         """
         ...
 

@@ -215,10 +215,10 @@ class JobKeeper:
             members = parts.processes.members(*init)
         except TreeGoneError:
             members = ()  # the node was restarted: the image is all there is
-        parts.processes.stop(member.pid for member in members)
+        parts.processes.stop(members)
         if record.phase is not Phase.REQUEUEING:
             record.write(Phase.REQUEUEING)
-        with parts.processes.hold(member.pid for member in members):
+        with parts.processes.hold(members):
             try:
                 self._requeuer.requeue(record.key.job_id, int(facts["restarts"]))
             except Silent:

@@ -11,6 +11,7 @@ from slurm_affinode.agent.shepherds import Outgoing, Say
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import JobKey, Phase, SuspendOption
+from slurm_affinode.pinned import Id
 
 
 class Link(Protocol):
@@ -55,6 +56,11 @@ class WatchedJob:
     """Its GPUs on this node, in the order of their index; ``None``: not known."""
     suspensions: int = 0
     """Suspensions of this submission that got through so far."""
+
+    @property
+    def init(self) -> Id:
+        """Its shepherd, whose namespaces are held (``pinned.namespace``)."""
+        return Id(self.init_pid, self.init_started)
 
     @property
     def called(self) -> str:

@@ -147,6 +147,7 @@ class JobRestorer:
         """The tree as it was without its GPU memory: PID of its root, and which GPU takes the place of which."""
         parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
         self._clean(arrival)
+        self._check(arrival)
         pairs = self._gpu_pairs(placing, manifest)
         with contextlib.ExitStack() as stack:
             top = copy.tier.store.open(copy.image)
@@ -155,10 +156,12 @@ class JobRestorer:
             stack.callback(os.close, criu)
             fds = dict(zip(STREAMS, arrival.fds, strict=False))
             user = user_of(arrival.init_pid, arrival.uid, arrival.gid)
-            inherit = parts.streams.put_back(manifest.outputs, fds, top, user, again=again)
+            inherit = parts.streams.put_back(
+                manifest.outputs, fds, top, user, again=again, check=lambda: self._check(arrival)
+            )
             stack.callback(remaps.settle, arrival.init_pid, criu)
             pid = parts.imager.restore(
-                arrival.init_pid,
+                arrival.init,
                 criu,
                 inherit,
                 root_pid_ns=manifest.root_pid,
@@ -175,6 +178,11 @@ class JobRestorer:
             arrival.init_pid, arrival.init_started, timeout_s=parts.settings.kill_s, reaped=True
         ):
             raise RestoreFailed("what an earlier restore has left behind cannot be ended")
+
+    def _check(self, arrival: Arrival) -> None:
+        """Raises ``RestoreFailed`` where its shepherd has ended: its number may be another process's by now."""
+        if not self._parts.processes.alive(arrival.init_pid, arrival.init_started):
+            raise RestoreFailed("its shepherd has ended")
 
     def _gpu_pairs(self, placing: _Placing, manifest: Manifest) -> dict[str, str] | None:
         if not manifest.cuda_pids:

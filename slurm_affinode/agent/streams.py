@@ -11,7 +11,6 @@ rights, and no other than the user could is read or written.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -20,7 +19,6 @@ import select
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from slurm_affinode.agent.closing import close, stuck
@@ -29,9 +27,9 @@ from slurm_affinode.checkpoint.interface import InheritFd, RestoreFailed
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.suspension import SavedOutput
 from slurm_affinode.patience import Patience
+from slurm_affinode.pinned import Id, Process
 
 STREAMS = (0, 1, 2)
-_SYS_PIDFD_GETFD = 438
 _CHUNK = 1 << 20
 _TAIL_LIMIT = 64 * 1024
 _ANSWER_S = 30.0
@@ -49,33 +47,25 @@ class StreamsError(AffinodeError):
     """The job's output cannot be read."""
 
 
-def borrow(pid: int, number: int) -> int:
+def borrow(process: Process, number: int) -> int:
     """A descriptor for the same open file description as descriptor ``number`` of a process; the caller closes it.
 
     Raises ``StreamsError``. Needs the right to trace the process (root has it).
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     try:
-        pidfd = os.pidfd_open(pid)
+        return process.descriptor(number)
     except OSError as error:
-        raise StreamsError(f"process {pid}: {error.strerror}") from error
-    try:
-        found = int(libc.syscall(_SYS_PIDFD_GETFD, pidfd, number, 0))
-    finally:
-        os.close(pidfd)
-    if found < 0:
-        raise StreamsError(f"descriptor {number} of process {pid}: {os.strerror(ctypes.get_errno())}")
-    return found
+        raise StreamsError(f"descriptor {number} of process {process.pid}: {error.strerror}") from error
 
 
 @contextlib.contextmanager
-def borrowed(pid: int, uid: int, numbers: Sequence[int] = STREAMS) -> Iterator[dict[int, int | None]]:
+def borrowed(process: Process, uid: int, numbers: Sequence[int] = STREAMS) -> Iterator[dict[int, int | None]]:
     """``borrow`` for several, of a user's process; ``None`` for one that is closed."""
     fds: dict[int, int | None] = {}
     try:
         for number in numbers:
             try:
-                fds[number] = borrow(pid, number)
+                fds[number] = borrow(process, number)
             except StreamsError:
                 fds[number] = None
         yield fds
@@ -83,7 +73,7 @@ def borrowed(pid: int, uid: int, numbers: Sequence[int] = STREAMS) -> Iterator[d
         close([fd for fd in fds.values() if fd is not None], uid)
 
 
-def save(init_pid: int, write: Save, user: User, *, proc: Path = Path("/proc")) -> tuple[SavedOutput, ...]:
+def save(init: Id, write: Save, user: User) -> tuple[SavedOutput, ...]:
     """Save the streams of the process; ``write(name, fd, size)`` takes the first ``size`` bytes of an open file.
 
     Raises ``StreamsError`` where an output file cannot be read by ``user``.
@@ -99,15 +89,18 @@ def save(init_pid: int, write: Save, user: User, *, proc: Path = Path("/proc")) 
         finally:
             close([reading], user.uid)
 
-    with borrowed(init_pid, user.uid) as fds:
-        for number, fd in fds.items():
-            if fd is None:
-                continue
-            path = str((proc / str(init_pid) / "fd" / str(number)).readlink())
-            try:
-                found.append(_saved(number, fd, path, found, copy))
-            except OSError as error:
-                raise StreamsError(f"the job's output {path} cannot be read: {error.strerror}") from error
+    try:
+        with Process(init.pid, started=init.started) as process, borrowed(process, user.uid) as fds:
+            for number, fd in fds.items():
+                if fd is None:
+                    continue
+                path = process.link(f"fd/{number}")
+                try:
+                    found.append(_saved(number, fd, path, found, copy))
+                except OSError as error:
+                    raise StreamsError(f"the job's output {path} cannot be read: {error.strerror}") from error
+    except OSError as error:
+        raise StreamsError(f"the job's output cannot be read: its shepherd is gone ({error.strerror})") from error
     return tuple(found)
 
 
@@ -141,9 +134,16 @@ def _saved(number: int, fd: int, path: str, before: list[SavedOutput], copy: Sav
 
 
 def put_back(
-    outputs: Sequence[SavedOutput], fds: Mapping[int, int | None], image_fd: int, user: User, *, again: bool = False
+    outputs: Sequence[SavedOutput],
+    fds: Mapping[int, int | None],
+    image_fd: int,
+    user: User,
+    *,
+    again: bool = False,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Give the output files of the new run the bytes that they had. Raises ``RestoreFailed``.
+    """Give the output files of the new run the bytes that they had. Raises ``RestoreFailed``, and what ``check``
+    raises, which is called before each piece that is compared or written: a user decides how much that is.
 
     What the file holds beyond them stays behind them, but what Slurm and we wrote there ourselves; and, where a restore
     was cut short and is made ``again``, what that tree wrote before it was ended.
@@ -152,7 +152,7 @@ def put_back(
         files = []
         for one in outputs:
             fd = fds.get(one.fd)
-            if one.kind == "file" and fd is not None and _put_back(one, fd, image_fd, user, again=again):
+            if one.kind == "file" and fd is not None and _put_back(one, fd, image_fd, user, again=again, check=check):
                 files.append((one, fd))
         for one, fd in files:  # when all are put back: two may be one file
             if one.fd != 0:
@@ -161,7 +161,7 @@ def put_back(
         raise RestoreFailed(f"the job's output {one.path} cannot be put back: {error.strerror}") from error
 
 
-def _put_back(one: SavedOutput, fd: int, image_fd: int, user: User, *, again: bool) -> bool:
+def _put_back(one: SavedOutput, fd: int, image_fd: int, user: User, *, again: bool, check: Callable[[], None]) -> bool:
     """Whether it is a file."""
     facts = _wait(lambda: os.fstat(fd))
     if not stat.S_ISREG(facts.st_mode):
@@ -171,20 +171,20 @@ def _put_back(one: SavedOutput, fd: int, image_fd: int, user: User, *, again: bo
     elif one.file is not None:
         source = os.open(one.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=image_fd)
         try:
-            _fill(source, fd, one.size, user, again=again)
+            _fill(source, fd, one.size, user, again=again, check=check)
         finally:
             os.close(source)
     return True
 
 
-def _fill(source: int, fd: int, size: int, user: User, *, again: bool) -> None:
+def _fill(source: int, fd: int, size: int, user: User, *, again: bool, check: Callable[[], None]) -> None:
     """``fd`` is the run's own descriptor, write-only: reading and writing go through one of our own."""
     if stuck(user.uid):
         raise OSError(errno.EMFILE, "files of its user cannot be closed")
     file = _wait(lambda: _open_again(fd, os.O_RDWR, user), late=os.close)
     try:
         now = _wait(lambda: os.fstat(file)).st_size
-        if now >= size and _same(source, file, size):
+        if now >= size and _same(source, file, size, check):
             tail = _wait(lambda: os.pread(file, _TAIL_LIMIT, size)) if now - size <= _TAIL_LIMIT else b""
             if again or (tail and _ours(tail)):
                 _wait(lambda: os.ftruncate(file, size))
@@ -195,6 +195,7 @@ def _fill(source: int, fd: int, size: int, user: User, *, again: bool) -> None:
         _wait(lambda: os.ftruncate(file, 0))
         at = 0
         while at < size:
+            check()
             data = os.pread(source, min(_CHUNK, size - at), at)
             if not data:
                 raise OSError(0, "the saved output is shorter than it says")
@@ -239,10 +240,11 @@ def _write(fd: int, data: bytes, at: int) -> int:
     return done
 
 
-def _same(one: int, other: int, size: int) -> bool:
+def _same(one: int, other: int, size: int, check: Callable[[], None]) -> bool:
     """Whether the job's output ``other`` begins with so many bytes of ``one``."""
     at = 0
     while at < size:
+        check()
         length = min(_CHUNK, size - at)
         if os.pread(one, length, at) != _wait(partial(os.pread, other, length, at)):
             return False
@@ -283,9 +285,9 @@ class ProcessStreams:
     """``parts.Streams`` of this machine."""
 
     @staticmethod
-    def save(init_pid: int, write: Save, user: User) -> tuple[SavedOutput, ...]:
+    def save(init: Id, write: Save, user: User) -> tuple[SavedOutput, ...]:
         """See ``save``."""
-        return save(init_pid, write, user)
+        return save(init, write, user)
 
     @staticmethod
     def put_back(
@@ -295,7 +297,8 @@ class ProcessStreams:
         user: User,
         *,
         again: bool = False,
+        check: Callable[[], None],
     ) -> Sequence[InheritFd]:
         """See ``put_back`` and ``inherited``."""
-        put_back(outputs, fds, image_fd, user, again=again)
+        put_back(outputs, fds, image_fd, user, again=again, check=check)
         return inherited(outputs, fds)

@@ -281,12 +281,12 @@ class JobSuspender:
         removed = remaps.ahead([member.pid for member in self._members(attempt)])
         self._mark(attempt, Phase.DUMPING, seq=writer.seq, removed=removed)
         writer.follow()
-        tree = Tree(job.init_pid, attempt.root.pid, attempt.root.pid_ns)
+        tree = Tree(job.init, attempt.root.pid, attempt.root.pid_ns)
         try:
             parts.imager.dump(tree, writer.criu_fd, timeout_s=parts.settings.dump_s)
             # Slurm continues and ends what it requeues, also for others: what was dumped must not run on meanwhile.
-            attempt.held.enter_context(parts.processes.hold(member.pid for member in self._members(attempt)))
-            outputs = parts.streams.save(job.init_pid, writer.save, user_of(job.init_pid, job.uid, job.gid))
+            attempt.held.enter_context(parts.processes.hold(self._members(attempt)))
+            outputs = parts.streams.save(job.init, writer.save, user_of(job.init_pid, job.uid, job.gid))
             return writer.commit(self._manifest(attempt, outputs, writer))
         except StreamsError as error:
             raise TakenBack(str(error)) from None
@@ -301,7 +301,7 @@ class JobSuspender:
         before = {member.pid for member in attempt.tree if member.state == "T"}
         members = self._members(attempt)
         remaps.forget([m.pid for m in members], (attempt.job.uid, attempt.job.gid))
-        self._parts.processes.resume(m.pid for m in members if m.state == "T" and m.pid not in before)
+        self._parts.processes.resume(m for m in members if m.state == "T" and m.pid not in before)
 
     def _next_seq(self, attempt: _Attempt) -> int:
         """Above that of every image the job has had, in any store."""

@@ -1,14 +1,14 @@
 """The processes of one job's PID namespace: who they are, stopping, holding and ending them.
 
 All are found through ``/proc`` of the agent's namespace by the namespace that they are in, so that a process that has
-left its parent or its session is found as well. PIDs are the agent's unless the name says ``_ns``.
+left its parent or its session is found as well. PIDs are the agent's unless the name says ``_ns``. A ``Member`` is
+looked at again, held, before anything is done to it: by now its number may be another process's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import signal
 import threading
@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from slurm_affinode import pinned
 from slurm_affinode.errors import AffinodeError
+from slurm_affinode.pinned import Id, Namespace, NotContainedError, Number, Process
 
-_SEIZE = 0x4206
-_NS_GET_PARENT = 0xB702
+_SEIZE, _DETACH = 0x4206, 17
 _POLL_S = 0.01
 
 
@@ -68,15 +69,15 @@ class Processes(Protocol):
         """The same, with those in PID namespaces below it (containers), parents first. Raises ``TreeGoneError``."""
         ...
 
-    def stop(self, pids: Iterable[int]) -> None:
+    def stop(self, members: Iterable[Member]) -> None:
         """SIGSTOP."""
         ...
 
-    def resume(self, pids: Iterable[int]) -> None:
+    def resume(self, members: Iterable[Member]) -> None:
         """SIGCONT."""
         ...
 
-    def hold(self, pids: Iterable[int]) -> contextlib.AbstractContextManager[None]:
+    def hold(self, members: Iterable[Member]) -> contextlib.AbstractContextManager[None]:
         """While the context lasts, stopped processes stay stopped whatever signal comes, but SIGKILL."""
         ...
 
@@ -98,8 +99,12 @@ class LinuxProcesses:
 
     def alive(self, pid: int, started: int) -> bool:
         """This very process is there, and not a zombie."""
-        member = self.read(pid)
-        return member is not None and member.started == started and not member.gone
+        try:
+            with Process(pid, started=started, proc=self.proc) as process:
+                member = _member(process)
+        except OSError:
+            return False
+        return member is not None and not member.gone
 
     def began(self, started: int, now: float) -> float:
         """See ``Processes``."""
@@ -107,89 +112,59 @@ class LinuxProcesses:
 
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
         """All but PID 1 and those that have ended, by number."""
-        return [member for member in self._all(init_pid, init_started) if not member.gone]
+        return [member for member in self._all(self._space(init_pid, init_started)) if not member.gone]
 
     def everybody(self, init_pid: int, init_started: int) -> Sequence[Member]:
         """See ``Processes``."""
-        if not self.alive(init_pid, init_started):
-            raise TreeGoneError(f"the shepherd (PID {init_pid}) is not there any more")
-        top = self._space(init_pid)
-        spaces: dict[str, bool] = {} if top is None else {top: True}
+        space = self._space(init_pid, init_started)
         found = []
-        for name in os.listdir(self.proc):  # noqa: PTH208 - only names are wanted
-            if name.isdigit() and int(name) != init_pid and self._below(int(name), spaces):
-                member = self.read(int(name))
-                if member is not None and not member.gone:
-                    found.append(member)
+        for process in space.everybody():
+            member = _member(process)
+            if member is not None and not member.gone:
+                found.append(member)
         return parents_first(found)
 
-    def _below(self, pid: int, spaces: dict[str, bool]) -> bool:
-        """Whether a process is in one of the namespaces that hang below a known one."""
-        space = self._space(pid)
-        if space is None:
-            return False
-        if space not in spaces:
-            spaces[space] = self._hangs_below(pid, spaces)
-        return spaces[space]
-
-    def _hangs_below(self, pid: int, spaces: dict[str, bool]) -> bool:
-        with contextlib.ExitStack() as stack:
-            try:
-                fd = os.open(self.proc / str(pid) / "ns" / "pid", os.O_RDONLY | os.O_CLOEXEC)
-                stack.callback(os.close, fd)
-                while True:
-                    # EPERM: the parent is our own namespace's parent, so it cannot be seen from here.
-                    fd = fcntl.ioctl(fd, _NS_GET_PARENT)
-                    stack.callback(os.close, fd)
-                    known = spaces.get(f"pid:[{os.fstat(fd).st_ino}]")
-                    if known is not None:
-                        return known
-            except OSError:
-                return False
-
-    def _all(self, init_pid: int, init_started: int) -> list[Member]:
-        if not self.alive(init_pid, init_started):
-            raise TreeGoneError(f"the shepherd (PID {init_pid}) is not there any more")
-        space = self._space(init_pid)
-        found = []
-        for name in os.listdir(self.proc):  # noqa: PTH208 - only names are wanted
-            if not name.isdigit() or int(name) == init_pid or self._space(int(name)) != space:
-                continue
-            member = self.read(int(name))
-            if member is not None:
-                found.append(member)
-        return sorted(found, key=lambda member: member.pid)
-
-    def stop(self, pids: Iterable[int]) -> None:
-        """SIGSTOP to each."""
-        self._signal(pids, signal.SIGSTOP)
-
-    def resume(self, pids: Iterable[int]) -> None:
-        """SIGCONT to each."""
-        self._signal(pids, signal.SIGCONT)
+    def _space(self, init_pid: int, init_started: int) -> Namespace:
+        """The namespaces that are held for a shepherd. Raises ``TreeGoneError``."""
+        try:
+            space = pinned.namespace(Id(init_pid, init_started), proc=self.proc)
+            if not self.alive(init_pid, init_started):
+                raise ProcessLookupError
+        except (OSError, NotContainedError):
+            raise TreeGoneError(f"the shepherd (PID {init_pid}) is not there any more") from None
+        return space
 
     @staticmethod
-    def _signal(pids: Iterable[int], number: int) -> None:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def _all(space: Namespace) -> list[Member]:
+        found = [_member(process) for _, process in space.processes()]
+        return sorted((one for one in found if one is not None), key=lambda one: one.pid)
+
+    def stop(self, members: Iterable[Member]) -> None:
+        """SIGSTOP to each."""
+        self._signal(members, signal.SIGSTOP)
+
+    def resume(self, members: Iterable[Member]) -> None:
+        """SIGCONT to each."""
+        self._signal(members, signal.SIGCONT)
+
+    def _signal(self, members: Iterable[Member], number: int) -> None:
+        send(members, number, proc=self.proc)
 
     @contextlib.contextmanager
-    def hold(self, pids: Iterable[int]) -> Iterator[None]:
+    def hold(self, members: Iterable[Member]) -> Iterator[None]:
         """Trace every thread, from a thread of our own: the kernel lets all of them go when that ends, or the agent.
 
         A stopped process that is traced does not go on at SIGCONT; that it would is what Slurm relies on when it ends
         a job, and the job must not run on after its image was made.
         """
         ready, done = threading.Event(), threading.Event()
-        threads = [int(task) for pid in pids for task in self._tasks(pid)]
+        every = list(members)
 
         def trace() -> None:
-            libc = ctypes.CDLL(None, use_errno=True)
-            libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-            libc.ptrace.restype = ctypes.c_long
-            for task in threads:
-                libc.ptrace(_SEIZE, task, None, None)
+            for member in every:
+                with contextlib.suppress(OSError), _held(member, self.proc) as process:
+                    for task in process.names("task"):
+                        _seize(process, int(task))
             ready.set()
             done.wait()
 
@@ -202,101 +177,84 @@ class LinuxProcesses:
             done.set()
             thread.join()
 
-    def _tasks(self, pid: int) -> list[str]:
-        try:
-            return os.listdir(self.proc / str(pid) / "task")  # noqa: PTH208
-        except OSError:
-            return []
-
     def end(self, init_pid: int, init_started: int, *, timeout_s: float, reaped: bool = False) -> bool:
         """SIGKILL until nothing is left, or PID 1 is gone, which takes the rest with it."""
         deadline = self.now() + timeout_s
         while True:
             try:
-                there = self._all(init_pid, init_started)
+                space = self._space(init_pid, init_started)
             except TreeGoneError:
                 return True
+            there = self._all(space)
             if all(member.gone and not reaped for member in there):
                 return True
             # The tree before a CRIU that holds it, whose numbers are above it: without CRIU the tree would run.
-            send(sorted(there, key=lambda one: one.pid_ns), signal.SIGKILL, self.read)
+            for one in sorted(there, key=lambda one: one.pid_ns):
+                space.send(Number(one.pid_ns, one.pid, one.started), signal.SIGKILL)
             if self.now() >= deadline:
                 return False
             self.sleep(_POLL_S)
 
-    def _space(self, pid: int) -> str | None:
-        try:
-            return os.readlink(self.proc / str(pid) / "ns" / "pid")  # noqa: PTH115 - it is no path
-        except OSError:
-            return None
-
     def read(self, pid: int) -> Member | None:
         """One process, in whatever namespace; ``None``: it is gone."""
         try:
-            stat = (self.proc / str(pid) / "stat").read_bytes().decode("utf-8", "replace")
-            status = (self.proc / str(pid) / "status").read_bytes().decode("utf-8", "replace")
+            with Process(pid, proc=self.proc) as process:
+                return _member(process)
         except OSError:
             return None
-        head, _, rest = stat.rpartition(")")
-        values = rest.split()
-        facts = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+
+
+def _member(process: Process) -> Member | None:
+    """What ``/proc`` tells of a process that is held; ``None``: it is gone."""
+    try:
+        facts, status = process.stat(), process.status()
+        state = facts.state
+        if state == "Z" and int(status.get("Threads", "1")) > 1:
+            state = _of_a_thread(process)
+        return Member(
+            pid=process.pid,
+            pid_ns=int(status["NSpid"].split()[-1]),
+            parent=facts.parent,
+            started=facts.started,
+            state=state,
+            name=facts.name,
+            uid=int(status["Uid"].split()[1]),
+        )
+    except (OSError, IndexError, KeyError, ValueError):
+        return None
+
+
+def _of_a_thread(process: Process) -> str:
+    """A program whose first thread has ended by itself runs on in the others."""
+    for task in process.names("task"):
+        with contextlib.suppress(OSError, IndexError):
+            state = process.read(f"task/{task}/stat").rpartition(b")")[2].split()[0].decode()
+            if state not in "ZX":
+                return state
+    return "Z"
+
+
+def _seize(process: Process, task: int) -> None:
+    """Trace a thread of a process that is held; one that has got its number meanwhile is let go again."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    libc.ptrace.restype = ctypes.c_long
+    if libc.ptrace(_SEIZE, task, None, None) == 0:
         try:
-            state = values[0]
-            if state == "Z" and int(facts.get("Threads", 1)) > 1:
-                state = self._of_a_thread(pid)
-            return Member(
-                pid=pid,
-                pid_ns=int(facts["NSpid"].split()[-1]),
-                parent=int(values[1]),
-                started=int(values[19]),
-                state=state,
-                name=head.partition("(")[2],
-                uid=int(facts["Uid"].split()[1]),
-            )
-        except (IndexError, KeyError, ValueError):
-            return None
-
-    def _of_a_thread(self, pid: int) -> str:
-        """A program whose first thread has ended by itself runs on in the others."""
-        for task in self._tasks(pid):
-            with contextlib.suppress(OSError, IndexError):
-                stat = (self.proc / str(pid) / "task" / task / "stat").read_bytes()
-                state = stat.rpartition(b")")[2].split()[0].decode()
-                if state not in "ZX":
-                    return state
-        return "Z"
+            process.facts(f"task/{task}")  # traced it cannot end unseen: it is this process's
+        except OSError:
+            libc.ptrace(_DETACH, task, None, None)
 
 
-def send(members: Iterable[Member], number: int, read: Callable[[int], Member | None]) -> None:
-    """A signal to each of these, and to nobody who has the number of one that has ended since.
+def _held(member: Member, proc: Path) -> Process:
+    return Process(member.pid, started=member.started, proc=proc)
 
-    ``read``: ``Processes.read``. Source: pidfd_open(2): what is looked at after it was opened is what is signalled.
-    """
+
+def send(members: Iterable[Member], number: int, *, proc: Path = pinned.PROC) -> None:
+    """A signal to each of these, and to nobody who has the number of one that has ended since."""
     for member in members:
-        with contextlib.suppress(ProcessLookupError), _held(member.pid) as fd:
-            now = read(member.pid)
-            if now is None or now.started != member.started:
-                continue
-            if fd is None:
-                os.kill(member.pid, number)
-            else:
-                signal.pidfd_send_signal(fd, number)
-
-
-@contextlib.contextmanager
-def _held(pid: int) -> Iterator[int | None]:
-    """A descriptor of a process; ``None`` where none can be had: on kernels before 5.3, or when too many are open."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        raise
-    except OSError:
-        yield None
-        return
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+        with contextlib.suppress(pinned.ProcessGoneError), _held(member, proc) as process:
+            process.signal(number)
 
 
 def parents_first(members: Iterable[Member]) -> list[Member]:

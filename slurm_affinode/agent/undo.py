@@ -30,7 +30,7 @@ class Undo:
             remaps.forget([member.pid for member in members], (int(facts["uid"]), int(facts["gid"])))
         # First: a stopped process cannot take its GPU memory back. Its calls wait until it is unlocked.
         stopped = set(facts.get("stopped", ()))
-        parts.processes.resume(member.pid for member in members if member.pid not in stopped)
+        parts.processes.resume(member for member in members if member.pid not in stopped)
         there = {member.pid for member in members}
         # All of them before any is let go: they may wait for each other.
         pids = [pid for pid in facts.get("cuda", ()) if pid in there]

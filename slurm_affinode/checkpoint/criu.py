@@ -1,7 +1,8 @@
 """Dump and restore with CRIU, as root, from outside of the job's namespaces.
 
-CRIU runs inside them (``nsenter --pid --mount``), because the PIDs of the tree are plain there. It gets nothing that a
-user chose: a fixed environment, no configuration file, no plugin, image and work directories as inherited descriptors
+CRIU runs inside them, because the PIDs of the tree are plain there: ``launcher.py`` enters them by descriptors that are
+held since the shepherd has said hello, and executes CRIU by a descriptor. It gets nothing that a user chose: a fixed
+environment, no configuration file, no plugin, image and work directories as inherited descriptors
 (``/proc/self/fd/N``), so no path is looked up where a job could have put something.
 
 What CRIU says at its end is not trusted: the files of a dump are looked at, and a restored tree is looked for.
@@ -12,15 +13,16 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from slurm_affinode import process
-from slurm_affinode.checkpoint import localfiles, memorymap, namespace, rootdir, sessions
+from slurm_affinode import pinned, process
+from slurm_affinode.checkpoint import credentials, launcher, localfiles, memorymap, rootdir, sessions
 from slurm_affinode.checkpoint.asuser import User, user_of
 from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
 from slurm_affinode.checkpoint.filling import CannotFill, Filler, beside
@@ -39,6 +41,7 @@ from slurm_affinode.checkpoint.interface import (
 from slurm_affinode.checkpoint.memorymap import Memory
 from slurm_affinode.checkpoint.openfiles import OpenFiles
 from slurm_affinode.errors import UnreachableError
+from slurm_affinode.pinned import Id, Namespace, Process
 
 OLDEST = (4, 1)
 """Older ones fail on newer kernels, or lack ``--tcp-close`` of dumps."""
@@ -75,7 +78,7 @@ Runner = Callable[..., process.Completed]
 class _Target:
     """Of one restore."""
 
-    init_pid: int
+    space: Namespace
     directory_fd: int
     inherit: Sequence[InheritFd]
     root_pid_ns: int
@@ -97,8 +100,12 @@ class Criu:
         runner: Runner = process.run,
         cgroup_root: Path = _CGROUPS,
         verbosity: int = 2,
+        hold: Callable[[Id], Namespace] = pinned.namespace,
     ) -> None:
-        """``verbosity``: as of ``criu -vN``; 2 is errors and warnings, 4 is for bug reports."""
+        """``verbosity``: as of ``criu -vN``; 2 is errors and warnings, 4 is for bug reports. ``hold``: gives the
+        namespaces of a shepherd.
+        """
+        self._hold = hold
         self._program = program
         self._run = runner
         self._cgroup_root = cgroup_root
@@ -110,7 +117,8 @@ class Criu:
         """Version of CRIU. Raises ``CheckpointError`` where it is missing or too old."""
         if self._version is None:
             try:
-                said = self._run([self._program, "--version"], timeout_s=_CHECK_S, env=_ENVIRONMENT, check=False)
+                argv = [process.find(self._program), "--version"]
+                said = self._run(argv, timeout_s=_CHECK_S, env=_ENVIRONMENT, check=False)
             except UnreachableError as error:
                 raise CheckpointError(f"CRIU cannot be run: {error}", hint="install criu 4.1 or newer") from None
             match = _VERSION.search(said.stdout.decode("utf-8", "replace"))
@@ -131,18 +139,19 @@ class Criu:
         ``timeout_s`` is for stopping the tree *and* for all of it: past it CRIU is killed, which may harm the tree.
         """
         version = self.check()
-        argv = [
-            *self._inside(tree.init_pid),
-            self._program, "dump", f"--tree={tree.root_pid_ns}",
+        space = self._space(tree.init, DumpFailed)
+        arguments = [
+            "dump", f"--tree={tree.root_pid_ns}",
             "--images-dir=/proc/self/fd/" + str(directory_fd), "--libdir=/proc/self/fd/" + str(directory_fd),
             "--log-file=dump.log", f"-v{self._verbosity}",
             "--leave-stopped", f"--timeout={max(1, int(timeout_s))}", f"--ghost-limit={_GHOST_LIMIT}", *_COMMON,
         ]  # fmt: skip
         try:
-            done = self._run(
-                argv, timeout_s=timeout_s, env=_ENVIRONMENT, check=False, pass_fds=(directory_fd,), group=True
-            )
-        except UnreachableError as error:
+            with self._launched(space, arguments) as (argv, fds):
+                done = self._run(
+                    argv, timeout_s=timeout_s, env=_ENVIRONMENT, check=False, pass_fds=(directory_fd, *fds), group=True
+                )
+        except (UnreachableError, OSError) as error:
             raise DumpFailed(f"the dump was given up: {error}") from None
         if done.returncode != 0:
             raise _failed(directory_fd, f"CRIU could not dump it: {self._why(directory_fd, 'dump.log', done)}")
@@ -153,20 +162,25 @@ class Criu:
             raise _failed(directory_fd, f"CRIU said it was done, but the image is not complete: {error}") from None
         if inventory.pids[0] != tree.root_pid_ns:
             raise DumpFailed(f"the image holds process {inventory.pids[0]} in place of {tree.root_pid_ns}")
-        missing = self._stragglers(tree, inventory)
+        members = space.members()
+        missing = set(members) - set(inventory.pids)
         if missing:
             raise DumpFailed(f"processes are missing in the image: {', '.join(map(str, sorted(missing)))}")
-        kept = localfiles.save(namespace.members(tree.init_pid).values(), directory_fd)
+        kept = localfiles.save(members.values(), directory_fd)
         return DumpResult(inventory.size + kept, inventory.pids, inventory.frozen_s, version)
 
-    @staticmethod
-    def _stragglers(tree: Tree, inventory: Inventory) -> set[int]:
-        """Processes of the namespace that would be lost with it. The tree is stopped, so what is there stays."""
-        return set(namespace.members(tree.init_pid)) - set(inventory.pids)
+    def _space(self, init: Id, kind: type[CheckpointError]) -> Namespace:
+        """The namespaces of a shepherd. Raises ``kind``."""
+        try:
+            space = self._hold(init)
+            space.check()
+        except (OSError, ValueError) as error:
+            raise kind(f"the namespaces of the job are not there: {error}") from None
+        return space
 
     def restore(
         self,
-        init_pid: int,
+        init: Id,
         directory_fd: int,
         inherit: Sequence[InheritFd],
         *,
@@ -187,12 +201,13 @@ class Criu:
             memories = memorymap.fillable(directory_fd, inventory) if self._leaves_memory() else ()
         except BadImage as error:
             raise RestoreFailed(f"the image is not complete: {error}") from None
-        if namespace.members(init_pid):
+        space = self._space(init, RestoreFailed)
+        _refuse_excess(space, directory_fd, inventory)
+        if space.members():
             raise RestoreFailed("the job's PID namespace is not empty")
-        target = _Target(init_pid, directory_fd, inherit, root_pid_ns, inventory, time.monotonic() + timeout_s)
+        target = _Target(space, directory_fd, inherit, root_pid_ns, inventory, time.monotonic() + timeout_s)
         try:
-            localfiles.put_back(init_pid, directory_fd)
-            self._raise_pids(init_pid, inventory.numbers)
+            localfiles.put_back(init.pid, directory_fd)
             try:
                 self._place(target, memories, pages, ready)
             except CannotFill as error:
@@ -200,20 +215,19 @@ class Criu:
                     raise
                 LOG.warning("CRIU fills the memory of this restore: %s", error)
                 self._place(target, (), pages, ready)
-        except UnreachableError as error:
-            namespace.kill_all(init_pid)
+        except (UnreachableError, OSError) as error:
+            space.kill_all()
             raise RestoreFailed(f"the restore was given up: {error}") from None
         except CheckpointError:
-            namespace.kill_all(init_pid)
+            space.kill_all()
             raise
-        _adopt_affinity(init_pid)
         return root_pid_ns
 
     def _leaves_memory(self) -> bool:
         """Whether CRIU and the kernel can leave memory to be filled by somebody else."""
         if self._lazy is None:
             said = self._run(
-                [self._program, "check", "--feature", "uffd-noncoop"],
+                [process.find(self._program), "check", "--feature", "uffd-noncoop"],
                 timeout_s=_CHECK_S, env=_ENVIRONMENT, check=False,
             )  # fmt: skip
             self._lazy = said.returncode == 0
@@ -221,46 +235,48 @@ class Criu:
 
     def _place(self, target: _Target, memories: Sequence[Memory], pages: Pages, ready: Callable[[], None]) -> None:
         """Restore the tree, ``memories`` filled here and everything else by CRIU."""
-        init_pid, directory_fd, inherit = target.init_pid, target.directory_fd, target.inherit
+        space, directory_fd, inherit = target.space, target.directory_fd, target.inherit
         with work_directory() as (work, work_fd), ExitStack() as stack:
             filler = (
-                stack.enter_context(Filler(work_fd, directory_fd, memories, beside(init_pid))) if memories else None
+                stack.enter_context(Filler(work_fd, directory_fd, memories, beside(space.init.pid)))
+                if memories
+                else None
             )
 
-            def look() -> None:
-                try:
+            def verify() -> None:
+                with self._or_none(space):
                     if filler is not None:
                         filler.begin(target.left_s())
-                    _look(init_pid, target.inventory.pids, [one.fd for one in inherit])
                     pages.sound(target.left_s())
                     if filler is not None:
                         filler.end()
+
+            def look() -> None:
+                with self._or_none(space):
+                    _look(space, target.inventory.pids, [one.fd for one in inherit])
                     ready()
-                except BaseException:
-                    namespace.kill_all(init_pid)
-                    raise
 
             pages.begin(None if filler is None else filler.take)
-            argv = [
-                *self._in_cgroups_of(init_pid), *self._inside(init_pid),
-                self._program, "restore",
+            arguments = [
+                "restore",
                 f"--images-dir=/proc/self/fd/{directory_fd}", f"--work-dir=/proc/self/fd/{work_fd}",
                 f"--libdir=/proc/self/fd/{work_fd}", "--log-file=restore.log", f"-v{self._verbosity}",
                 "--restore-detached", "--pidfile=pid", Gate.OPTION, *_COMMON,
                 *([Filler.OPTION] if filler is not None else []),
                 *(word for one in inherit for word in ("--inherit-fd", f"fd[{one.fd}]:{one.key}")),
             ]  # fmt: skip
-            with Gate(work, look) as gate:
+            launched = self._launched(space, arguments, last_pid=_last_pid(target.inventory.numbers), joins=True)
+            with launched as (argv, fds), Gate(work, restored=verify, resuming=look) as gate:
                 failed = True
                 try:
                     done = self._run(
                         argv, timeout_s=target.left_s() + _GRACE_S, env=_ENVIRONMENT, check=False, group=True,
-                        pass_fds=(directory_fd, work_fd, *(one.fd for one in inherit)),
+                        pass_fds=(directory_fd, work_fd, *fds, *(one.fd for one in inherit)),
                     )  # fmt: skip
                     failed = done.returncode != 0
                 finally:
                     if failed:  # nobody holds what is there of the tree, and the look may take its time
-                        namespace.kill_all(init_pid)
+                        space.kill_all()
             if failed:
                 why = self._why(work_fd, "restore.log", done)
                 stack.close()  # else nobody gets to the end of the pages
@@ -268,46 +284,61 @@ class Criu:
                     raise filler.error or CannotFill(why)
                 raise _failed_for(why, pages, target.left_s())
             gate.check_asked()
-            self._arrived(init_pid, target.root_pid_ns, log_of(work / "pid"), target.deadline)
+            self._arrived(space, target.root_pid_ns, log_of(work / "pid"), target.deadline)
 
     @staticmethod
-    def _arrived(init_pid: int, root_pid_ns: int, said: str, deadline: float) -> None:
+    @contextmanager
+    def _or_none(space: Namespace) -> Iterator[None]:
+        """Where something is against the tree, or its shepherd has ended, nothing of the tree is left."""
+        try:
+            space.check()
+            yield
+            space.check()
+        except BaseException:
+            space.kill_all()
+            raise
+
+    @staticmethod
+    def _arrived(space: Namespace, root_pid_ns: int, said: str, deadline: float) -> None:
         """The root is there, below PID 1. Other processes, and it too, may end at once when they run again."""
         if said.strip() != str(root_pid_ns):
             raise RestoreFailed(f"CRIU restored {said.strip() or 'nothing'} in place of process {root_pid_ns}")
-        here = namespace.members(init_pid)
-        while root_pid_ns in here and namespace.parent(here[root_pid_ns]) != init_pid:
+        while any(inner == root_pid_ns and one.stat().parent != space.init.pid for inner, one in space.processes()):
             if time.monotonic() > deadline:
                 raise RestoreFailed("the restored tree is not below the job's PID 1")
             time.sleep(0.002)
-            here = namespace.members(init_pid)
+        space.check()
 
-    def _inside(self, init_pid: int) -> tuple[str, ...]:
-        return ("nsenter", f"--target={init_pid}", "--pid", "--mount", "--")
+    @contextmanager
+    def _launched(
+        self, space: Namespace, arguments: Sequence[str], *, last_pid: int = 0, joins: bool = False
+    ) -> Iterator[tuple[list[str], list[int]]]:
+        """The command that runs CRIU inside the namespaces, and the descriptors that it needs.
 
-    def _raise_pids(self, init_pid: int, numbers: Collection[int]) -> None:
-        """CRIU and its helpers take PIDs too: let them be such that are not needed."""
-        limit = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii"))
-        base = max(*numbers, _HELPERS + 2 * len(numbers)) + _PID_GAP
-        if base + _PID_GAP > limit:
-            taken = sorted(numbers)
-            base, room = max(((a, b - a) for a, b in pairwise(taken)), key=lambda gap: gap[1])
-            if room < 2 * _PID_GAP:
-                raise RestoreFailed("the image leaves no PIDs for CRIU")
-        done = self._run(
-            [*self._inside(init_pid), "sh", "-c", 'echo "$1" >/proc/sys/kernel/ns_last_pid', "sh", str(base)],
-            timeout_s=_CHECK_S, env=_ENVIRONMENT, check=False,
-        )  # fmt: skip
-        if done.returncode != 0:
-            raise RestoreFailed(f"ns_last_pid of the job's namespace cannot be set: {done.stderr.strip()}")
+        ``joins``: in the cgroups and on the CPUs of the shepherd, since memory is charged to whoever touches it first.
+        Raises ``UnreachableError``, ``OSError``.
+        """
+        with ExitStack() as stack:
 
-    def _in_cgroups_of(self, pid: int) -> tuple[str, ...]:
-        """Have what follows run in the cgroups of a process: memory is charged to whoever touches it first."""
-        files = [str(file) for file in cgroup_files(pid, self._cgroup_root) if os.access(file, os.W_OK)]
-        if not files:
-            return ()
-        script = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 1; shift; done; shift; exec "$@"'
-        return ("sh", "-c", script, "sh", *files, "--")
+            def opened(path: str | Path, flags: int) -> int:
+                fd = os.open(path, flags | os.O_CLOEXEC)
+                stack.callback(os.close, fd)
+                return fd
+
+            program = opened(process.find(self._program), os.O_RDONLY)
+            cgroups: list[int] = []
+            cpus: Collection[int] = ()
+            if joins:
+                files = _cgroup_files(space.init, self._cgroup_root)
+                cgroups = [opened(file, os.O_WRONLY) for file in files if os.access(file, os.W_OK)]
+                cpus = os.sched_getaffinity(space.init.pid)
+                space.check()
+            argv = [
+                sys.executable, "-I", "-S", launcher.__file__,
+                str(program), str(space.pid_fd), str(space.mount_fd), str(last_pid),
+                ",".join(map(str, cgroups)), ",".join(map(str, sorted(cpus))), "criu", *arguments,
+            ]  # fmt: skip
+            yield argv, [program, space.pid_fd, space.mount_fd, *cgroups]
 
     def _why(self, directory_fd: int, log: str, done: process.Completed) -> str:
         text = log_of(Path(f"/proc/self/fd/{directory_fd}/{log}"))
@@ -317,12 +348,20 @@ class Criu:
         return done.stderr.strip().splitlines()[-1]
 
 
-def cgroup_files(
-    pid: int, root: Path = _CGROUPS, *, proc: Path = namespace.PROC, also_ours: bool = False
-) -> list[Path]:
+def cgroup_files(pid: int, root: Path = _CGROUPS, *, proc: Path = pinned.PROC, also_ours: bool = False) -> list[Path]:
     """``cgroup.procs`` of the cgroups of ``pid``; without ``also_ours`` of those that this process is not in."""
     try:
-        theirs = (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
+        with Process(pid, proc=proc) as held:
+            return _cgroup_files(held, root, proc=proc, also_ours=also_ours)
+    except OSError:
+        return []
+
+
+def _cgroup_files(
+    held: Process, root: Path = _CGROUPS, *, proc: Path = pinned.PROC, also_ours: bool = False
+) -> list[Path]:
+    try:
+        theirs = held.text("cgroup").splitlines()
         ours = set((proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines())
     except OSError:
         return []
@@ -359,30 +398,50 @@ def _failed_for(why: str, pages: Pages, left_s: float) -> CheckpointError:
     return RestoreFailed(f"CRIU could not restore it: {why}")
 
 
-def _look(init_pid: int, pids: Collection[int], given: Collection[int]) -> None:
-    """Look at a restored tree before it runs on. Raises ``RestoreFailed`` where it has a file open that its user may
-    not open so. ``pids``: those of the tree, in its namespace."""
-    looks: dict[User, OpenFiles] = {}
-    here = namespace.members(init_pid)
+def _last_pid(numbers: Collection[int]) -> int:
+    """The number before those that CRIU and its helpers take: let them be such that are not needed."""
+    limit = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii"))
+    base = max(*numbers, _HELPERS + 2 * len(numbers)) + _PID_GAP
+    if base + _PID_GAP > limit:
+        taken = sorted(numbers)
+        base, room = max(((a, b - a) for a, b in pairwise(taken)), key=lambda gap: gap[1])
+        if room < 2 * _PID_GAP:
+            raise RestoreFailed("the image leaves no PIDs for CRIU")
+    return base
+
+
+def _refuse_excess(space: Namespace, directory_fd: int, inventory: Inventory) -> None:
+    """Raises ``RestoreFailed`` where a thread of the image has more rights than Slurm has given to this run."""
+    given = credentials.of_process(space.init)
     try:
-        for pid in (here[inner] for inner in pids if inner in here):
-            facts = (namespace.PROC / str(pid)).stat()
-            user = user_of(pid, facts.st_uid, facts.st_gid)
-            found = looks.setdefault(user, OpenFiles(user, given)).strange(pid)
+        for number in inventory.threads:
+            found = credentials.of_image(directory_fd, number)
+            why = None if found is None else credentials.excess(found, given)
+            if why is not None:
+                raise RestoreFailed(f"process {number} would have {why}")
+    except BadImage as error:
+        raise RestoreFailed(f"the image is not complete: {error}") from None
+
+
+def _look(space: Namespace, pids: Collection[int], given: Collection[int]) -> None:
+    """Look at a restored tree before it runs on. Raises ``RestoreFailed`` where it has more rights than its run, or a
+    file open that its user may not open so. ``pids``: those of the tree, in its namespace."""
+    looks: dict[User, OpenFiles] = {}
+    allowed = credentials.of_process(space.init)
+    try:
+        for inner, one in space.processes():
+            if inner not in pids or one.stat().state in "ZX":
+                continue
+            for thread in one.names("task"):
+                more = credentials.excess(credentials.of_process(one, int(thread)), allowed)
+                if more is not None:
+                    raise RestoreFailed(f"process {inner} would have {more}")
+            facts = one.facts()
+            user = user_of(one.pid, facts.st_uid, facts.st_gid)
+            found = looks.setdefault(user, OpenFiles(user, given)).strange(one.pid)
             if found is not None:
                 raise RestoreFailed(
                     f"{found} would be open as its user may not open it: it is not the file that it was"
                 )
     except OSError as error:
         raise RestoreFailed(f"what the restored tree has open cannot be looked at: {error}") from None
-
-
-def _adopt_affinity(init_pid: int) -> None:
-    """The tree may use the CPUs that Slurm gave to this run, not those of the one before."""
-    with suppress(OSError):
-        cpus = os.sched_getaffinity(init_pid)
-        for pid in namespace.members(init_pid).values():
-            with suppress(OSError):
-                for task in Path(f"/proc/{pid}/task").iterdir():
-                    with suppress(OSError):
-                        os.sched_setaffinity(int(task.name), cpus)

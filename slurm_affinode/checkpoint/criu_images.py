@@ -35,6 +35,8 @@ class Inventory:
     """Processes, root first, by their numbers in the namespace."""
     numbers: frozenset[int]
     """All numbers that a restore needs to be free: processes, threads, groups, sessions."""
+    threads: tuple[int, ...]
+    """Threads of all processes, each process's first one among them."""
     parents: Mapping[int, int]
     """Of each process; 0 of the root."""
     with_memory: tuple[int, ...]
@@ -130,16 +132,14 @@ def inspect(directory_fd: int) -> Inventory:
     read_image(directory_fd, "inventory.img")
     parents: dict[int, int] = {}
     numbers: set[int] = set()
+    threads: dict[int, None] = {}
     for entry in image_records(directory_fd, "pstree.img"):
         pid = integer(entry, 1)
         if integer(entry, 2) not in (0, *parents):
             raise BadImage(f"pstree.img: process {pid} has no parent")
         parents[pid] = integer(entry, 2)
         numbers |= {pid, integer(entry, 3), integer(entry, 4)}
-        numbers |= {integer({5: [thread]}, 5) for thread in entry.get(5, []) if isinstance(thread, int)}
-        for packed in entry.get(5, []):
-            if isinstance(packed, bytes):
-                numbers |= set(_packed(packed))
+        threads |= dict.fromkeys([pid, *repeated(entry, 5)])
         for name in (f"core-{pid}.img", f"mm-{pid}.img", f"pagemap-{pid}.img"):
             # A zombie has a core and nothing else.
             if name.startswith("core") and not sizes.get(name):
@@ -150,10 +150,11 @@ def inspect(directory_fd: int) -> Inventory:
     pids = tuple(parents)
     if sizes.get(f"mm-{pids[0]}.img") is None or page_bytes == 0:
         raise BadImage(f"mm-{pids[0]}.img: the root has no memory")
+    numbers |= set(threads)
     numbers.discard(0)
     with_memory = tuple(pid for pid in pids if f"mm-{pid}.img" in sizes)
     size = sum(sizes.values())
-    return Inventory(pids, frozenset(numbers), parents, with_memory, size, _frozen_s(directory_fd))
+    return Inventory(pids, frozenset(numbers), tuple(threads), parents, with_memory, size, _frozen_s(directory_fd))
 
 
 def image_records(directory_fd: int, name: str) -> Iterator[Message]:
@@ -165,11 +166,16 @@ def image_records(directory_fd: int, name: str) -> Iterator[Message]:
         raise BadImage(text if text.startswith(name) else f"{name}: {text}") from None
 
 
-def _packed(data: bytes) -> Iterator[int]:
-    at = 0
-    while at < len(data):
-        value, at = _varint(data, at)
-        yield value
+def repeated(fields: Message, key: int) -> Iterator[int]:
+    """A list of numbers, packed or not. Raises ``BadImage``."""
+    for value in fields.get(key, []):
+        if isinstance(value, int):
+            yield value
+            continue
+        at = 0
+        while at < len(value):
+            number, at = _varint(value, at)
+            yield number
 
 
 def _pages(directory_fd: int, name: str, sizes: dict[str, int]) -> int:

@@ -2,9 +2,10 @@
 
 CRIU reads and places the pages of a process with one thread, which is slower than a good disk. It can leave private
 anonymous memory to somebody else, though (``--lazy-pages``), who listens at a socket in its work directory: there it
-sends the number and the userfaultfd of each process, and says when all are complete (``criu/uffd.c``). From then on
+sends the number and the userfaultfd of each process (``criu/uffd.c``). From then on
 those who read the pages to verify them also put them in their places, so that each is read once. The tree is held until
-that is done (``gate.py``): it never waits for a page, as trees that CRIU restores lazily do.
+that is done (``gate.py``), before CRIU itself says that all is complete: it never waits for a page, as trees that CRIU
+restores lazily do.
 
 Who touches a page before, CRIU's restorer or the kernel, gets it at once.
 """
@@ -164,9 +165,9 @@ class Filler:
         self._thread_is = threading.local()
         self._memories = {memory.pid: memory for memory in memories}
         self._places: dict[str, _Place] = {}
-        self._complete, self._go = threading.Event(), threading.Event()
+        self._go, self._released = threading.Event(), threading.Event()
         self._lock = threading.Condition()
-        self._taking, self._over = 0, False
+        self._taking, self._over, self._said_all = 0, False, False
         self.error: CannotFill | None = None
         """Why it cannot be done so, where that is known."""
 
@@ -226,16 +227,22 @@ class Filler:
                 self._lock.notify_all()
 
     def begin(self, timeout_s: float) -> None:
-        """CRIU asks whether the tree may run: let the pages come. Raises ``CannotFill``."""
-        self._complete.wait(max(0.0, timeout_s))
+        """CRIU has everything in place but these pages: let them come. Raises ``CannotFill``."""
+        with self._lock:
+            self._lock.wait_for(lambda: self.error is not None or not self._missing(), max(0.0, timeout_s))
         self._check()
         self._go.set()
 
     def end(self) -> None:
         """All pages were taken: let go of the memory. Raises ``CannotFill`` where one is not in its place, and
-        ``ImageDamaged`` where one is another than was verified.
+        ``ImageDamaged`` where one is another than was verified. CRIU can be talked with still.
         """
-        self._close()
+        with self._lock:
+            self._over = True
+            self._go.set()
+        os.write(self._tell, b"x")
+        self._released.wait()
+        self._let_go()
         for place in self._places.values():
             if place.changed:
                 raise ImageDamaged(f"{CRIU}/{place.memory.file}: its contents change from one look to the next")
@@ -250,9 +257,13 @@ class Filler:
                 os.sched_setaffinity(0, self._cpus)
             self._thread_is.there = True
 
+    def _missing(self) -> set[int]:
+        """Processes whose memory CRIU has not handed over."""
+        return self._memories.keys() - {place.memory.pid for place in self._places.values()}
+
     def _check(self) -> None:
-        missing = self._memories.keys() - {place.memory.pid for place in self._places.values()}
-        if missing:
+        missing = self._missing()
+        if missing and self.error is None:
             self._fail(f"CRIU has not handed over the memory of process {min(missing)}")
         if self.error is not None:
             raise self.error
@@ -261,6 +272,7 @@ class Filler:
         with self._lock:
             self._over = True
             self.error = self.error or CannotFill(why)
+            self._lock.notify_all()
 
     def _run(self) -> None:
         try:
@@ -268,7 +280,7 @@ class Filler:
         except (OSError, ValueError) as error:
             self._fail(f"CRIU cannot be talked with about memory: {error}")
             self._let_go()  # who waits for a page there would do so for ever
-        self._complete.set()
+        self._released.set()
 
     def _talk(self) -> None:
         """Until the context ends."""
@@ -281,8 +293,13 @@ class Filler:
             while True:
                 for fd, _ in poll.poll():
                     if fd == self._told:
-                        return
-                    if fd in places:
+                        if not os.read(fd, 1):
+                            return
+                        for uffd in places:
+                            poll.unregister(uffd)
+                        places = {}
+                        self._released.set()
+                    elif fd in places:
                         places[fd].serve()
                     elif talk is None:
                         poll.unregister(fd)
@@ -291,16 +308,17 @@ class Filler:
                     elif (place := self._arrived(talk)) is not None:
                         places[place.uffd] = place
                         poll.register(place.uffd, select.POLLIN)
-                    elif self._complete.is_set():
+                    elif self._said_all:
                         poll.unregister(talk)
 
     def _arrived(self, talk: socket.socket) -> _Place | None:
         """What CRIU says: of a process, of one that has no memory (``None``), or that this was all."""
         said = talk.recv(_NUMBER.size, socket.MSG_WAITALL)
         (pid,) = _NUMBER.unpack(said) if len(said) == _NUMBER.size else (_FINISHED,)
-        if pid == _FINISHED:
-            self._complete.set()
-        if pid == _FINISHED or pid < 0:
+        self._said_all = pid == _FINISHED
+        if self._said_all and self._missing():
+            raise ValueError(f"it does not speak of process {min(self._missing())}")
+        if self._said_all or pid < 0:
             return None
         _, (uffd, *_), _, _ = socket.recv_fds(talk, 1, 1)
         memory = self._memories.get(pid)
@@ -311,4 +329,5 @@ class Filler:
         place = _Place(memory, uffd, os.open(memory.file, flags, dir_fd=self._images_fd))
         with self._lock:
             self._places[memory.file] = place
+            self._lock.notify_all()
         return place

@@ -1,11 +1,15 @@
-"""Holds a tree that CRIU restores until it was looked at and its image is verified, without the tree noticing.
+"""Holds a tree that CRIU restores until its image is verified and it was looked at, without the tree noticing.
 
-CRIU runs a script when everything is as it was and its processes are still held (``pre-resume``), and waits for it. The
-script asks here through one pipe and waits at another. To stop the tree by a signal instead would be seen: the SIGCONT
-that ends that is caught by what has a handler for it.
+CRIU runs a script at certain points and waits for it. The script asks here through one pipe and waits at another. Two
+points count (``restore_root_task`` in ``cr-restore.c``):
 
-CRIU goes on whatever the script's exit status is (``run_scripts`` in ``cr-restore.c``). So the script ends when it is
-told to and not before: where the agent is gone, it and the tree wait for the next one, which ends them.
+- ``post-restore``: everything is in place, and all processes still belong to root, so that no other process of the
+  job's user can trace one, read its memory or take a descriptor out of it. A script that fails has CRIU give up.
+- ``pre-resume``: the processes belong to the user, and do not run yet. CRIU goes on whatever the script's exit status
+  is. So the script ends when it is told to and not before: where the agent is gone, it and the tree wait for the next
+  one, which ends them.
+
+To stop the tree by a signal instead would be seen: the SIGCONT that ends that is caught by what has a handler for it.
 """
 
 from __future__ import annotations
@@ -24,10 +28,12 @@ from typing import Self
 
 from slurm_affinode.checkpoint.interface import RestoreFailed
 
-_SCRIPT = """#!/bin/sh
-[ "$CRTOOLS_SCRIPT_ACTION" = pre-resume ] || exit 0
-echo >ask
-until read -r _ <go; do sleep 1; done
+POST_RESTORE, PRE_RESUME = "post-restore", "pre-resume"
+_SCRIPT = f"""#!/bin/sh
+case "$CRTOOLS_SCRIPT_ACTION" in {POST_RESTORE}|{PRE_RESUME}) ;; *) exit 0 ;; esac
+echo "$CRTOOLS_SCRIPT_ACTION" >ask
+until read -r answer <go; do sleep 1; done
+exit "$answer"
 """
 _PLACES = ("/var/tmp", "/var/lib", "/run")  # noqa: S108 - a directory of our own is made there
 _NAME = "slurm-affinode-restore-"
@@ -40,12 +46,17 @@ class Gate:
     OPTION = "--action-script=./gate"
     """What CRIU is told. It runs scripts in its work directory, with no descriptor of ours."""
 
-    def __init__(self, directory: Path, look: Callable[[], None]) -> None:
-        """``directory``: CRIU's work directory, in which nobody else may write. ``look`` is called while the tree is
-        held, in a thread of its own. What it raises must leave nothing of the tree: the gate opens behind it."""
+    def __init__(
+        self, directory: Path, *, restored: Callable[[], None], resuming: Callable[[], None] = lambda: None
+    ) -> None:
+        """``directory``: CRIU's work directory, in which nobody else may write.
+
+        ``restored`` is called at ``post-restore``, ``resuming`` at ``pre-resume``, in a thread of its own. What they
+        raise must leave nothing of the tree: the gate opens behind them.
+        """
         self._directory = directory
-        self._look = look
-        self._asked = False
+        self._calls = {POST_RESTORE: restored, PRE_RESUME: resuming}
+        self._asked: list[str] = []
         self._error: BaseException | None = None
 
     def __enter__(self) -> Self:
@@ -60,7 +71,7 @@ class Gate:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """No script can ask any more. Raises what the look raised: whatever CRIU came to is its consequence."""
+        """No script can ask any more. Raises what a call raised: whatever CRIU came to is its consequence."""
         os.close(self._end)
         self._thread.join()
         for fd in (self._ask, self._go, self._over):
@@ -70,7 +81,7 @@ class Gate:
 
     def check_asked(self) -> None:
         """When CRIU has ended and says that the tree runs. Raises ``RestoreFailed``."""
-        if not self._asked:
+        if self._asked != [POST_RESTORE, PRE_RESUME]:
             raise RestoreFailed("CRIU let the restored tree go without asking")
 
     def _pipe(self, name: str) -> int:
@@ -83,14 +94,15 @@ class Gate:
         look = select.poll()  # select(2) takes no descriptor above 1023
         for fd in (self._ask, self._over):
             look.register(fd, select.POLLIN)
-        if self._ask not in [fd for fd, _ in look.poll()]:
-            return
-        self._asked = True
-        try:
-            self._look()
-        except BaseException as error:
-            self._error = error
-        os.write(self._go, b"\n")
+        while self._ask in [fd for fd, _ in look.poll()]:
+            action = os.read(self._ask, 64).decode("ascii", "replace").strip()
+            self._asked.append(action)
+            try:
+                if self._error is None:
+                    self._calls[action]()
+            except BaseException as error:
+                self._error = error
+            os.write(self._go, b"0\n" if self._error is None else b"1\n")
 
 
 @contextmanager

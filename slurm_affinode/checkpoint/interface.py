@@ -15,6 +15,7 @@ from typing import Protocol
 
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.suspension import Manifest
+from slurm_affinode.pinned import Id
 
 Take = Callable[[str, int, memoryview], None]
 """Gets a piece of a file of pages: its name, where the piece begins, whole pages. The piece is its for the call."""
@@ -187,9 +188,9 @@ class CudaDriver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The processes to dump: the root and all below it, in the PID namespace of which ``init_pid`` is PID 1."""
+    """The processes to dump: the root and all below it, in the PID namespace of which ``init`` is PID 1."""
 
-    init_pid: int
+    init: Id
     root_pid: int
     root_pid_ns: int
 
@@ -251,7 +252,7 @@ class Imager(Protocol):
 
     def restore(
         self,
-        init_pid: int,
+        init: Id,
         directory_fd: int,
         inherit: Sequence[InheritFd],
         *,

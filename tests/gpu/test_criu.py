@@ -24,6 +24,7 @@ from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CudaState, Tree
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.suspension import JobKey, LiveRun
+from slurm_affinode.pinned import Process
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
 
@@ -98,7 +99,7 @@ def test_it_is_gone_and_comes_back_from_its_image(  # noqa: PLR0917 - fixtures
             with store.begin(key, uid=0, estimate=mib * MIB) as writer:
                 writer.follow()
                 dump, dump_s = measured(
-                    lambda: criu.dump(Tree(first.init, program.pid, root_ns), writer.criu_fd, timeout_s=300)
+                    lambda: criu.dump(Tree(Process(first.init).id, program.pid, root_ns), writer.criu_fd, timeout_s=300)
                 )
                 image = writer.commit(tree.manifest(key, root_ns, mib))
             os.kill(program.pid, signal.SIGKILL)
@@ -116,7 +117,9 @@ def test_it_is_gone_and_comes_back_from_its_image(  # noqa: PLR0917 - fixtures
             fd = store.open_criu(again)
             with store.verifying(again) as pages:
                 _, restore_s = measured(
-                    lambda: criu.restore(second.init, fd, [], root_pid_ns=root_ns, timeout_s=300, pages=pages)
+                    lambda: criu.restore(
+                        Process(second.init).id, fd, [], root_pid_ns=root_ns, timeout_s=300, pages=pages
+                    )
                 )
             os.close(fd)
             program.pid = namespace.members(second.init)[root_ns]
@@ -152,7 +155,7 @@ def test_a_process_that_holds_its_gpu_is_not_dumped(
         program.ask("setup", mib=16, seed=9)
         digest = program.ask("digest")
         with store.begin(JobKey("gpu", 2, 1), uid=0, estimate=MIB) as writer, pytest.raises(Exception, match="CRIU"):
-            criu.dump(Tree(first.init, program.pid, root_ns), writer.criu_fd, timeout_s=60)
+            criu.dump(Tree(Process(first.init).id, program.pid, root_ns), writer.criu_fd, timeout_s=60)
         assert cuda.state(program.pid) is CudaState.RUNNING
         assert program.ask("digest") == digest
         program.send("end")

@@ -22,6 +22,7 @@ from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Tree
 from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
+from slurm_affinode.pinned import Process
 
 _INIT = """
 import os, subprocess, sys, time
@@ -102,13 +103,13 @@ def trial(criu: Criu, work: Path) -> str | None:
             inner, outer = first.root()
             with store.begin(key, uid=0, estimate=64 * MIB) as writer:
                 writer.follow()
-                criu.dump(Tree(first.init, outer, inner), writer.criu_fd, timeout_s=_DEADLINE_S)
+                criu.dump(Tree(Process(first.init).id, outer, inner), writer.criu_fd, timeout_s=_DEADLINE_S)
                 image = writer.commit(manifest(key, inner, 0))
         with space(work) as second:
             fd = store.open_criu(image)
             try:
                 with store.verifying(image) as pages:
-                    criu.restore(second.init, fd, [], root_pid_ns=inner, timeout_s=_DEADLINE_S, pages=pages)
+                    criu.restore(Process(second.init).id, fd, [], root_pid_ns=inner, timeout_s=_DEADLINE_S, pages=pages)
             finally:
                 os.close(fd)
     except CheckpointError as error:

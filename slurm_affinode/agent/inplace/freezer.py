@@ -134,7 +134,7 @@ class LinuxFreezer:
         while calm < 2:
             moving = [one for one in self.members(init_pid, init_started) if self._moves(one.pid)]
             calm = 0 if moving else calm + 1
-            send(moving, signal.SIGSTOP, LinuxProcesses(self.proc).read)
+            send(moving, signal.SIGSTOP, proc=self.proc)
             if moving and self.now() >= deadline:
                 one = moving[0]
                 raise FreezeError(f"process {one.pid} ({one.name}) does not stop within {timeout_s:g} s")
@@ -148,11 +148,11 @@ class LinuxFreezer:
         members = self.members(init_pid, init_started)
         if how != SIGNALS and Path(how).is_dir():
             # What the cgroup has frozen takes this one before it runs.
-            send([one for one in members if one.pid in stay], signal.SIGSTOP, LinuxProcesses(self.proc).read)
+            send([one for one in members if one.pid in stay], signal.SIGSTOP, proc=self.proc)
             self._set(Path(how), frozen=False, deadline=self.now() + 5)
             members = self.members(init_pid, init_started)
         stopped_ones = [one for one in reversed(members) if one.pid not in stay and one.pid not in going]
-        send(stopped_ones, signal.SIGCONT, LinuxProcesses(self.proc).read)
+        send(stopped_ones, signal.SIGCONT, proc=self.proc)
 
     def busy(self, pids: Iterable[int]) -> bool:
         """See ``Freezer``."""

@@ -79,7 +79,7 @@ class Driven(Session):
             "store = d.DirectoryStore(Path(sys.argv[2]), d.KEY)\n"
             "writer = store.begin(d.JOB, uid=d.UID, estimate=0)\n"
             "print('begun', flush=True)\n"
-            f"d.Criu().dump(d.Tree({self.init}, {members[root]}, {root}), writer.criu_fd, timeout_s=60)\n"
+            f"d.Criu().dump(d.Tree(d.Process({self.init}).id, {members[root]}, {root}), writer.criu_fd, timeout_s=60)\n"
         )
         agent = subprocess.Popen(
             [PYTHON, "-c", script, str(HERE), str(self.store.path)], stdout=subprocess.PIPE, start_new_session=True

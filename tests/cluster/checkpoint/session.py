@@ -25,6 +25,7 @@ from slurm_affinode.checkpoint.interface import Image, InheritFd, Tree
 from slurm_affinode.checkpoint.preflight import GpuUseFacts, JobFacts, refusals
 from slurm_affinode.core.suspension import pair_gpus
 from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, Manifest, Mode, SuspendOption, Versions
+from slurm_affinode.pinned import Process
 
 HERE = Path(__file__).parent
 PYTHON = sys.executable
@@ -134,7 +135,7 @@ class Session:
         root_ns = min(members)
         with self.store.begin(JOB, uid=UID, estimate=1 << 20) as writer:
             writer.follow()
-            done = self.criu.dump(Tree(self.init, members[root_ns], root_ns), writer.criu_fd, timeout_s=60)
+            done = self.criu.dump(Tree(Process(self.init).id, members[root_ns], root_ns), writer.criu_fd, timeout_s=60)
             image = writer.commit(
                 Manifest(
                     key=JOB, seq=0, uid=UID, gid=UID, node=os.uname().nodename, restarts=0,
@@ -190,7 +191,7 @@ class Session:
             fd = self.store.open_criu(image)
             inherit = [InheritFd(out.fileno(), str(self.out).lstrip("/"))] if self.out.exists() else []
             try:
-                self.criu.restore(init, fd, inherit, root_pid_ns=self.root, timeout_s=60, pages=pages)
+                self.criu.restore(Process(init).id, fd, inherit, root_pid_ns=self.root, timeout_s=60, pages=pages)
             finally:
                 os.close(fd)
         new = self.gpus()

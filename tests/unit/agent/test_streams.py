@@ -14,6 +14,7 @@ from slurm_affinode.checkpoint.asuser import User
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import RestoreFailed
 from slurm_affinode.model.suspension import JobKey, SavedOutput
+from slurm_affinode.pinned import Process
 
 ME = User(os.getuid(), os.getgid())
 ALICE = User(2001, 2001, (2001, 2077))
@@ -48,7 +49,7 @@ def store(directory):
 def test_output_is_saved_once_where_both_streams_are_one_file(shepherd, tmp_path):
     (tmp_path / "out").write_bytes(b"one\ntwo\n")
     (tmp_path / "image").mkdir()
-    null, out, err = streams.save(shepherd, store(tmp_path / "image"), ME)
+    null, out, err = streams.save(Process(shepherd).id, store(tmp_path / "image"), ME)
     assert (null.kind, null.inherit) == ("null", None)
     assert (out.kind, out.file, out.size, out.append) == ("file", "out.1", 8, True)
     assert (err.file, err.same_as) == (None, 1)
@@ -77,7 +78,7 @@ def test_output_that_does_not_answer_is_told(tmp_path, stalling, monkeypatch, si
             if since == "before":
                 theirs.stall()
             with pytest.raises(streams.StreamsError, match="cannot be read: its file system does not answer"):
-                streams.save(process.pid, save, ME)
+                streams.save(Process(process.pid).id, save, ME)
     finally:
         theirs.go_on()
         store.close()
@@ -208,7 +209,7 @@ def test_a_file_that_the_user_may_only_write_is_not_read(tmp_path):
         process = subprocess.Popen(("sleep", "100"), stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     try:
         with pytest.raises(streams.StreamsError, match="cannot be read: Permission denied"):
-            streams.save(process.pid, store(tmp_path), ALICE)
+            streams.save(Process(process.pid).id, store(tmp_path), ALICE)
     finally:
         process.kill()
         process.wait()
@@ -262,9 +263,14 @@ def test_output_that_went_to_a_file_may_go_nowhere_now(tmp_path):
 
 
 def test_a_process_that_is_gone_has_no_streams():
-    process = subprocess.Popen(("true",))
+    process = subprocess.Popen(("sleep", "100"))
+    held = Process(process.pid)
+    gone = held.id
+    process.kill()
     process.wait()
     with pytest.raises(streams.StreamsError):
-        streams.borrow(process.pid, 1)
-    with streams.borrowed(process.pid, os.getuid()) as fds:
+        streams.borrow(held, 1)
+    with streams.borrowed(held, os.getuid()) as fds:
         assert set(fds.values()) == {None}
+    with pytest.raises(streams.StreamsError, match="its shepherd is gone"):
+        streams.save(gone, lambda *_: 0, ME)

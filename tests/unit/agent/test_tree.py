@@ -8,12 +8,12 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from background import started_of
 from waiting import wait_until
 
-from slurm_affinode.agent import tree
 from slurm_affinode.agent.tree import LinuxProcesses, Member, TreeGoneError
 
 
@@ -68,15 +68,15 @@ def test_a_held_process_does_not_go_on_when_slurm_continues_and_ends_it(namespac
     init, log = namespace
     processes = LinuxProcesses()
     shell = next(m for m in processes.members(init, started_of(init)) if m.name == "sh" and m.parent == init)
-    processes.stop([shell.pid])
+    processes.stop([shell])
     wait_until("it is stopped", lambda: processes.read(shell.pid).state == "T")
-    with processes.hold([shell.pid]):
+    with processes.hold([shell]):
         os.kill(shell.pid, signal.SIGTERM)
         os.kill(shell.pid, signal.SIGCONT)
         time.sleep(0.3)
         assert "term" not in log.read_text()
         assert processes.read(shell.pid).state in "tT"
-    processes.resume([shell.pid])
+    processes.resume([shell])
     wait_until("it has taken the signal", lambda: "term" in log.read_text())
 
 
@@ -86,8 +86,8 @@ def test_everything_ends_but_pid_1(namespace):
     started = started_of(init)
     before = {m.pid for m in processes.members(init, started)}
     members = [m for m in processes.members(init, started) if m.name == "sh"]
-    processes.stop(m.pid for m in members)
-    with processes.hold(m.pid for m in members):
+    processes.stop(members)
+    with processes.hold(members):
         processes.end(init, started, timeout_s=0.5)
     wait_until("all have ended", lambda: not before & {m.pid for m in processes.members(init, started)})
 
@@ -99,7 +99,8 @@ def test_a_tree_ends_before_the_criu_that_holds_it(monkeypatch):
         for pid, pid_ns, name in ((11, 900, "criu"), (12, 7, "root"), (13, 8, "child"))
     )
     there, sent = [[criu, root, child], []], []
-    monkeypatch.setattr(LinuxProcesses, "_all", lambda self, init_pid, init_started: there.pop(0))
-    monkeypatch.setattr(tree, "send", lambda members, number, read: sent.extend(members))
+    space = SimpleNamespace(send=lambda number, signum: sent.append(number.pid))
+    monkeypatch.setattr(LinuxProcesses, "_space", lambda self, *init: space)
+    monkeypatch.setattr(LinuxProcesses, "_all", lambda self, space: there.pop(0))
     assert LinuxProcesses(sleep=lambda seconds: None).end(10, 5, timeout_s=60)
-    assert sent == [root, child, criu]
+    assert sent == [root.pid, child.pid, criu.pid]

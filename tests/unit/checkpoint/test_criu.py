@@ -12,12 +12,14 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from namespace_job import EmptyNamespace
 
 from slurm_affinode.checkpoint import rootdir
 from slurm_affinode.checkpoint.criu import Criu, cgroup_files
 from slurm_affinode.checkpoint.criu_images import PAGE, BadImage, failure, inspect, message, records
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, RestoreFailed, Tree
 from slurm_affinode.errors import UnreachableError
+from slurm_affinode.pinned import Id
 from slurm_affinode.process import Completed
 
 
@@ -37,6 +39,12 @@ def record(*fields: tuple[int, int]) -> bytes:
 
 
 HEADER = b"\0" * 8
+ID = Id(12345, 1)
+
+
+def made(runner: Any) -> Criu:
+    """One that runs nothing, in a namespace that is empty."""
+    return Criu(program="/bin/true", runner=runner, hold=lambda init: EmptyNamespace())  # type: ignore[arg-type,return-value]
 
 
 def make_image(directory: Path) -> None:
@@ -44,8 +52,9 @@ def make_image(directory: Path) -> None:
     tree = record((1, 7), (2, 0), (3, 7), (4, 7), (5, 7), (5, 9)) + record((1, 8), (2, 7), (3, 8), (4, 300), (5, 8))
     (directory / "inventory.img").write_bytes(HEADER)
     (directory / "pstree.img").write_bytes(HEADER + tree)
+    for thread in (7, 8, 9):
+        (directory / f"core-{thread}.img").write_bytes(HEADER + record((1, 1)))
     for pid in (7, 8):
-        (directory / f"core-{pid}.img").write_bytes(HEADER + record((1, 1)))
         (directory / f"mm-{pid}.img").write_bytes(HEADER + record((1, 1)))
         rows = record((1, pid)) + record((1, 4096), (2, 3), (4, 4)) + record((1, 99999), (2, 5), (4, 2))
         (directory / f"pagemap-{pid}.img").write_bytes(HEADER + rows)
@@ -138,7 +147,7 @@ class Program:
 def test_an_old_criu_is_refused(said: str, why: str) -> None:
     """With what to do."""
     with pytest.raises(CheckpointError, match=why) as caught:
-        Criu(runner=Program(version=said)).check()
+        made(Program(version=said)).check()
     assert caught.value.hint is not None
 
 
@@ -152,59 +161,61 @@ def test_criu_gets_nothing_that_a_user_chose(image: tuple[Path, int]) -> None:
     """A fixed environment, no configuration file, no plugins, directories as descriptors."""
     program = Program()
     with pytest.raises(DumpFailed, match="holds process 7 in place of 5"):
-        Criu(runner=program).dump(Tree(os.getpid(), os.getpid(), 5), image[1], timeout_s=5)
+        made(program).dump(Tree(ID, os.getpid(), 5), image[1], timeout_s=5)
     ((argv, options),) = program.calls
-    assert argv[0] == "nsenter"
+    assert argv[1:3] == ["-I", "-S"]
+    assert argv[10:12] == ["criu", "dump"]
     assert "--no-default-config" in argv
     assert f"--images-dir=/proc/self/fd/{image[1]}" in argv
     assert any(word.startswith("--libdir=/proc/self/fd/") for word in argv)
     assert set(options["env"]) == {"PATH", "LC_ALL", "HOME"}
-    assert options["pass_fds"] == (image[1],)
+    assert options["pass_fds"] == (image[1], int(argv[4]), 0, 0)
 
 
 def test_a_dump_that_fails_says_why(image: tuple[Path, int]) -> None:
     """Out of the log, or what the program said where there is none; also when it never ends."""
-    tree = Tree(os.getpid(), os.getpid(), 7)
+    tree = Tree(ID, os.getpid(), 7)
     with pytest.raises(DumpFailed, match="it broke"):
-        Criu(runner=Program(status=1)).dump(tree, image[1], timeout_s=5)
+        made(Program(status=1)).dump(tree, image[1], timeout_s=5)
     (image[0] / "dump.log").write_text("(0.1) Error (criu/a.c:1): no luck\n")
     with pytest.raises(DumpFailed, match="no luck"):
-        Criu(runner=Program(status=1)).dump(tree, image[1], timeout_s=5)
+        made(Program(status=1)).dump(tree, image[1], timeout_s=5)
     with pytest.raises(DumpFailed, match="given up"):
-        Criu(runner=Program(error=UnreachableError("criu: no answer within 5 s"))).dump(tree, image[1], timeout_s=5)
+        made(Program(error=UnreachableError("criu: no answer within 5 s"))).dump(tree, image[1], timeout_s=5)
 
 
 def test_a_dump_into_a_full_file_system_is_told_from_others(
     image: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its log; and by what is left there, as a log is cut off, too, where nothing can be written."""
-    tree = Tree(os.getpid(), os.getpid(), 7)
+    tree = Tree(ID, os.getpid(), 7)
     (image[0] / "dump.log").write_text("(0.1) Error (criu/a.c:1): Can't write: No space left on device\n")
     with pytest.raises(DumpNoRoom, match="ran full"):
-        Criu(runner=Program(status=1)).dump(tree, image[1], timeout_s=5)
+        made(Program(status=1)).dump(tree, image[1], timeout_s=5)
     (image[0] / "dump.log").write_text("")
     (image[0] / "pages-7.img").write_bytes(b"half")
     for status in (0, 1):
         with pytest.raises(DumpFailed) as caught:
-            Criu(runner=Program(status=status)).dump(tree, image[1], timeout_s=5)
+            made(Program(status=status)).dump(tree, image[1], timeout_s=5)
         assert not isinstance(caught.value, DumpNoRoom)
     monkeypatch.setattr(rootdir, "is_full", lambda at: at == image[1])
     for status in (0, 1):
         with pytest.raises(DumpNoRoom):
-            Criu(runner=Program(status=status)).dump(tree, image[1], timeout_s=5)
+            made(Program(status=status)).dump(tree, image[1], timeout_s=5)
 
 
 def test_an_exit_status_of_0_is_not_believed(image: tuple[Path, int]) -> None:
     """A dump without pages."""
     (image[0] / "pages-7.img").unlink()
     with pytest.raises(DumpFailed, match="said it was done, but the image is not complete"):
-        Criu(runner=Program()).dump(Tree(os.getpid(), os.getpid(), 7), image[1], timeout_s=5)
+        made(Program()).dump(Tree(ID, os.getpid(), 7), image[1], timeout_s=5)
 
 
-def test_a_namespace_must_be_empty(image: tuple[Path, int]) -> None:
+def test_a_namespace_must_be_empty(image: tuple[Path, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is restored beside something that runs."""
+    monkeypatch.setattr(EmptyNamespace, "members", lambda self: {2: 12345})
     with pytest.raises(RestoreFailed, match="not empty"):
-        Criu(runner=Program()).restore(os.getppid(), image[1], [], root_pid_ns=7, timeout_s=5, pages=Mock())
+        made(Program()).restore(ID, image[1], [], root_pid_ns=7, timeout_s=5, pages=Mock())
 
 
 def test_cgroups_are_those_of_the_process(tmp_path: Path) -> None:

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from namespace_job import EmptyNamespace
 
-from slurm_affinode.checkpoint import criu, namespace
+from slurm_affinode.checkpoint import criu
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, Pages, RestoreFailed, Take
 from slurm_affinode.errors import UnreachableError
+from slurm_affinode.pinned import Namespace, Number
 from slurm_affinode.process import Completed
 
-from .test_criu import make_image
+from .test_criu import ID, make_image
 from .test_memorymap import CHILD, LAZY, PRESENT, fill
 
 ROOT = 7
@@ -50,9 +52,12 @@ class Program:
             raise UnreachableError("nsenter: no answer within 5 s")
         work = Path(next(word for word in argv if word.startswith("--work-dir=")).partition("=")[2]).readlink()
         gate = next(word for word in argv if word.startswith("--action-script=")).partition("=")[2]
-        subprocess.run([gate], cwd=work, env={"CRTOOLS_SCRIPT_ACTION": "pre-resume"}, timeout=60, check=True)
-        if "killed" in self.log[self.log.index("criu") :]:
-            return Completed(argv, 1, b"", "the tree is gone")
+        for action in ("post-restore", "pre-resume"):
+            script = subprocess.run([gate], cwd=work, env={"CRTOOLS_SCRIPT_ACTION": action}, timeout=60, check=False)
+            killed = "killed" in self.log[self.log.index("criu") :]
+            assert script.returncode == killed
+            if killed:
+                return Completed(argv, 1, b"", "the tree is gone")
         self.log.append("let go")
         (work / "pid").write_text(str(ROOT))
         return Completed(argv, 0, b"", "")
@@ -62,21 +67,20 @@ class Program:
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """What happens, in its order; there is no namespace."""
     happened: Log = []
-    monkeypatch.setattr(namespace, "members", lambda init_pid: {})
-    monkeypatch.setattr(namespace, "kill_all", lambda init_pid: happened.append("killed"))
     monkeypatch.setattr(criu, "_look", lambda *_: happened.append("looked"))
     return happened
 
 
 @pytest.fixture
-def restore(tmp_path: Path) -> Iterator[Callable[..., int]]:
+def restore(tmp_path: Path, log: Log) -> Iterator[Callable[..., int]]:
     """Restores an image."""
     make_image(tmp_path)
     fd = os.open(tmp_path, os.O_RDONLY)
 
     def run(program: Program, pages: Pages) -> int:
-        return Criu(runner=program, cgroup_root=tmp_path).restore(
-            os.getpid(), fd, [], root_pid_ns=ROOT, timeout_s=5, pages=pages, ready=lambda: program.log.append("ready")
+        space = EmptyNamespace(lambda: log.append("killed"))
+        return Criu(program="/bin/true", runner=program, cgroup_root=tmp_path, hold=lambda init: space).restore(  # type: ignore[arg-type,return-value]
+            ID, fd, [], root_pid_ns=ROOT, timeout_s=5, pages=pages, ready=lambda: program.log.append("ready")
         )
 
     yield run
@@ -107,9 +111,9 @@ LATE = CheckpointError("alpha.7/0001: could not be verified in time")
 
 
 def test_a_tree_is_let_go_when_its_image_is_verified(restore: Callable[..., int], log: Log) -> None:
-    """And what it has open was looked at before, as that must not wait."""
+    """While it belongs to root; then what it has open is looked at."""
     assert restore(Program(log), Answers(log)) == ROOT
-    assert log == ["read", "criu", "looked", "sound?", "ready", "let go"]
+    assert log == ["read", "criu", "sound?", "looked", "ready", "let go"]
 
 
 @pytest.mark.parametrize("error", [DAMAGED, LATE, MemoryError("none left")])
@@ -119,8 +123,8 @@ def test_a_tree_whose_image_is_not_sound_is_never_let_go(
     """What was found is told, not what CRIU says of a tree that was killed under its hands."""
     with pytest.raises(type(error), match=str(error)):
         restore(Program(log), Answers(log, error))
-    assert log[:5] == ["read", "criu", "looked", "sound?", "killed"]
-    assert not {"ready", "let go"} & set(log)
+    assert log[:4] == ["read", "criu", "sound?", "killed"]
+    assert not {"looked", "ready", "let go"} & set(log)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +157,7 @@ def test_without_criu_nothing_waits_for_the_digests(restore: Callable[..., int],
                 return super().__call__(argv, **options)
             work = Path(next(word for word in argv if word.startswith("--work-dir=")).partition("=")[2]).readlink()
             with (work / "ask").open("w") as ask:
-                ask.write("\n")
+                ask.write("post-restore\n")
             assert asked.wait(60)
             return Completed(tuple(argv), -9, b"", "")
 
@@ -170,7 +174,7 @@ def test_without_criu_nothing_waits_for_the_digests(restore: Callable[..., int],
 
     with pytest.raises(ImageDamaged):
         restore(Killed(log), Late(log))
-    assert log[:3] == ["read", "looked", "killed"]
+    assert log[:2] == ["read", "killed"]
 
 
 def test_where_criu_takes_too_long_nobody_waits_any_more(restore: Callable[..., int], log: Log) -> None:
@@ -182,11 +186,13 @@ def test_where_criu_takes_too_long_nobody_waits_any_more(restore: Callable[..., 
 
 def test_a_tree_ends_before_the_criu_that_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would run: CRIU has been started before it, and has a number above its."""
-    there = [{900: 11, 8: 13, 7: 12}, {900: 11}, {}]
+    criu, root, child = Number(900, 11, 1), Number(7, 12, 1), Number(8, 13, 1)
+    there = [[root, child, criu], [criu], []]
     sent: list[int] = []
-    monkeypatch.setattr(namespace, "members", lambda init_pid: there.pop(0))
-    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(pid))
-    assert namespace.kill_all(10)
+    space = Namespace.__new__(Namespace)
+    monkeypatch.setattr(Namespace, "numbers", lambda self: there.pop(0))
+    monkeypatch.setattr(Namespace, "send", lambda self, one, number: sent.append(one.pid))
+    assert space.kill_all()
     assert sent == [12, 13, 11, 11]
 
 
@@ -199,4 +205,4 @@ def test_where_memory_cannot_be_left_to_us_criu_fills_it(
     fill(tmp_path, CHILD, [], [(0, 9)])
     assert restore(Program(log, can_leave=can_leave), Answers(log)) == ROOT
     tried = ["read and put", "criu, lazy", "killed", "read"] if can_leave else ["read"]
-    assert log == [*tried, "criu", "looked", "sound?", "ready", "let go"]
+    assert log == [*tried, "criu", "sound?", "looked", "ready", "let go"]

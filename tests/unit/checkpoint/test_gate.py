@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,11 @@ from slurm_affinode.errors import UnreachableError
 PRE_RESUME = {"CRTOOLS_SCRIPT_ACTION": "pre-resume", "PATH": os.environ["PATH"]}
 
 
+def opening(directory: Path, restored: Callable[[], None], resuming: Callable[[], None] = lambda: None) -> Gate:
+    """A gate with these two calls."""
+    return Gate(directory, restored=restored, resuming=resuming)
+
+
 def criu_runs_it(directory: Path, action: str) -> int:
     """As CRIU runs scripts: in its work directory, no descriptors, what it is about in the environment."""
     program = Gate.OPTION.partition("=")[2]
@@ -28,15 +34,34 @@ def criu_runs_it(directory: Path, action: str) -> int:
     ).returncode
 
 
-def test_the_look_comes_before_the_tree_runs(tmp_path: Path) -> None:
-    """The script ends when the look is over; for other actions it does nothing."""
-    looks: list[str] = []
-    with Gate(tmp_path, lambda: looks.append("look")) as gate:
+def test_tree_is_verified_as_root_and_looked_at_before_it_runs(tmp_path: Path) -> None:
+    """Scripts end when the calls are over; for other actions they do nothing."""
+    calls: list[str] = []
+    with opening(tmp_path, lambda: calls.append("restored"), lambda: calls.append("resuming")) as gate:
+        assert criu_runs_it(tmp_path, "post-setup-namespaces") == 0
+        assert calls == []
         assert criu_runs_it(tmp_path, "post-restore") == 0
-        assert looks == []
+        assert calls == ["restored"]
         assert criu_runs_it(tmp_path, "pre-resume") == 0
-        assert looks == ["look"]
+        assert calls == ["restored", "resuming"]
     gate.check_asked()
+
+
+def test_criu_gives_up_where_the_tree_is_refused(tmp_path: Path) -> None:
+    """By the script's status, which counts at this point; nothing is looked at afterwards."""
+    calls: list[str] = []
+
+    def refuse() -> None:
+        raise RestoreFailed("damaged")
+
+    def criu() -> None:
+        with opening(tmp_path, refuse, lambda: calls.append("resuming")):
+            assert criu_runs_it(tmp_path, "post-restore") == 1
+            assert criu_runs_it(tmp_path, "pre-resume") == 1
+
+    with pytest.raises(RestoreFailed, match="damaged"):
+        criu()
+    assert calls == []
 
 
 def test_the_look_comes_also_where_an_agent_has_much_open(tmp_path: Path) -> None:
@@ -46,8 +71,8 @@ def test_the_look_comes_also_where_an_agent_has_much_open(tmp_path: Path) -> Non
     many = [os.open("/", os.O_PATH) for _ in range(1030)]
     looks: list[str] = []
     try:
-        with Gate(tmp_path, lambda: looks.append("look")):
-            assert criu_runs_it(tmp_path, "pre-resume") == 0
+        with opening(tmp_path, lambda: looks.append("look")):
+            assert criu_runs_it(tmp_path, "post-restore") == 0
     finally:
         for fd in many:
             os.close(fd)
@@ -63,7 +88,8 @@ def test_what_the_look_raises_is_what_is_said(tmp_path: Path, error: Exception |
         raise RestoreFailed("strange")
 
     def criu() -> None:
-        with Gate(tmp_path, refuse):
+        with opening(tmp_path, lambda: None, refuse):
+            criu_runs_it(tmp_path, "post-restore")
             criu_runs_it(tmp_path, "pre-resume")
             if error is not None:
                 raise error
@@ -72,17 +98,19 @@ def test_what_the_look_raises_is_what_is_said(tmp_path: Path, error: Exception |
         criu()
 
 
-def test_a_tree_that_was_let_go_unseen_is_a_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [(), ("post-restore",), ("pre-resume",)])
+def test_tree_that_was_resumed_without_asking_is_a_failure(tmp_path: Path, asked: tuple[str, ...]) -> None:
     """CRIU goes on where its script cannot be run."""
-    with Gate(tmp_path, lambda: None) as gate:
-        pass
+    with opening(tmp_path, lambda: None) as gate:
+        for action in asked:
+            criu_runs_it(tmp_path, action)
     with pytest.raises(RestoreFailed, match="without asking"):
         gate.check_asked()
 
 
 def test_a_tree_stays_where_it_is_when_the_agent_dies(tmp_path: Path) -> None:
     """CRIU would let it go when the script ends, however that ends."""
-    with Gate(tmp_path, lambda: None):
+    with opening(tmp_path, lambda: None):
         script = (tmp_path / "gate").read_text()
     for name in ("ask", "go"):
         (tmp_path / name).unlink()
@@ -93,7 +121,7 @@ def test_a_tree_stays_where_it_is_when_the_agent_dies(tmp_path: Path) -> None:
         os.close(agents)
         with (tmp_path / "go").open("wb") as another:  # opens when somebody reads at the other end
             assert held.poll() is None
-            another.write(b"\n")
+            another.write(b"0\n")
         assert held.wait(30) == 0
 
 
@@ -173,7 +201,7 @@ def test_it_is_where_programs_can_be_written_and_run(tmp_path: Path, monkeypatch
             mounted.append(place)
         with work_directory() as (work, _):
             assert work.parent == places[3]
-            with Gate(work, lambda: None):
+            with opening(work, lambda: None):
                 assert criu_runs_it(work, "pre-resume") == 0
     finally:
         for place in mounted:

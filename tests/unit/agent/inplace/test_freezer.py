@@ -180,22 +180,21 @@ def test_a_program_without_its_first_thread_is_frozen_too(tmp_path: Path) -> Non
 
 
 def test_a_signal_goes_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number that belongs to another process by now, or to none, is left alone; also on an old kernel."""
+    """A number that belongs to another process by now, or to none, is left alone."""
     child = subprocess.Popen(("sleep", "100"))
     try:
-        read = LinuxProcesses().read
-        member = read(child.pid)
+        member = LinuxProcesses().read(child.pid)
         assert member is not None
         gone = replace(member, pid=1 << 22)
-        send([replace(member, started=member.started - 1), gone], signal.SIGKILL, read)
+        send([replace(member, started=member.started - 1), gone], signal.SIGKILL)
         told = signals_of(monkeypatch)
-        send([replace(member, started=member.started - 1), gone], signal.SIGKILL, read)
+        send([replace(member, started=member.started - 1), gone], signal.SIGKILL)
         assert told == []
-        send([member], signal.SIGKILL, read)
+        send([member], signal.SIGKILL)
         assert told == [(child.pid, signal.SIGKILL)]
         monkeypatch.undo()
         assert child.poll() is None
-        send([member], signal.SIGTERM, read)
+        send([member], signal.SIGTERM)
         assert child.wait(DEADLINE_S) == -signal.SIGTERM
     finally:
         child.kill()
