@@ -36,7 +36,7 @@ class Inventory:
     numbers: frozenset[int]
     """All numbers that a restore needs to be free: processes, threads, groups, sessions."""
     threads: tuple[int, ...]
-    """Threads of all processes, each process's first one among them."""
+    """Threads of all processes but zombies, each process's first one among them."""
     parents: Mapping[int, int]
     """Of each process; 0 of the root."""
     with_memory: tuple[int, ...]
@@ -139,7 +139,8 @@ def inspect(directory_fd: int) -> Inventory:
             raise BadImage(f"pstree.img: process {pid} has no parent")
         parents[pid] = integer(entry, 2)
         numbers |= {pid, integer(entry, 3), integer(entry, 4)}
-        threads |= dict.fromkeys([pid, *repeated(entry, 5)])
+        if f"mm-{pid}.img" in sizes:  # what CRIU writes of a zombie's threads are no numbers
+            threads |= dict.fromkeys([pid, *repeated(entry, 5)])
         for name in (f"core-{pid}.img", f"mm-{pid}.img", f"pagemap-{pid}.img"):
             # A zombie has a core and nothing else.
             if name.startswith("core") and not sizes.get(name):

@@ -78,7 +78,8 @@ class Session:
     def shepherd(self, *command: str) -> int:
         """A new run: namespaces with PID 1, and the command as alice in them."""
         self.runs += 1
-        status = Path(f"/tmp/checkpoint-status-{os.getpid()}-{self.runs}")  # noqa: S108
+        status = Path(f"/tmp/checkpoint-status-{os.getpid()}-{self.runs}") / "status"  # noqa: S108
+        status.parent.mkdir()
         with (self.out if command else Path(os.devnull)).open("ab") as out:
             made = subprocess.Popen(
                 ["unshare", "--pid", "--mount", "--fork", "--kill-child", "--propagation=private", PYTHON,

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> None:
@@ -23,6 +24,12 @@ def main() -> None:
     subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
+    os.chown(status.parent, uid, uid)
+    # The user's, as the real one: what is restored is compared with it.
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # becoming the user has cleared what unshare has set
     root = 0
     if command:
         root = os.fork()
@@ -30,9 +37,6 @@ def main() -> None:
             os.closerange(3, 1000)
             os.setsid()
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
             os.execvp(command[0], command)  # noqa: S606
     status.with_suffix(".ready").touch()
     while True:
