@@ -33,6 +33,8 @@ _SYS_PIDFD_GETFD = 438
 _SEIZE = 0x4206
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
 _END_S = 10.0
+_GENERATIONS = 200
+_ADOPTED = 8
 _POLL_S = 0.005
 
 
@@ -278,6 +280,34 @@ def processes(numbers: Iterable[int] | None = None, *, proc: Path = PROC) -> Ite
     for pid in pids(proc) if numbers is None else numbers:
         with contextlib.suppress(OSError), Process(pid, proc=proc) as process:
             yield process
+
+
+def ancestors(process: Process, *, proc: Path = PROC) -> Iterator[Process]:
+    """The parent of a process, its parent and so on, each held until the next one is asked for; PID 1 is the last.
+
+    A parent may end, and its number may be given away, between the look at its child and the descriptor. A process
+    whose child still names it after it was opened is the parent: one that is adopted goes to an ancestor, which is
+    older than itself. Ends early where a process ends or is adopted again and again meanwhile.
+    """
+    child = process
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        for _ in range(_GENERATIONS):
+            for _ in range(_ADOPTED):
+                stat = child.stat()
+                if stat.parent == 0:
+                    return
+                with contextlib.suppress(ProcessGoneError):
+                    parent = Process(stat.parent, proc=proc)
+                    if child.stat().parent == stat.parent and parent.started <= stat.started:
+                        break
+                    parent.close()
+            else:
+                return
+            stack.callback(parent.close)
+            yield parent
+            if child is not process:
+                child.close()
+            child = parent
 
 
 def own_namespace(kind: str, *, proc: Path = PROC) -> tuple[int, int]:

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.pinned import PROC, Process, pids, processes
 
-PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+_KTHREADD = 2
+"""The parent of all threads of the kernel."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _OF_JOB = re.compile(r"^0::(/.*?/job_\d+)(?:/|$)", re.MULTILINE)
-_PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 _USAGE = re.compile(r"^usage_usec (\d+)$", re.MULTILINE)
 
 
@@ -41,27 +41,52 @@ def uses(finder: JobFinder, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> di
     """Raw id of each job with a process here -> what it uses."""
     found: dict[int, Use] = {}
     groups: dict[int, str] = {}
-    for pid in _pids(proc):
-        stat = _text(proc / str(pid) / "stat").rpartition(")")[2].split()
-        if len(stat) < 20 or stat[1] == "2":
+    try:
+        numbers = list(pids(proc))
+    except OSError:
+        return found
+    for process in processes(numbers, proc=proc):
+        try:
+            stat = process.stat()
+        except OSError:
             continue
-        stepd = finder.stepd(pid)  # Slurm's own, which has waited for the tasks that have ended
-        ref = stepd or finder.find(pid, int(stat[19]))
+        if stat.parent == _KTHREADD:
+            continue
+        stepd = finder.stepd(process)  # Slurm's own, which has waited for the tasks that have ended
+        ref = stepd or finder.of(process)
         if ref is None:
             continue
         use = found.setdefault(ref.job_id, Use())
         # User and system time, and that of the children that it has waited for.
         own = slice(11, 15) if stepd is None else slice(13, 15)
-        use.cpu_s += sum(map(int, stat[own])) / _TICKS
-        peak = _PEAK.search(_text(proc / str(pid) / "status"))
-        if peak is not None and stepd is None:
-            use.memory_mib += int(peak[1]) / 1024
-        group = _OF_JOB.search(_text(proc / str(pid) / "cgroup"))
-        if group is not None and ref.source == "cgroup":
-            groups[ref.job_id] = group[1]
+        use.cpu_s += sum(map(int, stat.fields[own])) / _TICKS
+        if stepd is None:
+            use.memory_mib += _peak_mib(process)
+        group = _group(process) if ref.source == "cgroup" else None
+        if group is not None:
+            groups[ref.job_id] = group
     for number, path in groups.items():
         _by_cgroup(found[number], cgroups / path.lstrip("/"))
     return found
+
+
+def _peak_mib(process: Process) -> float:
+    """The most that it held at a time; 0 where that is not known: a kernel thread, or one that has ended."""
+    try:
+        size, _, unit = process.status().get("VmHWM", "").partition(" ")
+    except OSError:
+        return 0.0
+    return int(size) / 1024 if size.isdecimal() and unit == "kB" else 0.0
+
+
+def _group(process: Process) -> str | None:
+    """The cgroup of its job, version 2."""
+    try:
+        match = _OF_JOB.search(process.text("cgroup"))
+    except OSError:
+        return None
+    # Above the root of this process's cgroup namespace there is nothing to be read.
+    return None if match is None or ".." in match[1].split("/") else match[1]
 
 
 def _by_cgroup(use: Use, group: Path) -> None:
@@ -69,14 +94,6 @@ def _by_cgroup(use: Use, group: Path) -> None:
     if spent is None or not peak.isdigit():
         return
     use.cpu_s, use.memory_mib, use.by = int(spent[1]) / 1e6, int(peak) / 2**20, "cgroup"
-
-
-def _pids(proc: Path) -> Iterator[int]:
-    try:
-        names = os.listdir(proc)  # noqa: PTH208 - thousands of names, no paths needed
-    except OSError:
-        return
-    yield from (int(name) for name in names if name.isdigit())
 
 
 def _text(path: Path) -> str:
