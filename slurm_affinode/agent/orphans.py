@@ -2,6 +2,7 @@
 
 Whoever asks names a process by PID and start; that it belongs to no job is found out here, anew, at that moment: from
 its cgroup and its ancestors, from what it was started with, and from slurmctld. Whatever is not known speaks for it.
+The process that this is read of is held from then on, and is the one that is signaled.
 """
 
 from __future__ import annotations
@@ -9,14 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
-import select
 import signal
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from slurm_affinode.agent.watch import by_index
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.model.gpu import Device, Reading
+from slurm_affinode.pinned import PROC, Process
 from slurm_affinode.users import name_of_user
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,8 @@ class OnGpu:
     step: str | None
     source: str | None
     """How the job is known, see ``model.gpu.JobRef``; ``None``: no job."""
+    process: Process
+    """Of which all this was read; held as long as this object."""
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ class Orphans:
     """A fresh answer of slurmctld; ``None``: it does not answer."""
     node: str
     finder: JobFinder = field(default_factory=JobFinder)
-    proc: Path = Path("/proc")
+    proc: Path = PROC
     first_user: int = FIRST_USER
     name_of: Callable[[int], str] = name_of_user
     now: Callable[[], float] = time.time
@@ -157,47 +159,44 @@ class Orphans:
                 if not silent:
                     raise
                 continue
-            for process in running:
-                there = found.get(process.pid)
+            for each in running:
+                there = found.get(each.pid)
                 if there is not None:
-                    used = (there.used_mib or 0.0) + (process.used_mib or 0.0)
-                    found[process.pid] = _also(there, device, used)
+                    used = (there.used_mib or 0.0) + (each.used_mib or 0.0)
+                    found[each.pid] = _also(there, device, used)
                     continue
-                started, uid = self.finder.started(process.pid), self._uid(process.pid)
-                if started is None or uid is None:
-                    continue
-                ref = self.finder.find(process.pid, started)
-                found[process.pid] = OnGpu(
-                    process.pid, started, uid, self._command(process.pid), process.used_mib, (device,),
-                    None if ref is None else ref.job_id, None if ref is None else ref.step,
-                    None if ref is None else ref.source,
-                )  # fmt: skip
+                with contextlib.suppress(OSError):
+                    found[each.pid] = self._look(Process(each.pid, proc=self.proc), device, each.used_mib)
         return list(found.values())
 
-    def _uid(self, pid: int) -> int | None:
-        try:
-            return (self.proc / str(pid)).stat().st_uid
-        except OSError:
-            return None
+    def _look(self, process: Process, device: Device, used_mib: float | None) -> OnGpu:
+        """Raises ``OSError`` where it has ended."""
+        started, uid = process.started, process.facts().st_uid
+        ref = self.finder.of(process)
+        return OnGpu(
+            process.pid, started, uid, _command(process), used_mib, (device,),
+            None if ref is None else ref.job_id, None if ref is None else ref.step,
+            None if ref is None else ref.source, process,
+        )  # fmt: skip
 
-    def _command(self, pid: int) -> str:
-        """As the process calls itself; a user chooses that."""
-        try:
-            text = (self.proc / str(pid) / "cmdline").read_bytes()[: 4 * SHOWN].replace(b"\0", b" ")
-        except OSError:
-            return ""
-        return one_line(text.decode("utf-8", "replace").strip(), SHOWN)
+    def _still_on(self, driver: GpuDriver, one: OnGpu) -> bool:
+        """The driver names it again now that it is held: its number was not given to it after the first answer."""
+        with contextlib.suppress(GpuError):
+            again = any(each.pid == one.pid for device in one.devices for each in driver.processes(device))
+            return again and not one.process.ended()
+        return False
 
     # --- ending one
 
     def end(self, pid: int, started: int, by: str) -> dict[str, Any]:
         """End a process that belongs to no job. Raises ``NotAnOrphanError`` and ``GpuError``."""
         with self.driver() as driver:
-            there = {one.pid: one for one in self._on(driver, driver.devices())}
-        one = there.get(pid)
-        if self.finder.started(pid) != started:
+            one = next((one for one in self._on(driver, driver.devices()) if one.pid == pid), None)
+            if one is not None and one.started == started and not self._still_on(driver, one):
+                one = None
+        if (self.finder.started(pid) if one is None else one.started) != started:
             raise NotAnOrphanError("gone", f"process {pid} has ended, or its number is another's by now")
-        if one is None or one.started != started:
+        if one is None:
             raise NotAnOrphanError("not-on-gpu", f"process {pid} is on no GPU of {self.node}")
         why = self._belongs(one, self.queue())
         if why is not None:
@@ -238,23 +237,13 @@ class Orphans:
 
     def _end(self, one: OnGpu, term_s: float = TERM_S, kill_s: float = KILL_S) -> str | None:
         """SIGTERM, then SIGKILL, to this very process; what ended it, ``None``: it is still there."""
-        try:
-            fd = os.pidfd_open(one.pid)
-        except ProcessLookupError:
-            return "itself"
-        try:
-            # The descriptor names one process for good: if that started when the other did, it is the same.
-            if self.finder.started(one.pid) != one.started:
+        for number, wait_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
+            try:
+                one.process.signal(number)
+            except ProcessLookupError:
                 return "itself"
-            for number, wait_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
-                try:
-                    signal.pidfd_send_signal(fd, number)
-                except ProcessLookupError:
-                    return "itself"
-                if _ended(fd, wait_s):
-                    return number.name
-        finally:
-            os.close(fd)
+            if one.process.wait(wait_s):
+                return number.name
         return None
 
     # --- what a job left
@@ -272,13 +261,15 @@ class Orphans:
             known = by_index(everything, indices) if indices else None
             devices = everything if known is None else known
             there = self._on(driver, devices, silent=known is None)
+            if kill:
+                there = [one for one in there if self._still_on(driver, one)]
         # slurmctld is asked, where it has to be, while others have the driver.
         left = [one for one in there if mine(one)]
         # Slurm has signalled them just now: what is about to end was not left behind.
         deadline = self.monotonic() + min(SETTLE_S, wait_s)
         while left and self.monotonic() < deadline:
             self.sleep(POLL_S)
-            left = [one for one in left if self.finder.started(one.pid) == one.started]
+            left = [one for one in left if not one.process.ended()]
         ended: list[dict[str, Any]] = []
         for one, how in zip(left, self._end_all(left, wait_s), strict=True) if kill else ():
             log.warning("job %d left process %d (%s) on a GPU: %s", job, one.pid, one.command, how or "it does not end")
@@ -343,13 +334,13 @@ class Orphans:
 
 
 def _also(one: OnGpu, device: Device, used_mib: float) -> OnGpu:
-    return OnGpu(
-        one.pid, one.started, one.uid, one.command, used_mib, (*one.devices, device), one.job, one.step, one.source
-    )
+    return replace(one, used_mib=used_mib, devices=(*one.devices, device))
 
 
-def _ended(fd: int, wait_s: float) -> bool:
-    """Whether the process of a pidfd ends in time: the descriptor can be read then."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(round(wait_s * 1000)))
+def _command(process: Process) -> str:
+    """As the process calls itself; a user chooses that."""
+    try:
+        text = process.read("cmdline", 4 * SHOWN).replace(b"\0", b" ")
+    except OSError:
+        return ""
+    return one_line(text.decode("utf-8", "replace").strip(), SHOWN)

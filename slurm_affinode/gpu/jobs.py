@@ -32,9 +32,7 @@ _REMEMBERED = 4096
 class JobFinder:
     """Finds jobs of processes. Answers are remembered for as long as the process lives."""
 
-    def __init__(
-        self, proc: Path = PROC, *, cgroups: Path = Path("/sys/fs/cgroup"), trusted_uid: int = 0
-    ) -> None:
+    def __init__(self, proc: Path = PROC, *, cgroups: Path = Path("/sys/fs/cgroup"), trusted_uid: int = 0) -> None:
         """``trusted_uid``: the user that slurmstepd runs as; what others call themselves counts for nothing."""
         self._proc = proc
         self._cgroups = cgroups
@@ -139,9 +137,7 @@ def _cgroup(process: Process) -> re.Match[str] | None:
 
 
 def _environment(process: Process) -> JobRef | None:
-    variables = dict(
-        variable.split("=", 1) for variable in _text(process, "environ").split("\0") if "=" in variable
-    )
+    variables = dict(variable.split("=", 1) for variable in _text(process, "environ").split("\0") if "=" in variable)
     job = variables.get("SLURM_JOB_ID", "")
     if not _JOB_ID.fullmatch(job):
         return None

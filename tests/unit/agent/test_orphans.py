@@ -165,6 +165,27 @@ def test_another_process_with_the_same_number_is_spared(world: World) -> None:
     assert child.poll() is None
 
 
+@pytest.mark.parametrize("epilog", [False, True])
+def test_process_is_spared_when_the_driver_names_it_only_before_it_was_held(world: World, epilog: bool) -> None:
+    """The driver named a process that has ended since; its number was given to one that uses no GPU."""
+    child = world.process(SLURM_JOB_ID="7")
+    processes = world.gpus.processes
+    answers = iter((processes,))
+
+    def once(device: Any) -> Any:
+        return next(answers, lambda _: [])(device)
+
+    world.gpus.processes = once  # type: ignore[method-assign]
+    if epilog:
+        world.gpus.count = 1
+        assert world.orphans().leftovers(7, os.getuid(), [0], kill=True, wait_s=0.1)["left"] == []
+    else:
+        with pytest.raises(NotAnOrphanError) as caught:
+            world.orphans().end(child.pid, started(child), "root")
+        assert caught.value.code == "not-on-gpu"
+    assert child.poll() is None
+
+
 def test_a_process_below_a_slurmstepd_is_never_ended(world: World, tmp_path: Path) -> None:
     """Whatever slurmctld says."""
     child = world.process()
