@@ -146,6 +146,13 @@ class Process:
         finally:
             os.close(fd)
 
+    def threads(self) -> list[int]:
+        """Numbers of its threads; none: it is gone. Each is its own as long as the process is held and lives."""
+        try:
+            return [int(name) for name in self.names("task")]
+        except OSError:
+            return []
+
     def status(self, name: str | None = None) -> Mapping[str, str]:
         """``/proc/PID/status`` as key -> value; ``name``: that of one of its threads.
 

@@ -10,17 +10,22 @@ Layouts: ``linux/netlink.h``, ``inet_diag.h``, ``unix_diag.h``, ``tcp.h``.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+import re
 import socket
 import struct
 import threading
+import time
+import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Self
 
 from slurm_affinode.errors import AffinodeError
+from slurm_affinode.pinned import Process
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _DUMP = 0x301
@@ -43,6 +48,9 @@ _PART = 256 << 10
 _ANSWER_S = 2.0
 _TRIES = 4
 _CLONE_NEWNET = 0x40000000
+_KERNEL = 0
+"""The kernel's address on a netlink socket: netlink(7)."""
+_SOCKET = re.compile(r"socket:\[([0-9]+)\]")
 
 ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LISTEN = 1, 2, 4, 5, 8, 10
 _STATES = sum(1 << state for state in (ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LISTEN))
@@ -93,16 +101,67 @@ class Sock:
         return self.waiting - 1 if self.family == "tcp" and self.state == CLOSE_WAIT else self.waiting
 
 
+class NetSpace:
+    """A network namespace that is held by descriptor, as long as the object lives. May be used by several threads."""
+
+    def __init__(self, fd: int) -> None:
+        """``fd``: of the namespace, such as ``/proc/PID/ns/net``; it belongs to the object from now on."""
+        self._fd = fd
+        self._finalizer = weakref.finalize(self, os.close, fd)
+        self.inode = os.fstat(fd).st_ino
+
+    def __str__(self) -> str:
+        return f"net:[{self.inode}]"
+
+    @classmethod
+    def of(cls, process: Process) -> Self:
+        """That of a process. Raises ``OSError``."""
+        return cls(process.open("ns/net"))
+
+    @classmethod
+    def own(cls) -> Self:
+        """That of this process. Raises ``OSError``."""
+        return cls(os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+
+    def close(self) -> None:
+        """Let it go. Closing it twice is no error."""
+        self._finalizer()
+
+    def socket(self) -> socket.socket:
+        """A socket that asks for the sockets in it. Raises ``OSError``.
+
+        A socket belongs to the namespace in which it was made: a thread of its own goes there and ends there. Nothing
+        but its network namespace changes: it runs this program, with this program's files and rights, and a user who
+        owns the namespace can neither trace it nor see it. What that user could do is send to its socket, as whoever
+        has ``CAP_NET_ADMIN`` in the namespace may: so the socket takes messages of the kernel alone.
+        """
+        made: list[socket.socket | OSError] = []
+
+        def go() -> None:
+            try:
+                if self.inode != os.stat("/proc/self/ns/net").st_ino:  # noqa: PTH116 - a link of its own kind
+                    _enter(self._fd)
+                made.append(_open())
+            except OSError as error:
+                made.append(error)
+
+        thread = threading.Thread(target=go, name="netns")
+        thread.start()
+        thread.join()
+        if isinstance(made[0], OSError):
+            raise made[0]
+        return made[0]
+
+
 class SockDiag:
     """The sockets of one network namespace. For one thread at a time."""
 
-    def __init__(self, namespace: Path | None = None) -> None:
-        """``namespace``: such as ``/proc/PID/ns/net``; ``None``: our own. Raises ``SockDiagError``."""
+    def __init__(self, space: NetSpace | None = None) -> None:
+        """``space``: its namespace; ``None``: our own. Raises ``SockDiagError``."""
         try:
-            self._socket = _open() if namespace is None else _open_in(namespace)
-            self._socket.settimeout(_ANSWER_S)
+            self._socket = _open() if space is None else space.socket()
         except OSError as error:
-            raise SockDiagError(f"{namespace or 'sock_diag'}: cannot be opened: {error}") from error
+            raise SockDiagError(f"{space or 'sock_diag'}: cannot be opened: {error}") from error
         self._number = 0
 
     def close(self) -> None:
@@ -146,8 +205,13 @@ class SockDiag:
     def _answers(self) -> tuple[list[bytes], bool]:
         found: list[bytes] = []
         whole = True
-        while True:
-            for kind, flags, number, body in messages(self._socket.recv(_PART)):
+        deadline = time.monotonic() + _ANSWER_S
+        while (left := deadline - time.monotonic()) > 0:
+            self._socket.settimeout(left)
+            data, (sender, _) = self._socket.recvfrom(_PART)
+            if sender != _KERNEL:  # to which it is connected, so that this is not to be expected
+                continue
+            for kind, flags, number, body in messages(data):
                 if number != self._number:
                     continue  # of an earlier question that was given up
                 whole = whole and not flags & _INTERRUPTED
@@ -159,6 +223,7 @@ class SockDiag:
                         return found, True
                     raise OSError(code, os.strerror(code))
                 found.append(body)
+        raise TimeoutError
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
@@ -216,49 +281,30 @@ def _unix(body: bytes, wanted: frozenset[int] | None = None) -> Iterator[Sock]:
         yield Sock(inode, "unix", state, waiting, here=body[_UNIX_INODE], there=peer, name=name)
 
 
+def _enter(fd: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(fd, _CLONE_NEWNET) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
 def _open() -> socket.socket:
-    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
+    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
+    try:
+        made.connect((_KERNEL, 0))
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
-def _open_in(namespace: Path) -> socket.socket:
-    """A socket belongs to the namespace in which it was made; a thread can go there by itself and end there."""
-    made: list[socket.socket | OSError] = []
-
-    def go() -> None:
-        try:
-            fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                if os.fstat(fd).st_ino != os.stat("/proc/self/ns/net").st_ino:  # noqa: PTH116 - a link of its own kind
-                    libc = ctypes.CDLL(None, use_errno=True)
-                    if libc.setns(fd, _CLONE_NEWNET) != 0:
-                        code = ctypes.get_errno()
-                        raise OSError(code, os.strerror(code))
-                made.append(_open())
-            finally:
-                os.close(fd)
-        except OSError as error:
-            made.append(error)
-
-    thread = threading.Thread(target=go, name="netns")
-    thread.start()
-    thread.join()
-    if isinstance(made[0], OSError):
-        raise made[0]
-    return made[0]
-
-
-def socket_inodes(pid: int, proc: Path = Path("/proc")) -> frozenset[int]:
+def socket_inodes(process: Process) -> frozenset[int]:
     """The sockets that a process has open."""
     found = set()
-    try:
-        names = os.listdir(proc / str(pid) / "fd")  # noqa: PTH208 - only names are wanted
-    except OSError:
-        return frozenset()
-    for name in names:
-        try:
-            target = os.readlink(proc / str(pid) / "fd" / name)  # noqa: PTH115 - "socket:[1]" is no path
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            found.add(int(target[8:-1]))
+    with contextlib.suppress(OSError):
+        for name in process.names("fd"):
+            with contextlib.suppress(OSError):
+                match = _SOCKET.fullmatch(process.link(f"fd/{name}"))
+                if match is not None:
+                    found.add(int(match[1]))
     return frozenset(found)

@@ -6,9 +6,11 @@ last look and the freeze leaves no trace on the socket. Whoever has read it has 
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from slurm_affinode.pinned import PROC, processes
 
 Waits = Mapping[int, str]
 """Thread -> where it waits in the kernel: its stack pointer and program counter; empty: it runs."""
@@ -16,24 +18,17 @@ _OF_THE_DRIVER = b"cuda"
 """What the names of CUDA's own threads begin with: they move when GPU memory does."""
 
 
-def waits(pids: Iterable[int], proc: Path = Path("/proc")) -> dict[int, str]:
+def waits(pids: Iterable[int], proc: Path = PROC) -> dict[int, str]:
     """The threads of these processes; those of which the kernel does not tell, and of CUDA's own, are left out.
 
     What is stopped is told of as what it was before.
     """
     found = {}
-    for pid in pids:
-        tasks = proc / str(pid) / "task"
-        try:
-            threads = os.listdir(tasks)  # noqa: PTH208 - only names are wanted
-        except OSError:
-            continue
-        for thread in threads:
-            try:
-                if not (tasks / thread / "comm").read_bytes().startswith(_OF_THE_DRIVER):
-                    found[int(thread)] = _place((tasks / thread / "syscall").read_text())
-            except OSError:
-                continue
+    for process in processes(pids, proc=proc):
+        for thread in process.threads():
+            with contextlib.suppress(OSError):
+                if not process.read(f"task/{thread}/comm").startswith(_OF_THE_DRIVER):
+                    found[thread] = _place(process.text(f"task/{thread}/syscall"))
     return found
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slurm_affinode.agent.inplace.asking import Look, uncounted
-from slurm_affinode.agent.inplace.sockdiag import Sock, SockDiag, SockDiagError, socket_inodes
+from slurm_affinode.agent.inplace.sockdiag import NetSpace, Sock, SockDiag, SockDiagError, socket_inodes
 from slurm_affinode.agent.inplace.threads import Waits, waits, went_on
+from slurm_affinode.pinned import PROC, processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,8 @@ class Own:
 
     spaces: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Inode of the namespace -> inodes of sockets that may be there."""
-    paths: Mapping[int, Path] = field(default_factory=dict)
-    """Inode of the namespace -> where it can be entered."""
+    held: Mapping[int, NetSpace] = field(default_factory=dict)
+    """Inode of the namespace -> the namespace."""
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -76,7 +77,7 @@ class NodeSockets:
     """``Sockets`` of this machine."""
 
     def __init__(
-        self, *, open_diag: Callable[[Path], Diag] = SockDiag, proc: Path = Path("/proc"),
+        self, *, open_diag: Callable[[NetSpace], Diag] = SockDiag, proc: Path = PROC,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
         """``warn`` is told, once, of a namespace that does not answer."""
@@ -91,24 +92,24 @@ class NodeSockets:
     def own(self, pids: Iterable[int]) -> Own:
         """See ``Sockets``."""
         inodes: set[int] = set()
-        paths: dict[int, Path] = {}
-        for pid in pids:
-            path = self._proc / str(pid) / "ns" / "net"
+        held: dict[int, NetSpace] = {}
+        for process in processes(pids, proc=self._proc):
             with contextlib.suppress(OSError):
-                paths.setdefault(path.stat().st_ino, path)
-                inodes |= socket_inodes(pid, self._proc)
-        if paths:
-            path = self._proc / "self" / "ns" / "net"
+                space = NetSpace.of(process)
+                held.setdefault(space.inode, space)
+                inodes |= socket_inodes(process)
+        if held:
             with contextlib.suppress(OSError):
-                paths[path.stat().st_ino] = path  # it does not end with a process of the job
-        return Own(dict.fromkeys(paths, frozenset(inodes)), paths)
+                space = NetSpace.own()
+                held.setdefault(space.inode, space)
+        return Own(dict.fromkeys(held, frozenset(inodes)), held)
 
     def look(self, own: Own) -> Look:
         """See ``Sockets``."""
         found: dict[int, Sock] = {}
         for space, inodes in own.spaces.items():
             if inodes:
-                diag = self._open(own.paths[space])
+                diag = self._open(own.held[space])
                 try:
                     found.update(diag.dump(inodes))
                 finally:
@@ -117,7 +118,7 @@ class NodeSockets:
 
     def looks(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
         """See ``Sockets``."""
-        places = {space: own.paths[space] for own in owners.values() for space, inodes in own.spaces.items() if inodes}
+        places = {space: own.held[space] for own in owners.values() for space, inodes in own.spaces.items() if inodes}
         for space in self._kept.keys() - places.keys():  # or it would keep the namespace of a job that has ended
             self._kept.pop(space).close()
             self._families.pop(space, None)
@@ -125,7 +126,7 @@ class NodeSockets:
             space: frozenset().union(*(own.spaces.get(space, frozenset()) for own in owners.values()))
             for space in places
         }
-        dumps = {space: self._dump(space, path, wanted[space]) for space, path in places.items()}
+        dumps = {space: self._dump(held, wanted[space]) for space, held in places.items()}
         found: dict[int, Look] = {}
         for job_id, own in owners.items():
             seen: dict[int, Sock] = {}
@@ -141,17 +142,20 @@ class NodeSockets:
     def readers(self, pids: Iterable[int], look: Look) -> tuple[int, ...]:
         """See ``Sockets``."""
         inodes = uncounted(look)
-        return tuple(pid for pid in pids if inodes & socket_inodes(pid, self._proc)) if inodes else ()
+        if not inodes:
+            return ()
+        return tuple(one.pid for one in processes(pids, proc=self._proc) if inodes & socket_inodes(one))
 
     def waits(self, pids: Iterable[int]) -> Waits:
         """See ``Sockets``."""
         return waits(pids, self._proc)
 
-    def _dump(self, space: int, path: Path, wanted: frozenset[int]) -> dict[int, Sock] | None:
+    def _dump(self, held: NetSpace, wanted: frozenset[int]) -> dict[int, Sock] | None:
+        space = held.inode
         try:
             diag = self._kept.get(space)
             if diag is None:
-                diag = self._kept[space] = self._open(path)
+                diag = self._kept[space] = self._open(held)
             # What sleeps opens no sockets: which kinds of them it has is found out once.
             before, families = self._families.get(space, (frozenset(), ()))
             if before == wanted:

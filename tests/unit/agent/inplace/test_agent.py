@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from agent_stand_ins import Gpus, Node1, Shepherd, agent, config_of
@@ -16,7 +17,7 @@ from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent import hooks
 from slurm_affinode.agent.client import AnswerError, ask_local
-from slurm_affinode.agent.inplace.sockdiag import ESTABLISHED, Sock, SockDiagError
+from slurm_affinode.agent.inplace.sockdiag import ESTABLISHED, NetSpace, Sock, SockDiagError
 from slurm_affinode.agent.inplace.watching import NodeSockets, Own, from_note, noted
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.loop import Loop
@@ -352,16 +353,17 @@ def test_one_question_for_each_namespace() -> None:
     """Jobs get their own sockets; a namespace that does not answer leaves its jobs out, and is told of once."""
     sock = Sock(5, "tcp", ESTABLISHED, 0, port=80, received=3)
     opened: list[FakeDiag] = []
-    answers: dict[str, dict[int, Sock] | None] = {"a": {5: sock, 6: replace(sock, inode=6)}, "b": None}
+    answers: dict[int, dict[int, Sock] | None] = {1: {5: sock, 6: replace(sock, inode=6)}, 2: None}
     said: list[str] = []
 
-    def open_diag(path: Path) -> FakeDiag:
-        opened.append(FakeDiag(answers[path.name]))
+    def open_diag(space: Any) -> FakeDiag:
+        opened.append(FakeDiag(answers[space.inode]))
         return opened[-1]
 
     sockets = NodeSockets(open_diag=open_diag, warn=said.append)
-    one = Own({1: frozenset({5})}, {1: Path("a")})
-    other = Own({1: frozenset({6}), 2: frozenset({9})}, {1: Path("a"), 2: Path("b")})
+    first, second = (cast(NetSpace, SimpleNamespace(inode=inode)) for inode in (1, 2))
+    one = Own({1: frozenset({5})}, {1: first})
+    other = Own({1: frozenset({6}), 2: frozenset({9})}, {1: first, 2: second})
     for _ in range(3):
         assert sockets.looks({7: one, 8: other}) == {7: {5: sock}}
     assert len(said) == 1

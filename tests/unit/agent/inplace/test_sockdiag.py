@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import wait_until
+from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.inplace import asking, sockdiag
 from slurm_affinode.agent.inplace.sockdiag import (
@@ -22,12 +23,14 @@ from slurm_affinode.agent.inplace.sockdiag import (
     ESTABLISHED,
     FIN_WAIT2,
     LISTEN,
+    NetSpace,
     Sock,
     SockDiag,
     SockDiagError,
 )
 from slurm_affinode.agent.inplace.watching import NodeSockets, Own
 from slurm_affinode.cli import doctor_sockets
+from slurm_affinode.pinned import Process
 
 
 @pytest.fixture
@@ -149,8 +152,10 @@ def test_only_what_is_asked_for_is_told_of(diag: SockDiag) -> None:
 def test_the_sockets_of_a_process_are_those_of_its_descriptors() -> None:
     """And none of a process that is not there."""
     with socket.socket() as sock:
-        assert os.fstat(sock.fileno()).st_ino in sockdiag.socket_inodes(os.getpid())
-    assert sockdiag.socket_inodes(1 << 22) == frozenset()
+        assert os.fstat(sock.fileno()).st_ino in sockdiag.socket_inodes(Process(os.getpid()))
+    with subprocess.Popen(["true"]) as ended:
+        held = Process(ended.pid)
+    assert sockdiag.socket_inodes(held) == frozenset()
 
 
 SLEEPER = """
@@ -171,8 +176,9 @@ def test_another_network_namespace_is_looked_into() -> None:
         assert inside.stdout is not None
         if inside.stdout.readline() != b"ready\n":
             pytest.skip("no network namespace can be made here")
-        inodes = sockdiag.socket_inodes(inside.pid)
-        there = SockDiag(Path(f"/proc/{inside.pid}/ns/net"))
+        held = Process(inside.pid)
+        inodes = sockdiag.socket_inodes(held)
+        there = SockDiag(NetSpace.of(held))
         try:
             [listener] = [sock for inode, sock in there.dump().items() if inode in inodes]
         finally:
@@ -213,10 +219,107 @@ def test_a_listener_that_was_made_elsewhere_is_found() -> None:
         inside.communicate(b"")
 
 
-def test_a_namespace_that_is_gone_is_an_error() -> None:
-    """With its name."""
-    with pytest.raises(SockDiagError, match="/proc/nobody/ns/net"):
-        SockDiag(Path("/proc/nobody/ns/net"))
+def test_descriptor_of_no_network_namespace_is_an_error() -> None:
+    """With its number."""
+    space = NetSpace(os.open("/proc/self/ns/uts", os.O_RDONLY))
+    with pytest.raises(SockDiagError, match=rf"net:\[{space.inode}\]: cannot be opened"):
+        SockDiag(space)
+
+
+# In a network namespace of its own each of two processes listens on a port of its own; both have the same number.
+REUSED = """
+import ctypes, os, signal, socket, sys
+from slurm_affinode.agent.inplace.watching import NodeSockets
+
+def fork_as(number, port):
+    with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+        file.write(str(number - 1))
+    ready, say = os.pipe()
+    child = os.fork()
+    if child == 0:
+        if ctypes.CDLL(None).unshare(0x40000000):
+            os._exit(1)
+        listener = socket.create_server(("0.0.0.0", port))
+        os.write(say, b"x")
+        signal.pause()
+    assert child == number, child
+    os.close(say)
+    assert os.read(ready, 1) == b"x"
+    return child
+
+first = fork_as(200, 8001)
+sockets = NodeSockets()
+own = sockets.own([first])
+os.kill(first, signal.SIGKILL)
+os.waitpid(first, 0)
+fork_as(200, 8002)
+for space in own.held.values():
+    diag = sockets._open(space)
+    print(sorted(sock.port for sock in diag.dump().values() if sock.port in (8001, 8002)))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root")
+def test_namespace_of_another_process_with_the_same_number_is_not_entered() -> None:
+    """The namespace is held from the look at the process."""
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", REUSED],
+        check=False, timeout=DEADLINE_S, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(sockdiag.__file__).parents[3])},
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["[]", "[]"], done.stderr
+
+
+# As a user in a user and a network namespace of its own: sends forged answers to each socket that asks there.
+FORGER = """
+import socket, struct, sys
+own = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4)
+own.bind((0, 0))
+body = struct.pack("=BBBxIII", 1, 1, 1, 777, 0, 0)
+def message(kind, number):
+    return struct.pack("=IHHII", 16 + len(body), kind, 2, number, 0) + body
+sys.stdout.write("ready\\n")
+sys.stdout.flush()
+while True:
+    with open("/proc/net/netlink") as table:
+        rows = [line.split() for line in table][1:]
+    for row in rows:
+        if row[1] == "4" and int(row[2]) not in (0, own.getsockname()[0]):
+            for number in range(1, 4):
+                for kind in (20, 3):
+                    try:
+                        own.sendto(message(kind, number), (int(row[2]), 0))
+                        print("sent", file=sys.stderr, flush=True)
+                    except OSError as error:
+                        print(error.errno, file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root")
+def test_answer_forged_by_the_owner_of_a_namespace_is_refused(tmp_path: Path) -> None:
+    """Whoever made the namespace may send to any netlink socket in it."""
+    said = tmp_path / "said"
+    with said.open("wb") as errors:
+        inside = subprocess.Popen(
+            ("unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", FORGER),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+        )  # fmt: skip
+    try:
+        assert inside.stdout is not None
+        if inside.stdout.readline() != b"ready\n":
+            pytest.skip("no user namespace can be made here")
+        there = SockDiag(NetSpace.of(Process(inside.pid)))
+        try:
+            there.dump()  # its socket has an address from now on
+            wait_until("it was tried", said.read_text)
+            for _ in range(3):
+                assert 777 not in there.dump()
+        finally:
+            there.close()
+        assert set(said.read_text().split()) == {str(errno.ECONNREFUSED)}
+    finally:
+        inside.kill()
+        inside.communicate()
 
 
 def test_doctor_says_whether_requests_could_be_noticed(diag: SockDiag) -> None:
@@ -366,7 +469,8 @@ def test_a_socket_that_was_connected_since_the_last_sleep_is_seen(diag: SockDiag
         socket.socket() as client,
     ):
         inodes = frozenset(os.fstat(one.fileno()).st_ino for one in (listener, client))
-        own = Own({1: inodes}, {1: Path("/proc/self/ns/net")})
+        space = NetSpace.own()
+        own = Own({space.inode: inodes}, {space.inode: space})
         for _ in range(2):
             assert len(sockets.looks({7: own})[7]) == 1
         assert sockets.looks({}) == {}  # it is awake
