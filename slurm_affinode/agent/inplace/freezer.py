@@ -7,23 +7,31 @@ child. A parent is stopped before its children and goes on after them, so that a
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from slurm_affinode.agent.tree import LinuxProcesses, Member, send
 from slurm_affinode.errors import AffinodeError
+from slurm_affinode.pinned import PROC, Process, processes
 
 SIGNALS = "signals"
 _LOOK_AGAIN_S = 0.005
 _STILL = "TtZXx"
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals by which somebody wants something of a process. Others wait for one that is stopped in any case: SIGCHLD of
 children that were stopped, those of timers."""
+_CGROUP_FILE_SYSTEMS = frozenset({0x27E0EB, 0x63677270})
+"""``CGROUP_SUPER_MAGIC`` and ``CGROUP2_SUPER_MAGIC`` of linux/magic.h."""
 Calls = frozenset[tuple[int, int]]
 """Process and number of a signal that waits for it."""
 
@@ -77,11 +85,114 @@ class Freezer(Protocol):
         ...
 
 
+class Cgroup:
+    """A cgroup that is held by descriptor, so that its files are not looked up by path again. A context that closes it.
+
+    The names of cgroups below one that was delegated are their user's choice.
+    """
+
+    def __init__(self, root: Path, path: Path) -> None:
+        """``path``: of its directory, below ``root``. Raises ``OSError``; also where ``path`` goes through a symbolic
+        link or upwards, or is on another file system, as then it is none of the kernel's directories.
+        """
+        self._path = path
+        parts = path.parts[len(root.parts) :]
+        if ".." in parts or path.parts[: len(root.parts)] != root.parts:
+            raise NotADirectoryError(errno.ENOTDIR, "is not below the root of cgroups", str(path))
+        self._fd = os.open(root, _DIRECTORY)
+        try:
+            for part in parts:
+                fd = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._fd)
+                os.close(self._fd)
+                self._fd = fd
+            known = file_system(self._fd) in _CGROUP_FILE_SYSTEMS
+        except BaseException:
+            self.close()
+            raise
+        if not known:
+            self.close()
+            raise NotADirectoryError(errno.ENOTDIR, "is not on a file system of cgroups", str(path))
+        self.version = 1 if self._has("freezer.state") else 2
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let it go."""
+        os.close(self._fd)
+
+    @property
+    def knob(self) -> str:
+        """Name of the file that freezes it."""
+        return "freezer.state" if self.version == 1 else "cgroup.freeze"
+
+    def can_freeze(self) -> bool:
+        """Whether its kernel has a freezer for it; the top of version 2 has none."""
+        return self._has(self.knob)
+
+    def freeze(self, *, frozen: bool) -> None:
+        """Ask the kernel to freeze it, or to let it go on. Raises ``OSError``."""
+        value = ("FROZEN" if frozen else "THAWED") if self.version == 1 else str(int(frozen))
+        fd = os.open(self.knob, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            os.write(fd, value.encode())
+        finally:
+            os.close(fd)
+
+    def frozen(self) -> bool:
+        """Whether all that is in it stands still. Raises ``OSError``."""
+        if self.version == 1:
+            return self._text("freezer.state").strip() == "FROZEN"
+        return "frozen 1" in self._text("cgroup.events").splitlines()
+
+    def processes(self) -> set[int]:
+        """Of it and all below it; 0 stands for one that cannot be seen from here. Raises ``OSError``."""
+        found: set[int] = set()
+        todo = ["."]
+        while todo:
+            place = todo.pop()
+            fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+            try:
+                found.update(map(int, self._text(f"{place}/cgroup.procs").split()))
+                with os.scandir(fd) as entries:
+                    todo += [f"{place}/{one.name}" for one in entries if one.is_dir(follow_symlinks=False)]
+            finally:
+                os.close(fd)
+        return found
+
+    def _text(self, name: str) -> str:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+        with os.fdopen(fd, encoding="ascii", errors="replace") as file:
+            return file.read()
+
+    def _has(self, name: str) -> bool:
+        try:
+            os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+
+def file_system(fd: int) -> int:
+    """Type of the file system of a descriptor, as statfs(2) tells it. Raises ``OSError``."""
+    facts = (ctypes.c_long * 64)()  # ``struct statfs`` is smaller, and begins with it
+    if ctypes.CDLL(None, use_errno=True).fstatfs(fd, ctypes.byref(facts)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return int(facts[0])
+
+
 @dataclass(slots=True)
 class LinuxFreezer:
     """``Freezer`` of this machine."""
 
-    proc: Path = Path("/proc")
+    proc: Path = PROC
     cgroups: Path = Path("/sys/fs/cgroup")
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -95,44 +206,44 @@ class LinuxFreezer:
     def how(self, members: Sequence[Member], init_pid: int) -> str:
         """See ``Freezer``."""
         pids = {member.pid for member in members}
-        for directory, knob in self._cgroups_of(pids):
-            try:
-                if (directory / knob).exists() and init_pid not in pids and _processes_of(directory) == pids:
-                    return str(directory)
-            except OSError:
-                continue
+        for group in self._cgroups_of(pids):
+            with contextlib.suppress(OSError):
+                if group.can_freeze() and init_pid not in pids and group.processes() == pids:
+                    return str(group)
         return SIGNALS
 
-    def _cgroups_of(self, pids: Collection[int]) -> Iterable[tuple[Path, str]]:
-        """The deepest cgroup that has all of them, of either version."""
+    def _cgroups_of(self, pids: Collection[int]) -> Iterator[Cgroup]:
+        """The deepest cgroup that has all of them, of either version; each is held until the next one is asked for."""
         paths: dict[str, list[str]] = {}
-        for pid in pids:
+        for process in processes(pids, proc=self.proc):
             try:
-                lines = (self.proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+                text = process.text("cgroup")
             except OSError:
                 continue
-            for line in lines:
+            for line in text.split("\n"):  # the kernel lets no name of a cgroup have a line feed
                 _, _, rest = line.partition(":")
                 controllers, _, path = rest.partition(":")
-                if not controllers or "freezer" in controllers.split(","):
+                if path and (not controllers or "freezer" in controllers.split(",")):
                     paths.setdefault(controllers and "freezer", []).append(path)
         for controller, found in paths.items():
             if len(found) != len(pids):
                 continue
             common = os.path.commonpath(found).lstrip("/")
             tops = (self.cgroups / "freezer",) if controller else (self.cgroups, self.cgroups / "unified")
-            knob = "freezer.state" if controller else "cgroup.freeze"
-            yield from ((top / common, knob) for top in tops if common)
+            for top in tops if common else ():
+                with contextlib.suppress(OSError), Cgroup(self.cgroups, top / common) as group:
+                    yield group
 
     def freeze(self, init_pid: int, init_started: int, how: str, *, timeout_s: float) -> None:
         """See ``Freezer``."""
         deadline = self.now() + timeout_s
         if how != SIGNALS:
-            self._set(Path(how), frozen=True, deadline=deadline)
+            with self._cgroup(how) as group:
+                self._set(group, frozen=True, deadline=deadline)
             return
         calm = 0
         while calm < 2:
-            moving = [one for one in self.members(init_pid, init_started) if self._moves(one.pid)]
+            moving = [one for one in self.members(init_pid, init_started) if self._moves(one)]
             calm = 0 if moving else calm + 1
             send(moving, signal.SIGSTOP, proc=self.proc)
             if moving and self.now() >= deadline:
@@ -147,126 +258,127 @@ class LinuxFreezer:
         """See ``Freezer``."""
         members = self.members(init_pid, init_started)
         if how != SIGNALS and Path(how).is_dir():
-            # What the cgroup has frozen takes this one before it runs.
-            send([one for one in members if one.pid in stay], signal.SIGSTOP, proc=self.proc)
-            self._set(Path(how), frozen=False, deadline=self.now() + 5)
+            with self._cgroup(how) as group:
+                # What the cgroup has frozen takes this one before it runs.
+                send([one for one in members if one.pid in stay], signal.SIGSTOP, proc=self.proc)
+                self._set(group, frozen=False, deadline=self.now() + 5)
             members = self.members(init_pid, init_started)
         stopped_ones = [one for one in reversed(members) if one.pid not in stay and one.pid not in going]
         send(stopped_ones, signal.SIGCONT, proc=self.proc)
 
+    def _cgroup(self, path: str) -> Cgroup:
+        """Raises ``FreezeError``."""
+        try:
+            return Cgroup(self.cgroups, Path(path))
+        except OSError as error:
+            raise FreezeError(f"{path}: {error.strerror or error}") from error
+
     def busy(self, pids: Iterable[int]) -> bool:
         """See ``Freezer``."""
-        return any(self._states(pid) & {"R", "D"} for pid in pids)
+        return any(_states(process) & {"R", "D"} for process in processes(pids, proc=self.proc))
 
     def moving(self, pids: Iterable[int], how: str) -> int | None:
         """See ``Freezer``."""
         if how != SIGNALS:
-            if not self._is(Path(how), frozen=True):
+            try:
+                with Cgroup(self.cgroups, Path(how)) as group:
+                    frozen, version = group.frozen(), group.version
+            except OSError:
+                frozen, version = False, 2
+            if not frozen:
                 return next(iter(pids), None)
             # The freezer of version 1 holds back SIGKILL as well: what is to end has to be let go.
-            old = (Path(how) / "freezer.state").exists()
-            return next((pid for pid in pids if old and self._pending(pid, signal.SIGKILL)), None)
-        return next((pid for pid in pids if self._main_moves(pid)), None)
+            there = processes(pids if version == 1 else (), proc=self.proc)
+            return next((process.pid for process in there if _pending(process, signal.SIGKILL)), None)
+        return next((process.pid for process in processes(pids, proc=self.proc) if _main_moves(process)), None)
 
     def ended(self, pids: Iterable[int]) -> int | None:
         """See ``Freezer``."""
-        read = LinuxProcesses(self.proc).read
-        return next((pid for pid in pids if (member := read(pid)) is None or member.gone), None)
+        pids = tuple(pids)
+        # A program whose first thread has ended by itself runs on in the others.
+        there = {one.pid for one in processes(pids, proc=self.proc) if not _states(one) <= set("ZX")}
+        return next((pid for pid in pids if pid not in there), None)
 
     def calls(self, pids: Iterable[int]) -> Calls:
         """See ``Freezer``. Blocked ones, too: that is how sigwait(3) and signalfd(2) take them."""
         found: set[tuple[int, int]] = set()
-        for pid in pids:
-            waiting = self._mask(pid, b"SigPnd:", b"ShdPnd:")
-            found.update((pid, int(number)) for number in _ASKING if waiting >> (number - 1) & 1)
+        for process in processes(pids, proc=self.proc):
+            waiting = _waiting(process)
+            found.update((process.pid, int(number)) for number in _ASKING if waiting >> (number - 1) & 1)
         return frozenset(found)
 
     def held(self, init_pid: int) -> bool:
         """See ``Freezer``. By SIGSTOP, or by the freezer of the cgroup in which it is."""
-        if self._state(self.proc / str(init_pid)) == "T":
+        if any(_state(process) == "T" for process in processes((init_pid,), proc=self.proc)):
             return True
-        return any(self._is(directory, frozen=True) for directory, _ in self._cgroups_of((init_pid,)))
+        for group in self._cgroups_of((init_pid,)):
+            with contextlib.suppress(OSError):
+                if group.frozen():
+                    return True
+        return False
 
-    def _moves(self, pid: int) -> bool:
-        """Whether a thread of it does anything but stand still.
+    def _moves(self, member: Member) -> bool:
+        with contextlib.suppress(OSError), Process(member.pid, started=member.started, proc=self.proc) as process:
+            return _moves(process)
+        return False
 
-        One that waits in the kernel (D) for its child of vfork(2) does so for as long as the child is stopped. With a
-        stop pending it cannot come back to its program, nor fork, and it stops when the child goes on.
-        """
-        states = self._states(pid)
-        if states <= set(_STILL):
-            return False
-        return not states <= {*_STILL, "D"} or not (states & set("Tt") or self._pending(pid, signal.SIGSTOP))
-
-    def _states(self, pid: int) -> set[str]:
-        """Of its threads; empty: it is gone."""
-        try:
-            threads = os.listdir(self.proc / str(pid) / "task")  # noqa: PTH208
-        except OSError:
-            return set()
-        return {self._state(self.proc / str(pid) / "task" / thread) for thread in threads}
-
-    def _main_moves(self, pid: int) -> bool:
-        state = self._state(self.proc / str(pid))
-        return self._moves(pid) if state == "D" else state not in _STILL
-
-    def _pending(self, pid: int, number: int) -> bool:
-        """A signal of this number was sent, and not taken yet."""
-        return bool(self._mask(pid, b"SigPnd:", b"ShdPnd:") >> (number - 1) & 1)
-
-    def _mask(self, pid: int, *names: bytes) -> int:
-        """Signals that one of these lines of a process's status has, the first one in the lowest bit."""
-        mask = 0
-        try:
-            for line in (self.proc / str(pid) / "status").read_bytes().split(b"\n"):
-                if line.startswith(names):
-                    mask |= int(line.split()[1], 16)
-        except OSError:
-            return 0
-        return mask
-
-    @staticmethod
-    def _state(directory: Path) -> str:
-        """``R``, ``S``, ...; ``X`` where it is gone."""
-        try:
-            return (directory / "stat").read_bytes().rpartition(b")")[2].split()[0].decode()
-        except (OSError, IndexError):
-            return "X"
-
-    def _set(self, directory: Path, *, frozen: bool, deadline: float) -> None:
-        new = (directory / "cgroup.freeze").exists()
-        knob, value = (
-            ("cgroup.freeze", "1" if frozen else "0") if new else ("freezer.state", "FROZEN" if frozen else "THAWED")
-        )
+    def _set(self, group: Cgroup, *, frozen: bool, deadline: float) -> None:
         try:
             while True:
-                (directory / knob).write_text(value)
-                if self._is(directory, frozen=frozen):
+                group.freeze(frozen=frozen)
+                if group.frozen() is frozen:
                     return
                 if self.now() >= deadline:
-                    raise FreezeError(f"{directory} is not {'frozen' if frozen else 'thawed'} in time")
+                    raise FreezeError(f"{group} is not {'frozen' if frozen else 'thawed'} in time")
                 self.sleep(_LOOK_AGAIN_S)
         except OSError as error:
-            raise FreezeError(f"{directory / knob}: {error.strerror or error}") from error
+            raise FreezeError(f"{group}: {group.knob}: {error.strerror or error}") from error
 
-    @staticmethod
-    def _is(directory: Path, *, frozen: bool) -> bool:
-        try:
-            if (directory / "cgroup.events").exists():
-                return ("frozen 1" in (directory / "cgroup.events").read_text().splitlines()) is frozen
-            return (directory / "freezer.state").read_text().strip() == ("FROZEN" if frozen else "THAWED")
-        except OSError:
-            return not frozen
+
+def _moves(process: Process) -> bool:
+    """Whether a thread of it does anything but stand still.
+
+    One that waits in the kernel (D) for its child of vfork(2) does so for as long as the child is stopped. With a
+    stop pending it cannot come back to its program, nor fork, and it stops when the child goes on.
+    """
+    states = _states(process)
+    if states <= set(_STILL):
+        return False
+    return not states <= {*_STILL, "D"} or not (states & set("Tt") or _pending(process, signal.SIGSTOP))
+
+
+def _main_moves(process: Process) -> bool:
+    state = _state(process)
+    return _moves(process) if state == "D" else state not in _STILL
+
+
+def _states(process: Process) -> set[str]:
+    """Of its threads; empty: it is gone."""
+    return {_state(process, f"task/{thread}/") for thread in process.threads()}
+
+
+def _state(process: Process, place: str = "") -> str:
+    """``R``, ``S``, ...; ``X`` where it is gone."""
+    try:
+        return process.text(f"{place}stat").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "X"
+
+
+def _pending(process: Process, number: int) -> bool:
+    """A signal of this number was sent, and not taken yet."""
+    return bool(_waiting(process) >> (number - 1) & 1)
+
+
+def _waiting(process: Process) -> int:
+    """Signals that wait for a process, the first one in the lowest bit."""
+    try:
+        status = process.status()
+        return int(status.get("SigPnd", "0"), 16) | int(status.get("ShdPnd", "0"), 16)
+    except (OSError, ValueError):
+        return 0
 
 
 def stopped(members: Iterable[Member]) -> tuple[int, ...]:
     """Those that stand still already."""
     return tuple(member.pid for member in members if member.state in "Tt")
-
-
-def _processes_of(directory: Path) -> set[int]:
-    """Of a cgroup and all below it."""
-    found: set[int] = set()
-    for path in (directory, *(one for one in directory.rglob("*") if one.is_dir())):
-        found.update(map(int, (path / "cgroup.procs").read_text().split()))
-    return found

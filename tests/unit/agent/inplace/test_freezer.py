@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
@@ -16,8 +15,10 @@ from namespace_job import Job, needs_root
 from stopping import stop
 from waiting import DEADLINE_S, wait_until
 
-from slurm_affinode.agent.inplace.freezer import SIGNALS, FreezeError, LinuxFreezer, stopped
+from slurm_affinode.agent.inplace import freezer as freezer_module
+from slurm_affinode.agent.inplace.freezer import SIGNALS, FreezeError, LinuxFreezer, file_system, stopped
 from slurm_affinode.agent.tree import LinuxProcesses, Member, TreeGoneError, parents_first, send
+from slurm_affinode.pinned import Process
 
 
 @pytest.fixture
@@ -228,15 +229,18 @@ def fake(tmp_path: Path, states: dict[int, str], cgroup: str) -> LinuxFreezer:
 
 
 def signals_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What is sent, on a kernel that has no descriptors of processes."""
+    """What is sent."""
     told: list[tuple[int, int]] = []
-
-    def none(pid: int) -> int:
-        raise OSError(errno.ENOSYS, "pidfd_open")
-
-    monkeypatch.setattr(os, "pidfd_open", none)
-    monkeypatch.setattr(os, "kill", lambda pid, number: told.append((pid, number)))
+    monkeypatch.setattr(Process, "signal", lambda process, number: told.append((process.pid, number)))
     return told
+
+
+@pytest.fixture
+def of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cgroups may be on the file system of this test."""
+    fd = os.open(tmp_path, os.O_PATH)
+    monkeypatch.setattr(freezer_module, "_CGROUP_FILE_SYSTEMS", {file_system(fd)})
+    os.close(fd)
 
 
 def make_cgroup(path: Path, pids: list[int], **files: str) -> Path:
@@ -254,6 +258,7 @@ def test_what_does_not_stop_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         freezer.freeze(1, 7, SIGNALS, timeout_s=3)
 
 
+@pytest.mark.usefixtures("of_files")
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_cgroup_with_just_the_job_is_frozen(tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of either version; the knob is turned there and back."""
@@ -287,6 +292,7 @@ def test_a_cgroup_with_just_the_job_is_frozen(tmp_path: Path, version: int, monk
     assert told[2:] == [(8, signal.SIGCONT), (7, signal.SIGCONT)]
 
 
+@pytest.mark.usefixtures("of_files")
 def test_a_cgroup_with_others_in_it_is_left_alone(tmp_path: Path) -> None:
     """Slurm's own holds the shepherd as well, which has to hear signals."""
     freezer = fake(tmp_path, {7: "S"}, "0::/job\n")
@@ -294,6 +300,7 @@ def test_a_cgroup_with_others_in_it_is_left_alone(tmp_path: Path) -> None:
     assert freezer.how(freezer.members(1, 7), 1) == SIGNALS
 
 
+@pytest.mark.usefixtures("of_files")
 def test_slurm_suspends_by_a_freezer_too(tmp_path: Path) -> None:
     """proctrack/cgroup: the shepherd's own cgroup is frozen, or one above it."""
     freezer = fake(tmp_path, {1: "S", 7: "S"}, "0::/slurm/step\n")
@@ -304,14 +311,42 @@ def test_slurm_suspends_by_a_freezer_too(tmp_path: Path) -> None:
     assert freezer.held(1)
 
 
+@pytest.mark.usefixtures("of_files")
 def test_a_cgroup_that_does_not_freeze_is_an_error(tmp_path: Path) -> None:
     """And so is one that is not there."""
     freezer = fake(tmp_path, {7: "S"}, "0::/job\n")
     group = make_cgroup(tmp_path / "cgroup" / "job", [7], **{"cgroup.freeze": "0", "cgroup.events": "frozen 0\n"})
     with pytest.raises(FreezeError, match="not frozen in time"):
         freezer.freeze(1, 7, str(group), timeout_s=3)
-    with pytest.raises(FreezeError, match=r"nobody/freezer\.state"):
-        freezer.freeze(1, 7, str(tmp_path / "nobody"), timeout_s=3)
+    with pytest.raises(FreezeError, match="nobody: No such file"):
+        freezer.freeze(1, 7, str(tmp_path / "cgroup" / "nobody"), timeout_s=3)
+
+
+@pytest.mark.usefixtures("of_files")
+@pytest.mark.parametrize("line", ["0::/../outside/job\n", "4:freezer:/../../outside/job\n", "0::/link/job\n"])
+def test_path_out_of_the_cgroups_is_not_followed(tmp_path: Path, line: str) -> None:
+    """As the kernel shows it of a process above the cgroup namespace of the agent, and through a symbolic link."""
+    freezer = fake(tmp_path, {7: "S"}, line)
+    (tmp_path / "cgroup" / "freezer").mkdir(parents=True)
+    (tmp_path / "cgroup" / "link").symlink_to(tmp_path / "outside")
+    knobs = {"cgroup.freeze": "0", "cgroup.events": "frozen 1\n", "freezer.state": "FROZEN"}
+    group = make_cgroup(tmp_path / "outside" / "job", [7], **knobs)
+    assert freezer.how(freezer.members(1, 7), 1) == SIGNALS
+    assert not freezer.held(1)
+    for path in (group, tmp_path / "cgroup" / ".." / "outside" / "job", tmp_path / "cgroup" / "link" / "job"):
+        with pytest.raises(FreezeError, match="job: "):
+            freezer.freeze(1, 7, str(path), timeout_s=3)
+    assert (group / "cgroup.freeze").read_text() == "0"
+
+
+def test_directory_of_another_file_system_is_no_cgroup(tmp_path: Path) -> None:
+    """Nothing is written to files that the kernel does not make."""
+    freezer = fake(tmp_path, {7: "S"}, "0::/job\n")
+    group = make_cgroup(tmp_path / "cgroup" / "job", [7], **{"cgroup.freeze": "0", "cgroup.events": "frozen 1\n"})
+    assert freezer.how(freezer.members(1, 7), 1) == SIGNALS
+    with pytest.raises(FreezeError, match="not on a file system of cgroups"):
+        freezer.freeze(1, 7, str(group), timeout_s=3)
+    assert (group / "cgroup.freeze").read_text() == "0"
 
 
 def test_parents_come_before_their_children() -> None:
