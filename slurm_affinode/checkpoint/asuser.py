@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from slurm_affinode.checkpoint.namespace import PROC
+from slurm_affinode.pinned import PROC, Process
 
 T = TypeVar("T")
 _SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159, "ppc64le": 81, "riscv64": 159}
@@ -35,10 +35,10 @@ class User:
 def user_of(pid: int, uid: int, gid: int, *, proc: Path = PROC) -> User:
     """A job's user, with the groups that a process of the job has; without groups where that is another's process."""
     try:
-        text = (proc / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
+        with Process(pid, proc=proc) as process:
+            facts = process.status()
     except OSError:
         return User(uid, gid)
-    facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     if set(facts.get("Uid", "").split()) != {str(uid)}:
         return User(uid, gid)
     return User(uid, gid, tuple(int(word) for word in facts.get("Groups", "").split()))

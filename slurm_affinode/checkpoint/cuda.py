@@ -29,6 +29,7 @@ from slurm_affinode.checkpoint.interface import (
     LockTimeout,
 )
 from slurm_affinode.errors import UnreachableError
+from slurm_affinode.pinned import PROC, Process
 
 _MEANING = {
     "CUDA_ERROR_NOT_SUPPORTED": "it uses something that the driver cannot checkpoint",
@@ -96,16 +97,16 @@ class Conversation(Protocol):
         ...
 
 
-def host_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
+def host_bytes(pid: int, proc: Path = PROC) -> int | None:
     """No less than what a checkpointed process has to get back; what was swapped counts ten times, as it takes longer.
 
     ``None``: not known.
     """
     try:
-        lines = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
+        with Process(pid, proc=proc) as held:
+            kib = {name: int(said.split()[0]) for name, said in held.status().items() if name in _COSTS}
     except OSError:
         return None
-    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if name in _COSTS}
     return sum(_COSTS[name] * count << 10 for name, count in kib.items()) if "VmRSS" in kib else None
 
 

@@ -5,18 +5,19 @@ Sizes are bytes, PIDs are those of this process's namespace.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurm_affinode.checkpoint import namespace
 from slurm_affinode.checkpoint.criu import cgroup_files
+from slurm_affinode.pinned import DELETED, PROC, Id, Process, ancestors, processes
 
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
-_DELETED = " (deleted)"
 _NO_LIMIT = 1 << 60
+_LOOKS = 8
 _EVENTFD = "anon_inode:[eventfd]"
 SEMAPHORE = "anon_inode:[eventfd-semaphore]"
 """How an eventfd that counts down (``EFD_SEMAPHORE``) is called here; ``/proc`` has one name for both kinds."""
@@ -80,50 +81,116 @@ class MemoryFacts:
     """What the tightest memory cgroup above the job leaves, counting what it can give back; ``None``: no limit."""
 
 
-def collect(init_pid: int, root_pid: int, *, proc: Path = namespace.PROC) -> TreeFacts:
-    """Look at the tree below ``root_pid``, in the namespace of which ``init_pid`` is PID 1."""
-    pids = namespace.tree(root_pid, proc=proc)
-    strangers = sorted(set(namespace.members(init_pid, proc=proc).values()) - set(pids))
+def collect(init_pid: int, root_pid: int, *, proc: Path = PROC) -> TreeFacts:
+    """Look at the tree below ``root_pid``, in the namespace of which ``init_pid`` is PID 1.
+
+    A process is known by its number and start from the first look on. Where PID 1 or the root has ended, or the root is
+    not in the namespace, there are no processes.
+    """
+    nothing = TreeFacts(init_pid, root_pid, ())
+    try:
+        with Process(init_pid, proc=proc) as init, Process(root_pid, proc=proc) as root:
+            space = init.link("ns/pid")
+            return _collect(init, root, space, proc) if root.link("ns/pid") == space else nothing
+    except OSError:
+        return nothing
+
+
+def _collect(init: Process, root: Process, space: str, proc: Path) -> TreeFacts:
+    tree = _tree(root.id, proc)
+    known = {init.id, *tree}
+    strangers = [one for one in _members(space, proc) if one not in known]
     # Some were forked while this looked.
-    late = [pid for pid in strangers if namespace.is_below(pid, pids, proc=proc)]
-    pids, outside = [*pids, *late], sorted(set(strangers) - set(late))
-    processes = tuple(one for pid in pids if (one := process_facts(pid, proc=proc)) is not None)
+    late = [one for one in strangers if _is_below(one, set(tree), init.id, proc)]
+    members = _facts_of_all([*tree, *late], proc)
     return TreeFacts(
-        init_pid,
-        root_pid,
-        processes,
-        _namespaces(init_pid, proc),
-        tuple(one for pid in outside if (one := process_facts(pid, proc=proc)) is not None),
-        _has_inet(processes, root_pid, proc),
-        _lost_streams(init_pid, processes, proc),
-        _sysv(init_pid, root_pid, proc),
+        init.pid,
+        root.pid,
+        members,
+        _namespaces(init),
+        _facts_of_all([one for one in strangers if one not in late], proc),
+        _has_inet(members, root),
+        _lost_streams(init, members),
+        _sysv(init, root, proc),
     )
 
 
-def process_facts(pid: int, *, proc: Path = namespace.PROC) -> ProcessFacts | None:
+def _tree(root: Id, proc: Path) -> list[Id]:
+    """The root and all below it, parents before children."""
+    children: dict[int, list[Id]] = {}
+    for process in processes(proc=proc):
+        with contextlib.suppress(OSError):
+            children.setdefault(process.stat().parent, []).append(process.id)
+    found, at = [root], 0
+    while at < len(found):
+        # One that is older than its parent is the child of a process that had its number before.
+        found += sorted(one for one in children.get(found[at].pid, ()) if one.started >= found[at].started)
+        at += 1
+    return found
+
+
+def _members(space: str, proc: Path) -> list[Id]:
+    """All of a PID namespace, by number."""
+    found = []
+    for process in processes(proc=proc):
+        with contextlib.suppress(OSError):
+            if process.link("ns/pid") == space:
+                found.append(process.id)
+    return sorted(found)
+
+
+def _is_below(one: Id, above: Collection[Id], init: Id, proc: Path) -> bool:
+    """Whether one of ``above`` is among a process's ancestors now; ``False`` where the process is gone."""
+    with contextlib.suppress(OSError), Process(one.pid, started=one.started, proc=proc) as process:
+        for _ in range(_LOOKS):
+            with contextlib.suppress(OSError):
+                for ancestor in ancestors(process, proc=proc):
+                    if ancestor.id in above:
+                        return True
+                    if ancestor.id == init:
+                        return False
+            # Where one in between has ended its children have another parent by now.
+    return False
+
+
+def _facts_of_all(found: Iterable[Id], proc: Path) -> tuple[ProcessFacts, ...]:
+    told = []
+    for one in found:
+        with contextlib.suppress(OSError), Process(one.pid, started=one.started, proc=proc) as process:
+            told.append(_facts_of(process, proc))
+    return tuple(told)
+
+
+def process_facts(pid: int, *, proc: Path = PROC) -> ProcessFacts | None:
     """One process; ``None`` where it is gone."""
-    base = proc / str(pid)
-    status = _status(base)
-    if not status:
+    try:
+        with Process(pid, proc=proc) as process:
+            return _facts_of(process, proc)
+    except OSError:
         return None
-    files, deleted = _files(base)
+
+
+def _facts_of(process: Process, proc: Path) -> ProcessFacts:
+    """Raises ``OSError`` where it is gone. What ends meanwhile has fewer files and namespaces."""
+    status = process.status()
+    files, deleted = _files(process)
     uids = tuple(int(word) for word in status.get("Uid", "").split())
     return ProcessFacts(
-        pid,
+        process.pid,
         status.get("Name", "?"),
         uids,
         int(status.get("TracerPid", "0") or 0),
         status.get("State", "S")[:1],
         files,
-        _mapped_devices(base),
-        _namespaces(pid, proc),
-        _memory(base, status),
+        _mapped_devices(process),
+        _namespaces(process),
+        _memory(process, status),
         deleted,
-        _uses_mps(base, uids, proc),
+        _uses_mps(process, uids, proc),
     )
 
 
-def available_memory(*, proc: Path = namespace.PROC) -> int | None:
+def available_memory(*, proc: Path = PROC) -> int | None:
     """Bytes of host memory that can be had without swapping; ``None``: the kernel does not say."""
     for line in _text(proc / "meminfo").splitlines():
         if line.startswith("MemAvailable:"):
@@ -131,7 +198,7 @@ def available_memory(*, proc: Path = namespace.PROC) -> int | None:
     return None
 
 
-def memory_facts(pid: int, *, proc: Path = namespace.PROC, cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
+def memory_facts(pid: int, *, proc: Path = PROC, cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
     """Host memory that a process of the job may still use."""
     directories = {
         directory: None
@@ -169,48 +236,52 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _status(base: Path) -> dict[str, str]:
-    return {
-        key: value.strip() for key, _, value in (line.partition(":") for line in _text(base / "status").splitlines())
-    }
+def _text_of(process: Process, name: str) -> str:
+    try:
+        return process.text(name)
+    except OSError:
+        return ""
 
 
-def _files(base: Path) -> tuple[tuple[str, ...], int]:
+def _files(process: Process) -> tuple[tuple[str, ...], int]:
     """Where descriptors point, and the bytes of regular files that have no name any more."""
     seen: dict[str, None] = {}
     deleted: dict[tuple[int, int], int] = {}
-    directory = f"{base}/fd"  # a path for each of thousands would take longer than to read them
     try:
-        entries = os.listdir(directory)  # noqa: PTH208
+        entries = process.names("fd")
     except OSError:
         return (), 0
     for name in entries:
-        try:
-            target = os.readlink(f"{directory}/{name}")  # noqa: PTH115 - "anon_inode:[x]" is no path
-            if target == _EVENTFD and _COUNTS_DOWN.search(_text(base / "fdinfo" / name)):
+        with contextlib.suppress(OSError):
+            target = process.link(f"fd/{name}")
+            if target == _EVENTFD and _COUNTS_DOWN.search(_text_of(process, f"fdinfo/{name}")):
                 target = SEMAPHORE
             seen[target] = None
-            if target.endswith(_DELETED):
-                facts = (base / "fd" / name).stat()
+            if target.endswith(DELETED):
+                facts = process.facts(f"fd/{name}")
                 deleted[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
-        except OSError:
-            continue
     return tuple(sorted(seen)), sum(deleted.values())
 
 
-def _lost_streams(init_pid: int, processes: Iterable[ProcessFacts], proc: Path) -> tuple[str, ...]:
-    held = {file for one in processes for file in one.files if file.startswith("/") and file.endswith(_DELETED)}
-    streams, _ = _files(proc / str(init_pid))
-    return tuple(file.removesuffix(_DELETED) for file in streams if file in held)
+def _lost_streams(init: Process, members: Iterable[ProcessFacts]) -> tuple[str, ...]:
+    held = {file for one in members for file in one.files if file.startswith("/") and file.endswith(DELETED)}
+    streams, _ = _files(init)
+    return tuple(file.removesuffix(DELETED) for file in streams if file in held)
 
 
-def _sysv(init_pid: int, root_pid: int, proc: Path) -> tuple[str, ...]:
+def _sysv(init: Process, root: Process, proc: Path) -> tuple[str, ...]:
     """The kernel does not say which process made a semaphore: those of the user's other jobs count as well."""
-    if _namespaces(init_pid, proc).get("ipc") != _namespaces("self", proc).get("ipc"):
+    try:
+        ours = str((proc / "self" / "ns" / "ipc").readlink())
+    except OSError:
+        ours = None
+    if _namespaces(init).get("ipc") != ours:
         return ()  # the tables below are not theirs
-    began, uids = _began(root_pid, proc), _status(proc / str(root_pid)).get("Uid", "").split()
-    if began is None or not uids:
+    booted = re.search(r"^btime (\d+)$", _text(proc / "stat"), re.MULTILINE)
+    uids = root.status().get("Uid", "").split()
+    if booted is None or not uids:
         return ()
+    began = int(booted[1]) + root.started // os.sysconf("SC_CLK_TCK")
     found = []
     for kind, key in _SYSV.items():
         head, *rows = _text(proc / "sysvipc" / kind).splitlines() or [""]
@@ -221,66 +292,52 @@ def _sysv(init_pid: int, root_pid: int, proc: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _began(pid: int, proc: Path) -> int | None:
-    """When a process began, in whole seconds since the epoch; ``None``: it is gone."""
-    fields = _text(proc / str(pid) / "stat").rpartition(")")[2].split()
-    booted = re.search(r"^btime (\d+)$", _text(proc / "stat"), re.MULTILINE)
-    if len(fields) < 20 or booted is None:
-        return None
-    return int(booted[1]) + int(fields[19]) // os.sysconf("SC_CLK_TCK")
-
-
-def _mapped_devices(base: Path) -> tuple[str, ...]:
-    found = set(re.findall(r"(/dev/(?!zero|shm/|hugepages)\S+)$", _text(base / "maps"), re.MULTILINE))
+def _mapped_devices(process: Process) -> tuple[str, ...]:
+    found = set(re.findall(r"(/dev/(?!zero|shm/|hugepages)\S+)$", _text_of(process, "maps"), re.MULTILINE))
     return tuple(sorted(found))
 
 
-def _namespaces(pid: int | str, proc: Path) -> dict[str, str]:
+def _namespaces(process: Process) -> dict[str, str]:
     found = {}
     for name in _NAMESPACES:
-        try:
-            found[name] = os.readlink(proc / str(pid) / "ns" / name)  # noqa: PTH115 - "mnt:[1]" is no path
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            found[name] = process.link(f"ns/{name}")
     return found
 
 
-def _memory(base: Path, status: Mapping[str, str]) -> int:
+def _memory(process: Process, status: Mapping[str, str]) -> int:
     """Proportional size of memory that is not backed by files; its resident size on older kernels."""
     wanted = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
-    rows = [line.split() for line in _text(base / "smaps_rollup").splitlines()]
+    rows = [line.split() for line in _text_of(process, "smaps_rollup").splitlines()]
     parts = [int(row[1]) for row in rows if row and row[0] in wanted]
     if len(parts) == len(wanted):
         return sum(parts) * 1024
     return sum(int(status.get(key, "0 kB").split()[0]) for key in ("RssAnon", "RssShmem", "VmSwap")) * 1024
 
 
-def _uses_mps(base: Path, uids: Sequence[int], proc: Path) -> bool:
+def _uses_mps(process: Process, uids: Sequence[int], proc: Path) -> bool:
     """Whether it talks to an MPS daemon: its environment names one's directory, and there is a daemon for its user.
 
     Whether that directory exists is not looked at: a path that a user chose is nothing for root to follow.
     """
-    try:
-        environment = (base / "environ").read_bytes().split(b"\0")
-    except OSError:
+    entries = _text_of(process, "environ").split("\0")
+    if not any(entry.startswith("CUDA_MPS_PIPE_DIRECTORY=") for entry in entries):
         return False
-    if not any(entry.startswith(b"CUDA_MPS_PIPE_DIRECTORY=") for entry in environment):
-        return False
-    for other in os.listdir(proc):  # noqa: PTH208 - only names are wanted
-        if other.isdecimal():
-            status = _status(proc / other)
+    for other in processes(proc=proc):
+        with contextlib.suppress(OSError):
+            status = other.status()
             if status.get("Name", "").startswith(_MPS) and set(status.get("Uid", "").split()) & {"0", *map(str, uids)}:
                 return True
     return False
 
 
-def _has_inet(processes: Iterable[ProcessFacts], root_pid: int, proc: Path) -> bool:
+def _has_inet(members: Iterable[ProcessFacts], root: Process) -> bool:
     """Whether the tree has sockets of the internet families."""
-    inodes = {file[8:-1] for one in processes for file in one.files if file.startswith("socket:[")}
+    inodes = {file[8:-1] for one in members for file in one.files if file.startswith("socket:[")}
     if not inodes:
         return False
     for kind in ("tcp", "tcp6", "udp", "udp6"):
-        for line in _text(proc / str(root_pid) / "net" / kind).splitlines()[1:]:
+        for line in _text_of(root, f"net/{kind}").splitlines()[1:]:
             words = line.split()
             if len(words) > 9 and words[9] in inodes:
                 return True

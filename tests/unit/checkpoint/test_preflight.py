@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slurm_affinode.checkpoint import namespace
+from slurm_affinode.checkpoint import facts
 from slurm_affinode.checkpoint.facts import MemoryFacts, ProcessFacts, TreeFacts, collect, memory_facts
 from slurm_affinode.checkpoint.interface import Capabilities
 from slurm_affinode.checkpoint.preflight import GpuUseFacts, JobFacts, estimate, refusals
 from slurm_affinode.model.suspension import Mode, Refusal
+from slurm_affinode.pinned import Id, Process
 
 GIB = 1 << 30
 HERE = {"pid": "pid:[5]", "mnt": "mnt:[5]", "user": "user:[1]"}
@@ -133,6 +135,16 @@ def test_an_old_criu_does_on_older_kernels() -> None:
     assert told(criu="4.1.1") == []
 
 
+BEGAN = 100
+"""Ticks since boot."""
+
+
+def stat(proc: Path, pid: int, parent: int, *, started: int = BEGAN) -> None:
+    """``/proc/PID/stat``."""
+    text = f"{pid} (odd) name) S {parent} {'0 ' * 17}{started} 0\n"
+    (proc / str(pid) / "stat").write_text(text)
+
+
 def process(proc: Path, pid: int, parent: int, *, inner: int, fds: dict[str, str] | None = None, **status: str) -> None:
     """A process in a /proc of our own."""
     base = proc / str(pid)
@@ -143,6 +155,7 @@ def process(proc: Path, pid: int, parent: int, *, inner: int, fds: dict[str, str
         "NSpid": f"{pid} {inner}", "RssAnon": "1000 kB", "RssShmem": "24 kB", "VmSwap": "0 kB", **status,
     }  # fmt: skip
     (base / "status").write_text("".join(f"{key}:\t{value}\n" for key, value in lines.items()))
+    stat(proc, pid, parent)
     (base / "ns" / "pid").symlink_to("pid:[7]")
     for name, target in (fds or {}).items():
         (base / "fd" / name).symlink_to(target)
@@ -174,27 +187,67 @@ def test_what_is_forked_while_the_tree_is_read_belongs_to_it(tmp_path: Path, mon
     process(tmp_path, 50, 1, inner=1)
     process(tmp_path, 60, 50, inner=2)
     process(tmp_path, 80, 50, inner=9)
-    members, parent = namespace.members, namespace.parent
-    between: list[int] = []
+    members, ancestors = facts._members, facts.ancestors
+    asked: list[int] = []
 
-    def later(init_pid: int, *, proc: Path) -> dict[int, int]:
+    def later(space: str, proc: Path) -> list[Id]:
         process(proc, 70, 60, inner=3)
         process(proc, 90, 71, inner=4)
-        return members(init_pid, proc=proc)
+        return members(space, proc)
 
-    def reparented(pid: int, *, proc: Path) -> int | None:
+    def adopted(held: Process, *, proc: Path) -> Iterator[Process]:
         """Process 71 ends when it is looked for, and 90 becomes a child of the script."""
-        if pid != 90 or 71 in between:
-            between.append(pid)
-            return 60 if pid == 90 else parent(pid, proc=proc)
-        return 71
+        asked.append(held.pid)
+        yield from ancestors(held, proc=proc)
+        if held.pid == 90:
+            stat(proc, 90, 60)
 
-    monkeypatch.setattr(namespace, "members", later)
-    monkeypatch.setattr(namespace, "parent", reparented)
+    monkeypatch.setattr(facts, "_members", later)
+    monkeypatch.setattr(facts, "ancestors", adopted)
     tree = collect(50, 60, proc=tmp_path)
     assert [one.pid for one in tree.processes] == [60, 70, 90]
     assert [one.pid for one in tree.outside] == [80]
-    assert not namespace.is_below(12345, [60], proc=tmp_path)
+    assert asked.count(90) == 2
+
+
+def test_child_of_an_earlier_process_with_the_same_number_is_not_in_the_tree(tmp_path: Path) -> None:
+    """It is older than the process that has the number of its parent now: it is another job's, and so is its child."""
+    process(tmp_path, 50, 1, inner=1)
+    process(tmp_path, 60, 50, inner=2)
+    process(tmp_path, 70, 60, inner=3)
+    stat(tmp_path, 70, 60, started=BEGAN - 1)
+    (tmp_path / "70" / "ns" / "pid").unlink()
+    assert [one.pid for one in collect(50, 60, proc=tmp_path).processes] == [60]
+
+
+def test_root_of_another_namespace_is_none(tmp_path: Path) -> None:
+    """Its number was given away since."""
+    process(tmp_path, 50, 1, inner=1)
+    process(tmp_path, 60, 50, inner=2)
+    (tmp_path / "60" / "ns" / "pid").unlink()
+    (tmp_path / "60" / "ns" / "pid").symlink_to("pid:[8]")
+    assert collect(50, 60, proc=tmp_path).processes == ()
+
+
+def test_files_of_one_process_are_not_mixed_with_those_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number is given to another one while it is read."""
+    process(tmp_path, 50, 1, inner=1)
+    process(tmp_path, 60, 50, inner=2, fds={"0": "/home/a/in"})
+    listdir = os.listdir
+
+    def after_that(path: Any) -> list[str]:
+        names = listdir(path)
+        if names == ["0"] and not (tmp_path / "ended").exists():
+            (tmp_path / "60").rename(tmp_path / "ended")
+            process(tmp_path, 60, 50, inner=2, fds={"0": "/home/b/secret"}, RssAnon="77 kB")
+        return names
+
+    monkeypatch.setattr(os, "listdir", after_that)
+    monkeypatch.setattr(facts, "_has_inet", lambda *_: False)
+    [one] = collect(50, 60, proc=tmp_path).processes
+    assert one.files == ("/home/a/in",)
 
 
 def test_a_deleted_output_file_counts_where_a_process_has_it(tmp_path: Path) -> None:
@@ -212,7 +265,7 @@ def test_system_v_ipc_of_the_user_since_the_job_began(tmp_path: Path) -> None:
     process(tmp_path, 60, 50, inner=2)
     (tmp_path / "stat").write_text("cpu 1\nbtime 1000\n")
     ticks = 500 * os.sysconf("SC_CLK_TCK") + 1
-    (tmp_path / "60" / "stat").write_text(f"60 (odd) name) S {' '.join(['0'] * 18)} {ticks} 0\n")
+    stat(tmp_path, 60, 50, started=ticks)
     (tmp_path / "sysvipc").mkdir()
     head = "       key      semid perms      nsems   uid   gid  cuid  cgid      otime      ctime\n"
     rows = [(0, 1001, 1499), (1, 1001, 1500), (2, 1002, 1600), (3, 1001, 1700)]
@@ -253,9 +306,9 @@ def test_mps_is_seen_without_following_the_users_path(
     tmp_path: Path, directory: str | None, name: str, uid: int, uses: bool
 ) -> None:
     """By the process's environment and by a daemon that is there for its user."""
+    process(tmp_path, 1, 0, inner=1)
     for pid, called, whose in ((70, "python", 1001), (71, name, uid)):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "status").write_text(f"Name:\t{called}\nPPid:\t1\nUid:\t{whose}\t{whose}\n")
+        process(tmp_path, pid, 1, inner=pid, Name=called, Uid=f"{whose}\t{whose}")
     if directory is not None:
         (tmp_path / "70" / "environ").write_text(f"A=1\0CUDA_MPS_PIPE_DIRECTORY={directory}\0")
     assert collect(1, 70, proc=tmp_path).processes[0].mps is uses
