@@ -3,6 +3,9 @@
 A process of its own, because each first contact with the driver costs seconds, and because a call that never returns
 must not take the agent with it. A request is a line of JSON, ``{"call": NAME, ...}``, its answer is one too: ``{"ok":
 VALUE}``, ``{"cuda": ERROR NAME}`` for an error of the driver, ``{"unavailable": TEXT}``.
+
+The driver takes a process by its number: the process is held during a call, and an answer is given only where it was
+there all the while, so that no other process can have had the number.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from slurm_affinode.checkpoint.cuda_driver import (
     devices,
     restore_arguments,
 )
+from slurm_affinode.pinned import Process, ProcessGoneError, processes
 
 
 def _hello(driver: Driver) -> dict[str, Any]:
@@ -52,20 +56,17 @@ def _users(driver: Driver, pids: list[int]) -> list[tuple[int, int]]:
     """
     driver.initialise()
     found = []
-    for pid in pids:
+    for process in processes(pids):
         try:
-            thread = int(driver.call("cuCheckpointProcessGetRestoreThreadId", pid))
+            thread = int(driver.call("cuCheckpointProcessGetRestoreThreadId", process.pid))
         except DriverSaysError as error:
-            if str(error) in ("CUDA_ERROR_NOT_INITIALIZED", "CUDA_ERROR_INVALID_VALUE") or not _there(pid):
+            # Drivers differ in what they say of a process that has ended (580, 595: CUDA_ERROR_OPERATING_SYSTEM).
+            if str(error) in ("CUDA_ERROR_NOT_INITIALIZED", "CUDA_ERROR_INVALID_VALUE") or process.ended():
                 continue
             raise
-        found.append((pid, thread))
+        if not process.ended():
+            found.append((process.pid, thread))
     return found
-
-
-def _there(pid: int) -> bool:
-    """Drivers differ in what they say of a process that has ended (580, 595: CUDA_ERROR_OPERATING_SYSTEM)."""
-    return os.path.exists(f"/proc/{pid}")  # noqa: PTH110 - of the helper's few imports
 
 
 def _state(driver: Driver, pid: int) -> str:
@@ -119,7 +120,16 @@ def answer(driver: Driver, line: str) -> str:
     """The answer to one line."""
     try:
         request = json.loads(line)
-        said: dict[str, Any] = {"ok": _CALLS[request.pop("call")](driver, **request)}
+        call = _CALLS[request.pop("call")]
+        if "pid" in request:
+            with Process(request["pid"], started=request.pop("started", None)) as process:
+                process.check()
+                said: dict[str, Any] = {"ok": call(driver, **request)}
+                process.check()
+        else:
+            said = {"ok": call(driver, **request)}
+    except ProcessGoneError:
+        said = {"cuda": "CUDA_ERROR_INVALID_VALUE"}  # as the driver says of a number that nobody has
     except DriverSaysError as error:
         said = {"cuda": str(error)}
     except NotAvailableError as error:

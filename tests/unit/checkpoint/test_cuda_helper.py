@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
+from background import started_of
 
 from slurm_affinode.checkpoint.cuda_driver import Driver
 from slurm_affinode.checkpoint.cuda_helper import answer
@@ -72,7 +76,7 @@ def test_nothing_is_locked_where_a_restore_could_not_be_done() -> None:
     def called(name: str, code: Code) -> Callable[..., Any]:
         return lambda *_: (done.append(name), (code,))[1]
 
-    arguments = {"pid": 7, "timeout_ms": 50}
+    arguments = {"pid": os.getpid(), "timeout_ms": 50}
     broken = Bindings(cuInit=called("init", Code.CUDA_ERROR_NOT_INITIALIZED))
     assert ask(broken, "lock", **arguments) == {"cuda": "CUDA_ERROR_NOT_INITIALIZED"}
     sound = Bindings(
@@ -83,6 +87,33 @@ def test_nothing_is_locked_where_a_restore_could_not_be_done() -> None:
     for _ in range(2):
         assert json.loads(answer(driver, json.dumps({"call": "lock", **arguments}))) == {"ok": None}
     assert done == ["init", "init", "lock", "lock"]
+
+
+def test_call_for_a_process_that_has_ended_is_not_made() -> None:
+    """Nor one for another process that has its number."""
+    states = {"cuCheckpointProcessGetState": lambda pid: (Code.CUDA_SUCCESS, SimpleNamespace(name="X"))}
+    gone = {"cuda": "CUDA_ERROR_INVALID_VALUE"}
+    started = started_of(os.getpid())
+    assert ask(Bindings(**states), "state", pid=os.getpid(), started=started) == {"ok": "x"}
+    assert ask(Bindings(**states), "state", pid=os.getpid(), started=started - 1) == gone
+    assert ask(Bindings(**states), "state", pid=GONE) == gone
+
+
+@pytest.mark.parametrize(("call", "answered"), [("state", {"cuda": "CUDA_ERROR_INVALID_VALUE"}), ("users", {"ok": []})])
+def test_answer_for_a_process_that_ends_during_the_call_is_none(call: str, answered: Any) -> None:
+    """The driver may have reached whoever has its number by then."""
+    with subprocess.Popen(["sleep", "1000"]) as child:
+
+        def end(pid: int) -> Any:
+            child.kill()
+            child.wait()
+            return Code.CUDA_SUCCESS, SimpleNamespace(name="X") if call == "state" else 5
+
+        bindings = Bindings(
+            cuInit=lambda flags: (Code.CUDA_SUCCESS,), cuCheckpointProcessGetState=end,
+            cuCheckpointProcessGetRestoreThreadId=end,
+        )  # fmt: skip
+        assert ask(bindings, call, **({"pid": child.pid} if call == "state" else {"pids": [child.pid]})) == answered
 
 
 def test_a_call_that_is_not_known_is_answered() -> None:
