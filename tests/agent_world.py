@@ -131,7 +131,8 @@ class FakeCuda:
         self.world.effect(name)
         process.cuda = after
 
-    def lock(self, pid: int, *, timeout_ms: int) -> None:
+    def lock(self, pid: int, *, timeout_ms: int, started: int | None = None) -> None:
+        assert started == 5  # as of all processes of this world
         if self._find(pid).pid_ns in self.times_out:
             raise LockTimeout("its GPU is busy", code="CUDA_ERROR_NOT_READY")
         self._move(pid, "lock", CudaState.RUNNING, CudaState.LOCKED)

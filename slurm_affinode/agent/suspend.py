@@ -257,8 +257,10 @@ class JobSuspender:
     def _lock_all(self, attempt: _Attempt) -> None:
         parts = self._parts
         deadline = parts.now() + parts.settings.lock_s
+        started = {member.pid: member.started for member in attempt.tree}
         for pid in attempt.cuda:
-            parts.cuda.lock(pid, timeout_ms=max(100, round((deadline - parts.now()) * 1000)))
+            left_ms = max(100, round((deadline - parts.now()) * 1000))
+            parts.cuda.lock(pid, timeout_ms=left_ms, started=started[pid])
 
     def _dump(self, attempt: _Attempt) -> None:
         parts = self._parts

@@ -190,13 +190,13 @@ class Cuda:
         """Where a process stands."""
         return CudaState(self._ask("state", f"read the state of process {pid}", self._deadlines.quick, pid=pid))
 
-    def lock(self, pid: int, *, timeout_ms: int) -> None:
-        """RUNNING -> LOCKED, or ``LockTimeout``."""
+    def lock(self, pid: int, *, timeout_ms: int, started: int | None = None) -> None:
+        """RUNNING -> LOCKED, or ``LockTimeout``. ``started``: see ``CudaDriver``."""
         if timeout_ms <= 0:
             raise ValueError("a lock needs a time-out: without one it may wait for ever")
         try:
             deadline = timeout_ms / 1000 + self._deadlines.grace
-            self._ask("lock", f"lock process {pid}", deadline, pid=pid, timeout_ms=timeout_ms)
+            self._ask("lock", f"lock process {pid}", deadline, pid=pid, timeout_ms=timeout_ms, started=started)
         except CudaError as error:
             if error.code == "CUDA_ERROR_NOT_READY":
                 raise LockTimeout(

@@ -129,7 +129,7 @@ def answer(driver: Driver, line: str) -> str:
         else:
             said = {"ok": call(driver, **request)}
     except ProcessGoneError:
-        said = {"cuda": "CUDA_ERROR_INVALID_VALUE"}  # as the driver says of a number that nobody has
+        said = {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}  # as drivers say of a number that nobody has
     except DriverSaysError as error:
         said = {"cuda": str(error)}
     except NotAvailableError as error:

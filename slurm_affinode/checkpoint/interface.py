@@ -166,8 +166,12 @@ class CudaDriver(Protocol):
         """Where a process stands."""
         ...
 
-    def lock(self, pid: int, *, timeout_ms: int) -> None:
-        """RUNNING -> LOCKED. ``LockTimeout``: still RUNNING. ``timeout_ms`` has to be above 0."""
+    def lock(self, pid: int, *, timeout_ms: int, started: int | None = None) -> None:
+        """RUNNING -> LOCKED. ``LockTimeout``: still RUNNING. ``timeout_ms`` has to be above 0.
+
+        ``started``: ticks since boot; a process that began at another time is not touched. The other calls fail for one
+        that was not locked before.
+        """
         ...
 
     def checkpoint(self, pid: int) -> None:

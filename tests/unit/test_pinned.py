@@ -150,6 +150,64 @@ def test_namespace_of_a_dead_first_process_is_gone(tmp_path: Path) -> None:
     assert held.kill_all()
 
 
+def test_ancestors_are_held_one_after_the_other() -> None:
+    """From the parent up to PID 1; a parent that is younger than its child is another process."""
+    with sleeper() as child:
+        above = [(one.pid, one.stat().parent) for one in pinned.ancestors(Process(child.pid))]
+    assert above[0][0] == os.getpid()
+    assert [parent for _, parent in above[:-1]] == [pid for pid, _ in above[1:]]
+    assert above[-1][1] == 0
+
+
+ADOPTED = """
+import ctypes, os, signal, sys
+from pathlib import Path
+from slurm_affinode import pinned
+from slurm_affinode.pinned import Process
+
+def fork_as(number, run=signal.pause):
+    with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+        file.write(str(number - 1))
+    child = os.fork()
+    if child == 0:
+        run()
+        os._exit(0)
+    assert child == number, child
+    return child
+
+def parent():
+    fork_as(300)
+    signal.pause()
+
+fork_as(200, parent)
+while not Path("/proc/300").exists():
+    pass
+held, opened = Process(300), []
+class Late(Process):
+    # The number of the parent is given away between the look at the child and the look at the parent.
+    def __init__(self, pid, **options):
+        if pid == 200 and not opened:
+            opened.append(pid)
+            os.kill(200, signal.SIGKILL)
+            os.waitpid(200, 0)
+            fork_as(200)
+        super().__init__(pid, **options)
+pinned.Process = Late
+print([one.pid for one in pinned.ancestors(held)], opened)
+"""
+
+
+@needs_root
+def test_process_with_the_number_of_a_parent_is_no_ancestor() -> None:
+    """The child was adopted by then."""
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", ADOPTED],
+        check=False, timeout=60, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(pinned.__file__).parents[1])},
+    )  # fmt: skip
+    assert done.stdout.strip() == "[1] [200]", done.stderr
+
+
 def test_own_namespace_is_refused() -> None:
     """Else a number that was given to another process would let all processes of the node be killed."""
     with sleeper() as child:

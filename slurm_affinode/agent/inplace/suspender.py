@@ -65,6 +65,8 @@ class _Attempt:
     held: Mapping[str, int]
     known: frozenset[int]
     """Processes that were on a GPU when it began."""
+    started: Mapping[int, int]
+    """Process of the job -> when it began, in ticks since boot."""
     failure: str | None = None
 
 
@@ -275,7 +277,8 @@ class InPlaceSuspender:
         held = self._held(frozenset(cuda))
         assert slurm.submit is not None  # noqa: S101 - the caller has looked
         key = JobKey(parts.cluster, job.job_id, round(slurm.submit.timestamp()))
-        attempt = _Attempt(job, parts.journal.record(key), why, parts.now(), cuda, held, there.union(cuda))
+        attempt = _Attempt(job, parts.journal.record(key), why, parts.now(), cuda, held, there.union(cuda),
+                           {member.pid: member.started for member in members})  # fmt: skip
         models = {device.uuid: device.model for device in self._cards.devices()}
         self._mark(
             attempt,
@@ -295,7 +298,8 @@ class InPlaceSuspender:
         parts = self._parts
         deadline = parts.now() + parts.settings.lock_s
         for pid in attempt.cuda:
-            parts.cuda.lock(pid, timeout_ms=max(100, round((deadline - parts.now()) * 1000)))
+            left_ms = max(100, round((deadline - parts.now()) * 1000))
+            parts.cuda.lock(pid, timeout_ms=left_ms, started=attempt.started[pid])
 
     def _freeze(self, attempt: _Attempt) -> None:
         job = attempt.job

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from background import started_of
 
+from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.cuda_driver import Driver
 from slurm_affinode.checkpoint.cuda_helper import answer
+from slurm_affinode.checkpoint.interface import CudaError
 
 GONE = 2**22 + 1
 """No process has this number."""
@@ -92,14 +94,39 @@ def test_nothing_is_locked_where_a_restore_could_not_be_done() -> None:
 def test_call_for_a_process_that_has_ended_is_not_made() -> None:
     """Nor one for another process that has its number."""
     states = {"cuCheckpointProcessGetState": lambda pid: (Code.CUDA_SUCCESS, SimpleNamespace(name="X"))}
-    gone = {"cuda": "CUDA_ERROR_INVALID_VALUE"}
+    gone = {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}
     started = started_of(os.getpid())
     assert ask(Bindings(**states), "state", pid=os.getpid(), started=started) == {"ok": "x"}
     assert ask(Bindings(**states), "state", pid=os.getpid(), started=started - 1) == gone
     assert ask(Bindings(**states), "state", pid=GONE) == gone
 
 
-@pytest.mark.parametrize(("call", "answered"), [("state", {"cuda": "CUDA_ERROR_INVALID_VALUE"}), ("users", {"ok": []})])
+def test_process_with_the_number_of_another_is_not_locked() -> None:
+    """The agent knows since when the process that it means is there."""
+    locked: list[int] = []
+    bindings = Bindings(
+        cuInit=lambda flags: (Code.CUDA_SUCCESS,), CUcheckpointLockArgs=SimpleNamespace,
+        cuCheckpointProcessLock=lambda pid, _: (locked.append(pid), (Code.CUDA_SUCCESS,))[1],
+    )  # fmt: skip
+
+    class Helper:
+        def ask(self, line: bytes, *, timeout_s: float) -> bytes:
+            return answer(Driver(bindings), line.decode()).encode()
+
+        def close(self) -> None: ...
+
+    cuda = Cuda(driver_version=lambda: None, start=lambda _: Helper())
+    started = started_of(os.getpid())
+    with pytest.raises(CudaError, match="CUDA_ERROR_OPERATING_SYSTEM"):
+        cuda.lock(os.getpid(), timeout_ms=50, started=started - 1)
+    assert locked == []
+    cuda.lock(os.getpid(), timeout_ms=50, started=started)
+    assert locked == [os.getpid()]
+
+
+@pytest.mark.parametrize(
+    ("call", "answered"), [("state", {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}), ("users", {"ok": []})]
+)
 def test_answer_for_a_process_that_ends_during_the_call_is_none(call: str, answered: Any) -> None:
     """The driver may have reached whoever has its number by then."""
     with subprocess.Popen(["sleep", "1000"]) as child:
