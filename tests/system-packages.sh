@@ -6,7 +6,7 @@
 set -euo pipefail
 
 python=(python3 python3-venv ca-certificates)
-tests=("${python[@]}" chromium gcc libc6-dev make mariadb-server postgresql prometheus shellcheck)
+tests=("${python[@]}" chromium gcc libc6-dev make mariadb-server postgresql prometheus shellcheck systemd)
 
 case "${1:-}" in
   python) wanted=("${python[@]}") ;;

@@ -33,6 +33,7 @@ from slurm_affinode.agent.suspend import JobSuspender
 from slurm_affinode.agent.tree import LinuxProcesses
 from slurm_affinode.agent.waker import JobWaker, Lease
 from slurm_affinode.agent.words import one
+from slurm_affinode.checkpoint import yama
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.facts import memory_facts
@@ -123,6 +124,9 @@ def build(context: AgentContext) -> Orchestration:
     """Everything that acts on jobs. Raises ``AffinodeError`` where this node cannot keep images."""
     config = context.config
     suspend = config.suspend
+    warning = yama.check()
+    if warning is not None:
+        LOG.warning("%s", warning)
     gpus = NodeGpus(context.gpus)
     cuda = Cuda(driver_version=gpus.version, held=gpus.held)
     criu = Criu(program=suspend.criu)

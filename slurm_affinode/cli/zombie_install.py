@@ -36,6 +36,7 @@ _PROGRAM = "slurm-affinode"
 _STATE = "/var/lib/slurm-affinode"
 _HOME = "XDG_STATE_HOME=/var/lib"
 _PATH = "PATH=/opt/slurm-affinode/bin:/usr/local/bin:/usr/bin:/bin"
+_CAPABILITIES = "CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_SETGID CAP_SETUID\n"
 _PLAIN = re.compile(r"[\w/.:=@+,%-]+")
 _SERVICE, _TIMER, _CRON = "slurm-affinode-zombies.service", "slurm-affinode-zombies.timer", "slurm-affinode-zombies"
 
@@ -124,6 +125,8 @@ def _service(config: Config, command: str, user: str, policy: str, *, here: bool
         state = _absolute(config.store.state_dir)
         values[f"' {_STATE}\n"] = f"' {_quoted(state).replace('$', '$$')}\n"
         values[f"=-{_STATE}\n"] = f"={_quoted('-' + state)}\n"
+    if user != "root":
+        values[_CAPABILITIES] = "CapabilityBoundingSet=\n"
     return values | (_path_of_this(_quoted) if here else {})
 
 

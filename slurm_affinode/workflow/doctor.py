@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from slurm_affinode.analysis import prices
+from slurm_affinode.checkpoint import yama
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError, UnreachableError
 from slurm_affinode.history import aliases
@@ -58,7 +59,16 @@ def examine(
         checks += _guarded("sacct", lambda: [_sacct(run)])
         checks += _guarded("GPU accounting", lambda: [_tracking(run)])
     checks += _guarded("reports", lambda: [_directory("reports", config.reports_dir)])
+    if config.suspend.shared_store is not None:
+        checks.append(tracing())
     return checks
+
+
+def tracing(sysctl: Path = yama.SYSCTL) -> Check:
+    """Whether processes of a user may trace those that are being restored."""
+    scope = yama.scope(sysctl)
+    statuses = {yama.Verdict.SOUND: OK, yama.Verdict.ADVISED: SKIPPED, yama.Verdict.REFUSED: PROBLEM}
+    return Check("process tracing", statuses[yama.judge(scope)], yama.describe(scope), yama.hint(scope))
 
 
 def _guarded(name: str, look: Callable[[], list[Check]]) -> list[Check]:

@@ -1,0 +1,146 @@
+"""The systemd units that ship: how strictly each service is confined, and what restored jobs must not inherit."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_affinode.cli.main import cli
+from slurm_affinode.resources import asset_dir
+
+UNITS = asset_dir("reports") / "systemd"
+SERVICES = sorted(UNITS.glob("*.service"))
+EXPOSURE = {"agent": 95, "exporter": 17, "nightly": 15, "zombies": 27}
+"""Tenths of ``systemd-analyze security``, 0 (nothing is left) to 100, that a unit may have at most.
+
+The agent is root with every capability: what would lower its value would be inherited by restored jobs.
+"""
+INHERITED = {
+    # A restored process keeps no_new_privs, a smaller bounding set, and seccomp filters: none of them can be undone.
+    "NoNewPrivileges", "CapabilityBoundingSet", "SecureBits",
+    "SystemCallFilter", "SystemCallArchitectures", "SystemCallLog", "RestrictAddressFamilies", "RestrictNamespaces",
+    "RestrictRealtime", "RestrictSUIDSGID", "LockPersonality", "MemoryDenyWriteExecute",
+    # Each of these installs a seccomp filter, takes capabilities from the bounding set, or both.
+    "ProtectClock", "ProtectHostname", "ProtectKernelLogs", "ProtectKernelModules", "ProtectKernelTunables",
+    "PrivateDevices",
+    # CRIU enters no network, IPC, UTS or user namespace of the job.
+    "PrivateIPC", "PrivateNetwork", "PrivateUsers", "NetworkNamespacePath", "IPCNamespacePath", "DynamicUser", "User",
+    # CRIU does not restore these where the job had the default.
+    "OOMScoreAdjust", "IOSchedulingClass", "IOSchedulingPriority", "TimerSlackNSec", "CoredumpFilter", "Personality",
+    "NUMAPolicy", "NUMAMask",
+}  # fmt: skip
+"""What a restored job would inherit from the agent; see docs/security.md."""
+NEEDED = {
+    "ProtectHome", "PrivateTmp", "ProtectControlGroups", "ProtectProc", "ProcSubset", "RootDirectory", "RootImage",
+    "TemporaryFileSystem", "InaccessiblePaths", "MemoryMax", "TasksMax",
+}  # fmt: skip
+"""What would take from the agent what it works with."""
+REQUIRED = {
+    "UMask": "0077",
+    "ProtectSystem": "full",
+    "DevicePolicy": "closed",
+    "DeviceAllow": "char-* rwm",
+    "KeyringMode": "private",
+    "AmbientCapabilities": "",
+    "KillMode": "process",
+}
+"""Settings of the agent that end with it."""
+
+
+def settings(text: str) -> list[tuple[str, str]]:
+    """The settings of a unit, in order."""
+    return re.findall(r"^([A-Za-z]+)=(.*)$", text, re.MULTILINE)
+
+
+def analyze(*words: str) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not installed")
+    return subprocess.run([program, *words], capture_output=True, text=True, check=False, timeout=60)
+
+
+def exposure(unit: Path, most: int) -> str:
+    """What is wrong; empty: the unit is not more exposed than ``most``."""
+    done = analyze("security", "--offline=yes", "--no-pager", f"--threshold={most}", str(unit))
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test_agent_unit_gives_nothing_to_restored_jobs() -> None:
+    """A job would keep a seccomp filter, lose capabilities of its bounding set, or survive when memory runs out."""
+    names = {name for name, _ in settings((UNITS / "slurm-affinode-agent.service").read_text())}
+    assert names & INHERITED == set()
+    assert names & NEEDED == set()
+
+
+def test_agent_unit_is_as_strict_as_restored_jobs_allow() -> None:
+    found = settings((UNITS / "slurm-affinode-agent.service").read_text())
+    assert {name: value for name, value in found if name in REQUIRED} == REQUIRED
+
+
+def test_agent_unit_explains_each_missing_setting() -> None:
+    """Whoever adds one reads why it is missing."""
+    comments = "".join(re.findall(r"^#.*\n", (UNITS / "slurm-affinode-agent.service").read_text(), re.MULTILINE))
+    for name in (
+        "NoNewPrivileges", "CapabilityBoundingSet", "SystemCallFilter", "RestrictNamespaces", "MemoryDenyWriteExecute",
+        "ProtectClock", "ProtectHostname", "PrivateDevices", "PrivateIPC", "OOMScoreAdjust", "ProtectHome",
+        "PrivateTmp", "ProtectControlGroups", "ProtectProc",
+    ):  # fmt: skip
+        assert f"{name}=" in comments, name
+
+
+@pytest.mark.parametrize("unit", SERVICES, ids=lambda path: path.stem.removeprefix("slurm-affinode-"))
+def test_exposure_of_units(unit: Path) -> None:
+    """As systemd itself computes it."""
+    most = EXPOSURE[unit.stem.removeprefix("slurm-affinode-")]
+    assert exposure(unit, most) == ""
+    assert exposure(unit, 0), "the threshold has no effect"
+
+
+@pytest.mark.parametrize("name", ["exporter", "nightly", "zombies"])
+def test_services_without_criu_are_confined(name: str) -> None:
+    found = settings((UNITS / f"slurm-affinode-{name}.service").read_text())
+    values = dict(found)
+    for setting in (
+        "NoNewPrivileges", "PrivateTmp", "PrivateMounts", "PrivateIPC", "ProtectClock", "ProtectControlGroups",
+        "ProtectHostname", "ProtectKernelLogs", "ProtectKernelModules", "ProtectKernelTunables", "LockPersonality",
+        "RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID",
+    ):  # fmt: skip
+        assert values[setting] == "yes", setting
+    assert values["ProtectSystem"] == "strict"
+    assert values["ProtectHome"] in ("yes", "read-only")
+    assert values["AmbientCapabilities"] == ""
+    assert values["KeyringMode"] == "private"
+    assert values["SystemCallArchitectures"] == "native"
+    assert values["RestrictAddressFamilies"] == "AF_UNIX AF_INET AF_INET6"
+    filters = [value for setting, value in found if setting == "SystemCallFilter"]
+    assert filters[0] == "@system-service"
+    assert "@resources" in filters[1]
+    # DevicePolicy= of its own where GPUs have to stay visible.
+    assert values.get("PrivateDevices", values.get("DevicePolicy")) in ("yes", "closed")
+    few = "CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_SETGID CAP_SETUID" if name == "zombies" else ""
+    assert values["CapabilityBoundingSet"] == few
+
+
+def test_polars_and_numba_can_start() -> None:
+    """polars makes memory executable when it is imported, numba when it compiles."""
+    for unit in SERVICES:
+        assert "MemoryDenyWriteExecute" not in dict(settings(unit.read_text())), unit.name
+
+
+@pytest.mark.parametrize(("user", "most"), [("root", EXPOSURE["zombies"]), ("slurm", 17)])
+def test_installed_unit_is_as_strict_as_the_shipped_one(tmp_path: Path, user: str, most: int) -> None:
+    """``zombies install``; a user other than root gets no capabilities."""
+    done = CliRunner().invoke(cli, ["zombies", "install", "--root", str(tmp_path), "--systemd", "--user", user])
+    assert done.exit_code == 0, done.output
+    unit = tmp_path / "etc/systemd/system/slurm-affinode-zombies.service"
+    assert exposure(unit, most) == ""
+    shipped = settings((UNITS / unit.name).read_text())
+    written = settings(unit.read_text())
+    changed = {"User", "ExecStart", "ExecStartPre", "Environment", "CapabilityBoundingSet"}
+    assert [one for one in written if one[0] not in changed] == [one for one in shipped if one[0] not in changed]
+    assert (dict(written)["CapabilityBoundingSet"] == "") == (user != "root")
