@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -49,7 +50,7 @@ def test_install_writes_the_timer_and_a_policy(tmp_path: Path) -> None:
     site.write_text("[limits]\ncancel = 1\n")
     assert status(run("--root", str(tmp_path), "--systemd")) == 0
     assert "cancel = 1" in site.read_text()
-    assert "@" not in service.partition("SystemCallFilter")[0]
+    assert not re.search(r"@\w+@", service)
     config = tmp_path / "config.toml"
     config.write_text('[prometheus]\nurl = "http://prom:9090"\n[store]\nstate_dir = "/srv/affinode"\n')
     run("--root", str(tmp_path), "--systemd", "--config", str(config))
