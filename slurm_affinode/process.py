@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -22,6 +23,7 @@ REAP_S = 5.0
 """A program that was killed has so long to end."""
 PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 """Where programs that root runs for others are looked for, whatever ``PATH`` says."""
+_MOST_LINKS = 40
 _by: Callable[..., Completed] | None = None
 
 
@@ -92,20 +94,61 @@ def find(name: str) -> str:
     for path in paths:
         with contextlib.suppress(OSError):
             found = path.resolve(strict=True)
-            _refuse_others(found)
+            _refuse_others(path)
             return str(found)
     raise UnreachableError(f"{name}: no such program", hint=f"install the package that has {name}")
 
 
 def _refuse_others(path: Path) -> None:
-    """Raises ``UnreachableError`` where somebody else may write to a program, or to a directory above it."""
-    for one in (path, *path.parents):
-        facts = one.stat()
-        shared = facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX
-        if facts.st_uid not in (0, os.geteuid()) or shared:
+    """Raises ``UnreachableError`` where somebody else may replace a program, a directory or a link on the way to it.
+
+    Raises ``OSError`` where the path leads nowhere.
+    """
+    at, rest, links = Path("/"), [*reversed(path.parts[1:]), "/"], 0
+    while rest:
+        part = rest.pop()
+        at = at.parent if part == ".." else at / part
+        facts = at.lstat()
+        link = stat.S_ISLNK(facts.st_mode)
+        # In a sticky directory nobody replaces what belongs to root.
+        sticky = stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX
+        if facts.st_uid not in (0, os.geteuid()) or (facts.st_mode & 0o022 and not link and not sticky):
             raise UnreachableError(
-                f"{path}: others than root may write to {one}", hint="root runs only programs that are root's alone"
+                f"{path}: others than root may write to {at}", hint="root runs only programs that are root's alone"
             )
+        if link:
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            target = at.readlink()
+            at = Path("/") if target.is_absolute() else at.parent
+            rest += [one for one in reversed(target.parts) if one != "/"]
+
+
+def _program(name: str, env: Mapping[str, str] | None) -> str:
+    """What to execute for ``name``. For root only a program that nobody else can replace; ``PATH`` may name others.
+
+    Raises ``UnreachableError``, ``FileNotFoundError``.
+    """
+    if os.geteuid() != 0 or "/" in name:
+        return name
+    refused: UnreachableError | PermissionError | None = None
+    for place in os.get_exec_path(env):
+        path = Path(place) / name
+        if not path.is_absolute() or not path.is_file():
+            continue
+        if not os.access(path, os.X_OK):
+            refused = refused or PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            continue
+        try:
+            _refuse_others(path)
+        except UnreachableError as error:
+            refused = refused or error
+        except OSError:  # it was there a moment ago
+            continue
+        else:
+            return str(path)
+    raise refused or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
 def of_module(name: str, *arguments: str) -> list[str]:
@@ -137,6 +180,7 @@ class Child:
         try:
             self._process = subprocess.Popen(  # noqa: S603 - argv is a list that our own code builds; there is no shell
                 list(argv),
+                executable=_program(argv[0], env),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
@@ -225,6 +269,7 @@ def _communicate(
 ) -> subprocess.CompletedProcess[bytes]:
     process = subprocess.Popen(  # noqa: S603 - argv is a list that our own code builds; there is no shell
         list(argv),
+        executable=_program(argv[0], env),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -88,3 +88,68 @@ def test_a_program_that_hangs_in_the_kernel_is_not_waited_for(tmp_path: Path, mo
             run([sys.executable, "-c", _HANGS, str(tracer)], timeout_s=0.2)
     finally:
         os.kill(int(tracer.read_text()), signal.SIGKILL)
+
+
+def _tool(directory: Path, text: str, mode: int = 0o755) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "tool"
+    path.write_text(f"#!/bin/sh\necho {text}\n")
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="for root alone")
+@pytest.mark.parametrize("attack", ["directory", "parent", "file", "owner", "link", "middle"])
+def test_root_runs_no_program_that_a_user_can_replace(tmp_path: Path, attack: str) -> None:
+    """``PATH`` names a directory of a user before root's own: the program there is passed over."""
+    hostile, sound = tmp_path / "a" / "b", tmp_path / "sound"
+    theirs = _tool(hostile, "hostile")
+    _tool(sound, "sound")
+    if attack == "directory":
+        hostile.chmod(0o777)
+    elif attack == "parent":
+        os.chown(hostile.parent, 4242, 4242)
+    elif attack == "file":
+        theirs.chmod(0o775)
+    elif attack == "owner":
+        os.chown(theirs, 4242, 4242)
+    else:  # a link of root's to, or through, a place that a user can change
+        place = tmp_path / "user"
+        place.mkdir()
+        (place / "on").symlink_to(hostile)
+        os.chown(place, 4242, 4242)
+        theirs = tmp_path / "links" / "tool"
+        theirs.parent.mkdir()
+        theirs.symlink_to(
+            place / "on" / "tool" if attack == "middle" else os.path.relpath(place / "on/tool", theirs.parent)
+        )
+        hostile = theirs.parent
+    env = {"PATH": f"{hostile}:{sound}"}
+    assert run(["tool"], timeout_s=30, env=env).stdout == b"sound\n"
+    with pytest.raises(UnreachableError, match="others than root may write to"):
+        run(["tool"], timeout_s=30, env={"PATH": str(hostile)})
+    with pytest.raises(UnreachableError, match="others than root may write to"):
+        process.find(str(theirs))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="for root alone")
+def test_root_runs_nothing_of_the_directory_it_was_started_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _tool(tmp_path, "hostile")
+    monkeypatch.chdir(tmp_path)
+    for path in (":", ".", "./", ""):
+        with pytest.raises(UnreachableError, match="no such program"):
+            run(["tool"], timeout_s=30, env={"PATH": path})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="for root alone")
+def test_links_of_roots_are_followed(tmp_path: Path) -> None:
+    """As ``/bin`` is one; links in a circle lead nowhere."""
+    _tool(tmp_path / "there", "found")
+    (tmp_path / "bin").symlink_to("there")
+    (tmp_path / "there" / "alias").symlink_to("../bin/tool")
+    assert run(["alias"], timeout_s=30, env={"PATH": str(tmp_path / "bin")}).stdout == b"found\n"
+    assert process.find(str(tmp_path / "bin/alias")) == str(tmp_path / "there/tool")
+    (tmp_path / "there" / "tool").unlink()
+    (tmp_path / "there" / "tool").symlink_to("tool")
+    with pytest.raises(UnreachableError, match="no such program"):
+        run(["tool"], timeout_s=30, env={"PATH": str(tmp_path / "bin")})

@@ -132,6 +132,14 @@ def test_polars_and_numba_can_start() -> None:
         assert "MemoryDenyWriteExecute" not in dict(settings(unit.read_text())), unit.name
 
 
+def test_clean_up_cannot_write_what_root_runs() -> None:
+    """Crontabs lie below /var/spool, and the state directory may be another user's."""
+    found = settings((UNITS / "slurm-affinode-zombies.service").read_text())
+    paths = {path.lstrip("-") for name, value in found if name == "ReadWritePaths" for path in value.split()}
+    assert "/var/spool/postfix" in paths
+    assert not {path for path in paths if path in ("/", "/var", "/var/spool") or "cron" in path or "/at" in path}
+
+
 @pytest.mark.parametrize(("user", "most"), [("root", EXPOSURE["zombies"]), ("slurm", 17)])
 def test_installed_unit_is_as_strict_as_the_shipped_one(tmp_path: Path, user: str, most: int) -> None:
     """``zombies install``; a user other than root gets no capabilities."""
