@@ -100,9 +100,17 @@ def find(name: str) -> str:
 
 
 def _refuse_others(path: Path) -> None:
-    """Raises ``UnreachableError`` where somebody else may replace a program, a directory or a link on the way to it.
+    """Raises ``UnreachableError`` where somebody else may replace a program. ``OSError``: see ``replaceable``."""
+    at = replaceable(path)
+    if at is not None:
+        raise UnreachableError(
+            f"{path}: others than root may write to {at}", hint="root runs only programs that are root's alone"
+        )
 
-    Raises ``OSError`` where the path leads nowhere.
+
+def replaceable(path: Path) -> Path | None:
+    """The first of a file and the directories and links on the way to it that others than root, and this process's own
+    user, may change; ``None``: there is none. ``path`` is absolute. Raises ``OSError`` where it leads nowhere.
     """
     at, rest, links = Path("/"), [*reversed(path.parts[1:]), "/"], 0
     while rest:
@@ -113,9 +121,7 @@ def _refuse_others(path: Path) -> None:
         # In a sticky directory nobody replaces what belongs to root.
         sticky = stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX
         if facts.st_uid not in (0, os.geteuid()) or (facts.st_mode & 0o022 and not link and not sticky):
-            raise UnreachableError(
-                f"{path}: others than root may write to {at}", hint="root runs only programs that are root's alone"
-            )
+            return at
         if link:
             links += 1
             if links > _MOST_LINKS:
@@ -123,6 +129,7 @@ def _refuse_others(path: Path) -> None:
             target = at.readlink()
             at = Path("/") if target.is_absolute() else at.parent
             rest += [one for one in reversed(target.parts) if one != "/"]
+    return None
 
 
 def _program(name: str, env: Mapping[str, str] | None) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import click
 
+from slurm_affinode import process
 from slurm_affinode.cli.nodeoptions import config_file
-from slurm_affinode.config import Config
+from slurm_affinode.config import Config, policy_path
 from slurm_affinode.configvalues import LONGEST_S
+from slurm_affinode.errors import ConfigError
 from slurm_affinode.timespec import parse_span_s
 
 _EPILOG = """\b
@@ -38,6 +43,8 @@ def agent(*, config: Config, dry_run: bool, period: str | None, verbose: bool) -
     from slurm_affinode.gpu.nvml import NvmlDriver  # noqa: PLC0415
     from slurm_affinode.slurm.backends import open_client  # noqa: PLC0415
 
+    for path in (config.source, policy_path(config)):
+        _refuse_others(path)
     if period is not None:
         if not 0 < parse_span_s(period) <= LONGEST_S:
             raise click.BadParameter(f"{period} is not above 0 and at most 100 years", param_hint="--period")
@@ -55,3 +62,16 @@ def agent(*, config: Config, dry_run: bool, period: str | None, verbose: bool) -
             orchestration=orchestration.build,
         ),
     )
+
+
+def _refuse_others(path: Path | None) -> None:
+    """Raises ``ConfigError`` where others than root may change a file that names programs which root runs."""
+    at = None
+    with contextlib.suppress(OSError):  # there is none, or it says itself what is wrong when it is read
+        if path is not None and os.geteuid() == 0 and path.absolute().is_file():
+            at = process.replaceable(path.absolute())
+    if at is not None:
+        raise ConfigError(
+            f"{path}: others than root may write to {at}, and it names programs that root runs",
+            hint=f"chown root:root {at} && chmod go-w {at}",
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from click.testing import CliRunner, Result
 from slurm_affinode.agent.client import AnswerError
 from slurm_affinode.cli import entry
 from slurm_affinode.cli.main import cli
+from slurm_affinode.errors import ConfigError
 
 SIGNAL = {"of": "GPU 0", "name": "utilization", "value": 37.5, "limit": 0.0, "verdict": "busy"}
 IDLE = {
@@ -275,6 +277,41 @@ def test_a_configuration_that_everybody_may_write_is_told(tmp_path: Path) -> Non
     config.chmod(0o666)
     done = CliRunner().invoke(cli, ["status", "--node", "c1", "--config", str(config)], standalone_mode=False)
     assert f"slurm-affinode: {config}: everybody may write to it: chmod o-w {config}" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="for root alone")
+@pytest.mark.parametrize("which", ["config", "policy"])
+def test_agent_does_not_start_with_a_configuration_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """Who can write to it, or replace it, chooses the program that root runs as criu or for mails."""
+    started: list[object] = []
+    monkeypatch.setattr("slurm_affinode.agent.daemon.serve", lambda *words: started.append(words))
+    monkeypatch.setattr("slurm_affinode.agent.daemon.log_to_stderr", lambda **words: None)
+    config, policy = tmp_path / "config" / "config.toml", tmp_path / "policy" / "zombies.toml"
+    for file in (config, policy):
+        file.parent.mkdir()
+        file.write_text("")
+    config.write_text(f'[zombies]\npolicy = "{policy}"\n')
+
+    def error() -> BaseException | None:
+        return CliRunner().invoke(cli, ["agent", "--config", str(config)], standalone_mode=False).exception
+
+    assert error() is None
+    assert len(started) == 1
+    file = config if which == "config" else policy
+    for change, back in (
+        (lambda: os.chown(file, 4242, -1), lambda: os.chown(file, 0, -1)),
+        (lambda: file.chmod(0o664), lambda: file.chmod(0o644)),
+        (lambda: os.chown(file.parent, 4242, -1), lambda: os.chown(file.parent, 0, -1)),
+        (lambda: file.parent.chmod(0o777), lambda: file.parent.chmod(0o755)),
+    ):
+        change()
+        found = error()
+        assert isinstance(found, ConfigError)
+        assert "others than root may write to" in str(found)
+        back()
+    assert len(started) == 1
 
 
 def test_help_of_the_node_side() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import smtplib
 import threading
+from dataclasses import replace
 from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -93,6 +94,18 @@ def test_command(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\necho mailbox is full >&2; exit 75\n")
     with pytest.raises(UnreachableError, match="mailbox is full"):
         send(MailPolicy(via="command", command=(str(program),)))
+
+
+@pytest.mark.parametrize("recipient", ["-oQ/tmp@example.org", "-bs", "--", "-Xlog@example.org"])
+def test_recipient_is_no_option_of_the_mail_program(tmp_path: Path, recipient: str) -> None:
+    """sendmail would write a log, or read another configuration, where its options say."""
+    program = tmp_path / "mail"
+    program.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > {tmp_path}/args\ncat >/dev/null\n')
+    program.chmod(0o755)
+    policy = MailPolicy(via="command", command=(str(program), "-i", "{to}", "{user}", "{subject}"))
+    digest = replace(DIGEST, recipient=recipient, user="-f", subject="-C/tmp/evil.cf")
+    postman(policy, lambda: NOW)(digest)
+    assert (tmp_path / "args").read_text() == "-i||||"
 
 
 def test_webhook(tmp_path: Path) -> None:
