@@ -31,7 +31,8 @@ def doctor(*, config: Config, as_json: bool) -> int:
     Looks at the configuration and the time zone, whether the state directory and the reports can be written, whether
     the store answers and has its schema, how old the newest data is, whether the Prometheus server of the configuration
     answers and has GPU metrics, which way of speaking to Slurm is used, which there are and why not the others, whether
-    slurmctld, slurmdbd and sacct answer, and whether Slurm counts GPUs (AccountingStorageTRES).
+    slurmctld, slurmdbd and sacct answer, and whether Slurm counts GPUs (AccountingStorageTRES). Where jobs can be
+    suspended it also looks whether processes of a user may trace those that are being restored (Yama).
 
     A table shows what the NVIDIA driver of this machine can do for a suspension: lock with a time-out, checkpoint,
     restore, restore on other GPUs, CUDA IPC, custom storage; the branch of the driver that brought it, what it is
