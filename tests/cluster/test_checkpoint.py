@@ -52,11 +52,11 @@ class DriveError(Exception):
 
 
 class Drive:
-    """`drive.py` in a container."""
+    """`drive.py`, or another program like it, in a container."""
 
-    def __init__(self, container: str, *options: str) -> None:
+    def __init__(self, container: str, *options: str, program: str = "drive.py") -> None:
         self._process = subprocess.Popen(
-            ("docker", "exec", "--interactive", container, PYTHON, f"{TARGET}/drive.py", *options),
+            ("docker", "exec", "--interactive", container, PYTHON, f"{TARGET}/{program}", *options),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -102,8 +102,8 @@ def drive(programs: Cluster) -> Iterator[Callable[..., Drive]]:
     """Drives on nodes."""
     made: list[Drive] = []
 
-    def on(node: str = "c1", *options: str) -> Drive:
-        made.append(Drive(programs.container(node), *options))
+    def on(node: str = "c1", *options: str, program: str = "drive.py") -> Drive:
+        made.append(Drive(programs.container(node), *options, program=program))
         return made[-1]
 
     yield on

@@ -132,9 +132,9 @@ class Driven(Session):
         subprocess.run(["gpu-emulatorctl", "fault", *words], check=True)
 
 
-def main() -> None:
+def serve(kind: type[Driven]) -> None:
     """Do what the lines say."""
-    session = Driven(keep="--keep" in sys.argv)
+    session = kind(keep="--keep" in sys.argv)
     try:
         for line in sys.stdin:
             request = json.loads(line)
@@ -149,4 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Driven)

@@ -21,7 +21,7 @@ from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.facts import collect, memory_facts, process_facts
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import Image, InheritFd, Tree
+from slurm_affinode.checkpoint.interface import Image, InheritFd, Pages, Tree
 from slurm_affinode.checkpoint.preflight import GpuUseFacts, JobFacts, refusals
 from slurm_affinode.core.suspension import pair_gpus
 from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, Manifest, Mode, SuspendOption, Versions
@@ -72,6 +72,8 @@ class Session:
         self.runs = 0
         self.stopped: set[int] = set()
         self.root = 0
+        self.groups: list[int] = []
+        """Supplementary groups of the next run."""
 
     # --- what Slurm and the shepherd do
 
@@ -83,7 +85,8 @@ class Session:
         with (self.out if command else Path(os.devnull)).open("ab") as out:
             made = subprocess.Popen(
                 ["unshare", "--pid", "--mount", "--fork", "--kill-child", "--propagation=private", PYTHON,
-                 str(HERE / "shepherd.py"), str(status), str(UID), *command],
+                 str(HERE / "shepherd.py"), str(status), str(UID),
+                 ",".join(map(str, self.groups)), *command],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 env={**os.environ, "HOME": "/home/alice", "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
@@ -192,7 +195,9 @@ class Session:
             fd = self.store.open_criu(image)
             inherit = [InheritFd(out.fileno(), str(self.out).lstrip("/"))] if self.out.exists() else []
             try:
-                self.criu.restore(Process(init).id, fd, inherit, root_pid_ns=self.root, timeout_s=60, pages=pages)
+                self.criu.restore(
+                    Process(init).id, fd, inherit, root_pid_ns=self.root, timeout_s=60, pages=self.verified(pages)
+                )
             finally:
                 os.close(fd)
         new = self.gpus()
@@ -205,6 +210,10 @@ class Session:
         for pid in image.manifest.cuda_pids:
             self.cuda.restore(members[pid], pairs=pairs)
             self.cuda.unlock(members[pid])
+
+    def verified(self, pages: Pages) -> Pages:
+        """What a restore verifies its image with."""
+        return pages
 
     def finish(self) -> dict[str, Any]:
         """The workload looks at itself and ends; what it found, and how PID 1 saw it end."""

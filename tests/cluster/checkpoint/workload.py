@@ -370,9 +370,20 @@ def gpus(_: Path) -> Iterator[Check | str]:
     yield check
 
 
+def keys(_: Path) -> Iterator[Check | str]:
+    """No key of others is at hand afterwards."""
+
+    def check() -> str:
+        libc = ctypes.CDLL(None, use_errno=True)
+        found = int(libc.syscall(250, 10, -3, b"user", b"checkpoint-test-of-root", 0))  # KEYCTL_SEARCH
+        return "ok" if found < 0 else wrong(f"key {found} of root's")
+
+    yield check
+
+
 FEATURES = {
     f.__name__: f
-    for f in (memory, threads, files, shm, named, pipes, sockets, timers, children, daemons, output, gpu, gpus)
+    for f in (memory, threads, files, shm, named, pipes, sockets, timers, children, daemons, output, gpu, gpus, keys)
 }  # fmt: skip
 
 

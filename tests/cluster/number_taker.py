@@ -1,0 +1,93 @@
+"""Takes the number of a process that has ended, as a user: PID 1 of namespaces in which its own programs lie.
+
+``number_taker.py NUMBER UID DIRECTORY``, run as root on a node. A user gets a number by forking until it comes round;
+here the kernel is told which number is next, so that a story need not wait for that. Everything else is done as the
+user. What is run in place of a root program appends to DIRECTORY/ran, with the user namespace and the uid it has there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+ATTEMPTS = 200
+PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/opt/slurm-affinode/bin")
+NAMES = ("sh", "bash", "criu", "criu-pausing", "nsenter", "python", "python3", "sleep", "cat", "true")
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+
+
+def main() -> None:
+    """Try until it has the number, then wait."""
+    number, uid, directory = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    libc = ctypes.CDLL(None, use_errno=True)
+    own = directory / "own"
+    own.mkdir(exist_ok=True)
+    for name in NAMES:
+        program = own / name
+        program.write_text(
+            "#!/bin/bash -p\n"
+            f'echo "$0 uid=$(/usr/bin/id -u) $(/usr/bin/readlink /proc/self/ns/user)" >>{directory}/ran\n'
+        )
+        program.chmod(0o755)
+    # The kernel's file is read-only in a container; in a mount of our own it is not.
+    os.unshare(os.CLONE_NEWNS)
+    libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    libc.mount(b"proc", b"/proc", b"proc", 0, None)
+    for _ in range(ATTEMPTS):
+        if taken(libc, number, uid, own):
+            (directory / "taken").touch()
+            time.sleep(120)
+            return
+    sys.exit(f"number {number} could not be had")
+
+
+def taken(libc: ctypes.CDLL, number: int, uid: int, own: Path) -> bool:
+    """One try: a process of the user makes namespaces, and its child is their PID 1."""
+    ready, told = os.pipe(), os.pipe()
+    maker = os.fork()
+    if maker == 0:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: else its files in /proc are root's
+        os.unshare(os.CLONE_NEWUSER | os.CLONE_NEWPID | os.CLONE_NEWNS)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {uid} 1")
+        os.write(ready[1], b"r")
+        os.read(told[0], 1)
+        child = os.fork()
+        if child == 0:
+            be_first(libc, own)
+        os.write(ready[1], b"y" if child == number else b"n")
+        if child != number:
+            os.kill(child, signal.SIGKILL)
+            os._exit(0)
+        os.waitpid(child, 0)
+        os._exit(0)
+    os.read(ready[0], 1)
+    Path("/proc/sys/kernel/ns_last_pid").write_text(str(number - 1))
+    os.write(told[1], b"g")
+    got = os.read(ready[0], 1) == b"y"
+    if not got:
+        os.waitpid(maker, 0)
+    for fd in (*ready, *told):
+        os.close(fd)
+    return got
+
+
+def be_first(libc: ctypes.CDLL, own: Path) -> None:
+    """PID 1: the user's programs lie over those of the node."""
+    libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    for place in PLACES:
+        libc.mount(os.fsencode(own), place.encode(), None, MS_BIND, None)
+    while True:
+        time.sleep(1)
+
+
+if __name__ == "__main__":
+    main()
