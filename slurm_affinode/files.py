@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -32,27 +32,43 @@ def make_open(directory: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
-    """Yield a temporary path in the same directory; on success it takes the name ``path``, on failure it goes.
+    """Yield a path to write to; what was written takes the name ``path`` on success, and is removed on failure.
 
-    The caller writes the yielded file and closes it. Order: write, fsync, rename, fsync the directory. An ``OSError``
-    that names no file, as that of a full disk, comes out with the name ``path``.
+    The caller writes to the yielded path and closes it. Order: write, fsync, rename, fsync directory. An ``OSError``
+    that names no other file, as that of a full disk, comes out with the name ``path``. The yielded path leads to a
+    descriptor: root may write into a directory of somebody who swaps names there meanwhile.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(fd)
-    temporary = Path(name)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield temporary
-        temporary.chmod(mode)
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-        fsync_dir(path.parent)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
+        name, fd = _new_file(directory, path.name)
+        temporary = Path(f"/proc/self/fd/{fd}")
+        try:
+            yield temporary
+            os.fchmod(fd, mode)
+            os.fsync(fd)
+            os.replace(name, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+            os.fsync(directory)
+        except BaseException as error:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=directory)
+            ours = isinstance(error, OSError) and error.filename in (None, str(temporary), name)
+            if isinstance(error, OSError) and ours and error.errno is not None:
+                raise OSError(error.errno, error.strerror, str(path)) from error
+            raise
+        finally:
+            os.close(fd)
+    finally:
+        os.close(directory)
+
+
+def _new_file(directory: int, name: str) -> tuple[str, int]:
+    """A file in a directory that was not there before, for its owner alone: its name and a descriptor."""
+    while True:
+        made = f".{name}.{secrets.token_hex(4)}.tmp"
+        with contextlib.suppress(FileExistsError):
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            return made, os.open(made, flags, 0o600, dir_fd=directory)
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:

@@ -51,6 +51,34 @@ def test_the_new_file_has_the_mode_that_was_asked_for(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o640
 
 
+def test_link_in_place_of_the_unfinished_file_is_not_followed(tmp_path: Path) -> None:
+    """Root writes a report into a user's directory; the user puts a link to a file of root's there meanwhile."""
+    victim = tmp_path / "shadow"
+    victim.write_text("secret")
+    victim.chmod(0o600)
+    path = tmp_path / "theirs" / "report.html"
+    with replacing(path) as temporary:
+        [unfinished] = path.parent.iterdir()
+        unfinished.unlink()
+        unfinished.symlink_to(victim)
+        temporary.write_text("page")
+    assert victim.read_text() == "secret"
+    assert victim.stat().st_mode & 0o777 == 0o600
+
+
+def test_directory_that_is_swapped_is_not_written(tmp_path: Path) -> None:
+    """The directory is another one when the file is done."""
+    theirs, victim = tmp_path / "theirs", tmp_path / "etc"
+    victim.mkdir()
+    (victim / "passwd").write_text("root")
+    with replacing(theirs / "passwd") as temporary:
+        temporary.write_text("mallory")
+        theirs.rename(tmp_path / "moved")
+        theirs.symlink_to(victim)
+    assert (victim / "passwd").read_text() == "root"
+    assert [one.name for one in victim.iterdir()] == ["passwd"]
+
+
 def test_an_output_that_is_no_file_is_written_into(tmp_path: Path) -> None:
     """A pipe, or a device such as /dev/null, stays what it is."""
     pipe = tmp_path / "pipe"
