@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Of the packets and of the shepherd's command line. The plugin does not start a shepherd that speaks another one. */
-#define CHANNEL_VERSION "1"
+#define CHANNEL_VERSION "2"
 
 enum packet_kind {
     PACKET_READY = 1, /* shepherd-to-be -> keeper: the namespace is made; number: errno where it is not */
@@ -19,6 +19,8 @@ enum packet_kind {
     PACKET_EXEC,      /* script-to-be -> keeper: number: errno of its execve() */
     PACKET_HOLD,      /* shepherd -> keeper: put the job back into the queue, held */
     PACKET_HELD,      /* keeper -> shepherd: number 0: done */
+    PACKET_RESIGN,    /* shepherd -> keeper: it cannot fork, and becomes the script */
+    PACKET_RESIGNED,  /* keeper -> shepherd: the announcement is withdrawn */
 };
 
 struct packet {

@@ -45,10 +45,13 @@ bool ended_well(pid_t child, int timeout_ms)
 
 /* Whether the job's user can run the shepherd and it belongs to this plugin. Better known before than when Slurm has
  * already let the task go. */
-static bool probe_shepherd(const struct keeper_job *job, char *error, size_t size)
+static bool probe_shepherd(const struct keeper_job *job, struct stat *program, char *error, size_t size)
 {
-    pid_t child = fork();
+    pid_t child;
 
+    if (!announcement_program(job->shepherd, program, error, size))
+        return false;
+    child = fork();
     if (child == 0) {
         char *arguments[] = {(char *)job->shepherd, "--speaks", CHANNEL_VERSION, NULL};
         char *environment[] = {NULL};
@@ -128,7 +131,8 @@ static bool wait_for_namespace(pid_t child, int channel, char *error, size_t siz
 }
 
 /* Until slurmstepd has done with the task what it does from outside. False: the task is to go on by itself. */
-static bool wait_for_place(const struct keeper_job *job, pid_t child, int channel, char *error, size_t size)
+static bool wait_for_place(const struct keeper_job *job, pid_t child, int channel, const struct stat *program,
+                           struct announcement *announcement, char *error, size_t size)
 {
     struct pollfd looks[2] = {{.fd = job->stepd_fd, .events = POLLIN}, {.fd = channel, .events = POLLIN}};
     struct packet packet;
@@ -143,7 +147,8 @@ static bool wait_for_place(const struct keeper_job *job, pid_t child, int channe
         mirror(status);
     }
     packet = (struct packet){.kind = PACKET_PLACED};
-    if (place_beside(child, error, size)) {
+    if (place_beside(child, error, size) &&
+        announcement_make(announcement, job->socket, job->job_id, job->uid, child, program, error, size)) {
         channel_send(job->stepd_fd, &packet);
         packet.kind = PACKET_GO;
         return channel_send(channel, &packet) || true; /* a child that is gone is seen in keep() */
@@ -167,6 +172,8 @@ static void be_shepherd(int channel, const sigset_t *mask)
 
 bool keeper_divide(const struct keeper_job *job, int *channel, char *error, size_t size)
 {
+    struct announcement announcement = {.directory = -1};
+    struct stat program;
     int ends[2] = {-1, -1};
     sigset_t all;
     sigset_t mask;
@@ -175,7 +182,7 @@ bool keeper_divide(const struct keeper_job *job, int *channel, char *error, size
     /* slurmstepd's handlers are still set: nothing of ours may run them. */
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &mask);
-    if (!probe_shepherd(job, error, size))
+    if (!probe_shepherd(job, &program, error, size))
         goto fail;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
         snprintf(error, size, "socketpair: %s", strerror(errno));
@@ -192,8 +199,9 @@ bool keeper_divide(const struct keeper_job *job, int *channel, char *error, size
         goto fail;
     close(ends[1]);
     ends[1] = -1;
-    if (wait_for_namespace(child, ends[0], error, size) && wait_for_place(job, child, ends[0], error, size))
-        keep(job, child, ends[0]);
+    if (wait_for_namespace(child, ends[0], error, size) &&
+        wait_for_place(job, child, ends[0], &program, &announcement, error, size))
+        keep(job, child, ends[0], &announcement);
 fail:
     if (ends[0] >= 0)
         close(ends[0]);

@@ -5,6 +5,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@
 
 #define TOLD_AFTER_NS 50000000 /* by then the witness has said whether it got the signal too */
 #define MOST_PENDING 32
+#define MOST_PACKETS 64
 #define HOLD_AGAIN_NS 10000000000LL /* the shepherd is the user's process: scontrol is not run more often, whatever it asks */
 
 struct pending {
@@ -36,6 +38,7 @@ struct keeper {
     pid_t child;
     pid_t witness;
     pid_t scontrol;
+    struct announcement *announcement;
     int status;      /* of the script, as the shepherd has told; -1: not yet */
     int64_t hold_ns; /* when scontrol was started last; 0: never */
     bool complained; /* of scontrol */
@@ -44,7 +47,11 @@ struct keeper {
     int count;
 };
 
-extern char **environ;
+/* No process ends by it; but the shepherd, which is the user's, may say so, and the keeper would stop. */
+static bool stops(int number)
+{
+    return number == SIGSTOP || number == SIGTSTP || number == SIGTTIN || number == SIGTTOU;
+}
 
 void mirror(int wait_status)
 {
@@ -52,7 +59,7 @@ void mirror(int wait_status)
     sigset_t one;
     int number;
 
-    if (!WIFSIGNALED(wait_status))
+    if (!WIFSIGNALED(wait_status) || stops(WTERMSIG(wait_status)))
         _exit(WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 1);
     number = WTERMSIG(wait_status);
     setrlimit(RLIMIT_CORE, &none);
@@ -104,7 +111,7 @@ static void start_witness(struct keeper *keeper)
 
 /* Slurm's connections and the job's pipes are not the keeper's business: who waits for their end is not to wait for it.
  * Its log file is, and standard error, which slurmstepd keeps too. */
-static void close_others(int channel)
+static void close_others(int channel, int announcements)
 {
     DIR *directory = opendir("/proc/self/fd");
     struct dirent *entry;
@@ -120,7 +127,7 @@ static void close_others(int channel)
         int fd = (int)strtol(entry->d_name, NULL, 10);
         struct stat status;
 
-        if (fd > 2 && fd != channel && fd != dirfd(directory) && fstat(fd, &status) == 0 && !S_ISREG(status.st_mode))
+        if (fd > 2 && fd != channel && fd != announcements && fd != dirfd(directory) && fstat(fd, &status) == 0 && !S_ISREG(status.st_mode))
             close(fd);
     }
     if (directory != NULL)
@@ -133,12 +140,13 @@ static void log_exec(const struct keeper *keeper, int number)
     char text[4096 + EXEC_FIRST_BYTES];
     char first[EXEC_FIRST_BYTES];
     ssize_t length = 0;
-    int fd = open(keeper->job->script, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = open(keeper->job->script, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    struct stat found;
 
-    if (fd >= 0) {
+    if (fd >= 0 && fstat(fd, &found) == 0 && S_ISREG(found.st_mode))
         length = read(fd, first, sizeof(first));
+    if (fd >= 0)
         close(fd);
-    }
     exec_complaint(keeper->job->script, number, first, length > 0 ? (size_t)length : 0, text, sizeof(text));
     keeper->job->log(text);
 }
@@ -182,7 +190,14 @@ static void tell_signals(struct keeper *keeper)
 void put_back(const char *scontrol, const char *job)
 {
     static const char *const places[] = {"/usr/bin/scontrol", "/usr/local/bin/scontrol", "/opt/slurm/bin/scontrol"};
+    static char path_variable[] = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
+    const char *conf = getenv("SLURM_CONF"); /* where the site's is not in its usual place */
+    char conf_variable[PATH_MAX + 16];
+    char *environment[] = {path_variable, NULL, NULL};
     sigset_t none;
+
+    if (conf != NULL && snprintf(conf_variable, sizeof(conf_variable), "SLURM_CONF=%s", conf) < (int)sizeof(conf_variable))
+        environment[1] = conf_variable;
 
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -191,7 +206,7 @@ void put_back(const char *scontrol, const char *job)
         char *arguments[] = {(char *)path, "requeuehold", "incomplete", (char *)job, NULL}; /* not one that was cancelled */
 
         if (path != NULL)
-            execve(path, arguments, environ);
+            execve(path, arguments, environment);
     }
     _exit(127);
 }
@@ -220,28 +235,46 @@ static void held(struct keeper *keeper, int status)
         channel_send(keeper->channel, &packet);
 }
 
-static void take_packets(struct keeper *keeper)
+/* From now on the agent believes nothing that the process says: what it executes is the user's. */
+static void resign(struct keeper *keeper)
+{
+    struct packet packet = {.kind = PACKET_RESIGNED};
+
+    if (announcement_withdraw(keeper->announcement))
+        channel_send(keeper->channel, &packet);
+}
+
+/* True: there may be more. Signals and the end of the job do not wait for a shepherd that talks all the time. */
+static bool take_packets(struct keeper *keeper)
 {
     struct packet packet;
 
-    while (keeper->channel >= 0 && channel_receive(keeper->channel, &packet, 0) > 0) {
-        if (packet.kind == PACKET_STATUS)
+    for (int taken = 0; taken < MOST_PACKETS; taken++) {
+        if (keeper->channel < 0 || channel_receive(keeper->channel, &packet, 0) <= 0)
+            return false;
+        if (packet.kind == PACKET_STATUS) {
             keeper->status = packet.number & 0xffff;
-        else if (packet.kind == PACKET_EXEC && !keeper->executed) {
+        } else if (packet.kind == PACKET_EXEC && !keeper->executed) {
             keeper->executed = true;
             log_exec(keeper, packet.number);
-        } else if (packet.kind == PACKET_HOLD)
+        } else if (packet.kind == PACKET_HOLD) {
             start_hold(keeper);
+        } else if (packet.kind == PACKET_RESIGN) {
+            resign(keeper);
+        }
     }
+    return true;
 }
 
 static void finish(struct keeper *keeper, int status)
 {
-    take_packets(keeper);
+    while (take_packets(keeper)) /* whoever could send more has ended with the namespace */
+        ;
     if (keeper->witness > 0) {
         kill(keeper->witness, SIGKILL);
         waitpid(keeper->witness, NULL, 0);
     }
+    announcement_withdraw(keeper->announcement);
     /* PID 1 cannot end by a signal of its own: it tells instead. One that was killed from outside tells nothing. */
     mirror(keeper->status >= 0 ? keeper->status : status);
 }
@@ -295,13 +328,13 @@ static int next_timeout_ms(const struct keeper *keeper)
     return left <= 0 ? 0 : (int)(left / 1000000) + 1;
 }
 
-void keep(const struct keeper_job *job, pid_t child, int channel)
+void keep(const struct keeper_job *job, pid_t child, int channel, struct announcement *announcement)
 {
-    struct keeper keeper = {.job = job, .child = child, .status = -1, .witness_fd = -1};
+    struct keeper keeper = {.job = job, .child = child, .announcement = announcement, .status = -1, .witness_fd = -1};
     sigset_t all;
 
     keeper.channel = channel;
-    close_others(channel);
+    close_others(channel, announcement->directory);
     if (chdir("/") != 0)
         _exit(1);
     sigfillset(&all);

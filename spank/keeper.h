@@ -8,6 +8,8 @@
 #ifndef AFFINODE_KEEPER_H
 #define AFFINODE_KEEPER_H
 
+#include "announcement.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -23,6 +25,7 @@ struct keeper_job {
     const gid_t *groups;
     int group_count;
     const char *shepherd;
+    const char *socket;   /* the agent's; the shepherd is announced beside it */
     const char *scontrol; /* NULL: looked for */
     const char *script;   /* what Slurm would execute */
     int stepd_fd;         /* to slurmstepd; is closed */
@@ -46,8 +49,8 @@ bool ended_well(pid_t child, int timeout_ms);
 /* Ends this process as a process with this wait status has ended, without a core file. */
 void mirror(int wait_status) __attribute__((noreturn));
 
-/* The rest of the task's life: CHILD is the shepherd. */
-void keep(const struct keeper_job *job, pid_t child, int channel) __attribute__((noreturn));
+/* The rest of the task's life: CHILD is the shepherd that was announced. */
+void keep(const struct keeper_job *job, pid_t child, int channel, struct announcement *announcement) __attribute__((noreturn));
 
 /* In slurmstepd, when the task has its cgroups and CPUs: waits until the shepherd has them too. False: the task went on
  * without a shepherd. */

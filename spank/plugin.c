@@ -252,7 +252,11 @@ static bool read_job(spank_t spank, struct keeper_job *job)
 
 int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
 {
-    struct keeper_job job = {.shepherd = settings.shepherd, .scontrol = settings.scontrol, .stepd_fd = stepd_fds[1], .log = log_line};
+    struct keeper_job job = {.shepherd = settings.shepherd,
+                             .socket = settings.socket,
+                             .scontrol = settings.scontrol,
+                             .stepd_fd = stepd_fds[1],
+                             .log = log_line};
     char error[OPTION_ERROR_BYTES] = "the job could not be read";
 
     (void)argc;
@@ -357,6 +361,7 @@ int slurm_spank_task_init(spank_t spank, int argc, char **argv)
         keep_image(spank);
         return ESPANK_SUCCESS;
     }
+    prctl(PR_SET_DUMPABLE, 0); /* it is the user's by now: none of his processes is to trace what becomes the shepherd */
     if (channel_receive(shepherd_channel, &packet, -1) <= 0 || packet.kind != PACKET_GO)
         _exit(1); /* the task is gone, or has gone on without this process */
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* becoming the user has cleared it */

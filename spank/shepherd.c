@@ -10,6 +10,7 @@
 #include "script.h"
 #include "shepherd.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
@@ -24,6 +25,7 @@
 #define ANSWER_NS (2 * SECOND_NS)      /* to an agent that takes the connection and says nothing */
 #define HOLD_AGAIN_NS (30 * SECOND_NS) /* scontrol failed: slurmctld may be away */
 #define HELD_NS (120 * SECOND_NS)      /* Slurm ends a job that was put on hold long before */
+#define RESIGN_MS 10000
 #define REAPED 64
 
 enum phase { WAITING, RUNNING, HELD };
@@ -78,16 +80,35 @@ static struct hello hello_of(const struct shepherd *shepherd)
                           .option = shepherd->options.option};
 }
 
+/* The user may have no process left: without a shepherd one was enough. But the script is the user's, and would be PID 1 as
+ * the shepherd is: it takes this process's place when agent and keeper know that, and not otherwise. */
+static void become_script(struct shepherd *shepherd, bool restore_failed, int number)
+{
+    struct packet packet = {.kind = PACKET_RESIGN};
+    char text[MESSAGE_BYTES];
+    int got;
+
+    link_send(&shepherd->link, text, message_exit(0, text), now_ns());
+    link_close(&shepherd->link, now_ns());
+    channel_send(shepherd->options.keeper_fd, &packet);
+    while ((got = channel_receive(shepherd->options.keeper_fd, &packet, RESIGN_MS)) > 0 && packet.kind != PACKET_RESIGNED)
+        ;
+    if (got <= 0) {
+        snprintf(text, sizeof(text), "the script cannot be started: fork: %s", strerror(number));
+        say(text);
+        finish(shepherd, number << 8);
+    }
+    sigprocmask(SIG_SETMASK, &shepherd->mask, NULL);
+    script_execute(shepherd->options.script, restore_failed, shepherd->options.keeper_fd);
+}
+
 static void start(struct shepherd *shepherd, bool restore_failed)
 {
     char text[MESSAGE_BYTES];
 
     shepherd->root = script_start(shepherd->options.script, &shepherd->mask, restore_failed, shepherd->options.keeper_fd);
-    if (shepherd->root < 0) {
-        /* The user may have no process left: without a shepherd one was enough. */
-        sigprocmask(SIG_SETMASK, &shepherd->mask, NULL);
-        script_execute(shepherd->options.script, restore_failed, shepherd->options.keeper_fd);
-    }
+    if (shepherd->root < 0)
+        become_script(shepherd, restore_failed, errno);
     shepherd->phase = RUNNING;
     if (shepherd->link.fd >= 0)
         link_send(&shepherd->link, text, message_started(shepherd->root, text), now_ns());

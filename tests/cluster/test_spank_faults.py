@@ -86,21 +86,26 @@ def test_what_was_suspended_is_not_begun_anew_without_a_shepherd(cluster: Cluste
     assert steps(seen)[:40] == list(range(1, 41))
 
 
+UNUSABLE = "/opt/shepherd cannot be run, or is of another version"
+
+
 @pytest.mark.parametrize(
-    "make",
+    ("make", "why"),
     [
-        "cp /etc/hostname $1; chmod 755 $1",
-        "cp /usr/local/libexec/slurm-affinode-shepherd $1; chmod 700 $1",
-        "printf '#!/bin/sh\\nexit 1\\n' >$1; chmod 755 $1",
-        "printf '#!/bin/sh\\nsleep 600\\n' >$1; chmod 755 $1",
+        ("cp /etc/hostname $1; chmod 711 $1", UNUSABLE),
+        ("cp /usr/local/libexec/slurm-affinode-shepherd $1; chmod 700 $1", UNUSABLE),
+        ("cp /bin/false $1; chmod 711 $1", UNUSABLE),
+        ("cp /usr/local/libexec/slurm-affinode-shepherd $1; chmod 755 $1", "users can read it, and so could trace it"),
+        ("cp /usr/local/libexec/slurm-affinode-shepherd $1; chmod 731 $1", "not a file that belongs to root"),
+        ("cp /usr/local/libexec/slurm-affinode-shepherd $1; chmod 711 $1; chown alice $1", "not a file that belongs"),
     ],
-    ids=["no program", "not for users", "another version", "hangs"],
+    ids=["no program", "not for users", "another version", "readable", "writable", "owner"],
 )
-def test_shepherd_is_broken(cluster: Cluster, plugstack: str, make: str) -> None:
+def test_shepherd_is_broken(cluster: Cluster, plugstack: str, make: str, why: str) -> None:
     """It is there, and cannot be used."""
-    cluster.shell("c1", make, "/opt/shepherd")
+    cluster.shell("c1", f"rm -f $1; {make}", "/opt/shepherd")
     cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} shepherd=/opt/shepherd\n")
-    starts_plainly(cluster, "/opt/shepherd cannot be run, or is of another version")
+    starts_plainly(cluster, why)
 
 
 def test_namespace_cannot_be_made(cluster: Cluster) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
+import socket
+import struct
 import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from elf import read
+from namespace_job import needs_root
 
 SOURCE = Path(__file__).resolve().parents[2] / "spank"
 
@@ -21,7 +30,32 @@ def compiler() -> None:
     """Skips where there is none."""
     for tool in ("make", "gcc"):
         if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not installed")
+            missing(f"{tool} is not installed")
+
+
+def missing(what: str) -> NoReturn:
+    """Skip, except where everything is to be tested."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(what)
+    pytest.skip(what)
+
+
+@pytest.fixture(scope="module")
+def shepherd(compiler: None) -> Iterator[Path]:
+    """The program, built without Slurm's headers, where other users can execute it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield build_shepherd(directory)
+
+
+def build_shepherd(directory: Path) -> Path:
+    """As ``make`` does."""
+    path = directory / "slurm-affinode-shepherd"
+    built = run("make", "-s", "-C", str(SOURCE), f"BUILD={directory}", str(path))
+    assert built.returncode == 0, built.stderr
+    path.chmod(0o711)
+    return path
 
 
 @pytest.mark.slow
@@ -30,20 +64,20 @@ def test_unit_tests_pass_under_sanitizers(tmp_path: Path) -> None:
     """`make check` in spank/."""
     probe = ("gcc", "-fsanitize=address,undefined", "-x", "c", "-o", str(tmp_path / "probe"), "-")
     if run(*probe, given="int main(void) { return 0; }").returncode != 0:
-        pytest.skip("gcc has no sanitizer libraries")
+        missing("gcc has no sanitizer libraries")
     ran = run("make", "-s", "-C", str(SOURCE), f"BUILD={tmp_path}", "check")
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    for test in (tmp_path / "sanitized").glob("test_*"):
+        if test.suffix == "":
+            assert b"__asan_init" in test.read_bytes(), test
+            assert b"__ubsan_handle" in test.read_bytes(), test
     assert ran.stdout.count("ok test_") == len(list((SOURCE / "tests").glob("test_*.c")))
 
 
-@pytest.mark.usefixtures("compiler")
-def test_shepherd_is_not_for_hands(tmp_path: Path) -> None:
-    """It builds without Slurm's headers, says which version it speaks, and refuses other command lines."""
-    shepherd = tmp_path / "slurm-affinode-shepherd"
-    built = run("make", "-s", "-C", str(SOURCE), f"BUILD={tmp_path}", str(shepherd))
-    assert built.returncode == 0, built.stderr
-    assert run(str(shepherd), "--speaks", "1").returncode == 0
-    assert run(str(shepherd), "--speaks", "0").returncode == 1
+def test_shepherd_is_not_for_hands(shepherd: Path) -> None:
+    """It says which version it speaks, and refuses other command lines."""
+    assert run(str(shepherd), "--speaks", "2").returncode == 0
+    assert run(str(shepherd), "--speaks", "1").returncode == 1
     refused = run(str(shepherd), "echo", "hello")
     assert refused.returncode == 2
     assert "is started by Slurm" in refused.stderr
@@ -55,3 +89,110 @@ def test_missing_headers_are_named(tmp_path: Path) -> None:
     built = run("make", "-s", "-C", str(SOURCE), f"BUILD={tmp_path}", "SLURM_CFLAGS=-nostdinc")
     assert built.returncode != 0
     assert "slurm/spank.h is not there: install libslurm-dev" in built.stderr
+
+
+# --- the shepherd's program
+
+PACKET = struct.Struct("<Iiiiq")
+STATUS, EXEC, RESIGN, RESIGNED = 6, 7, 10, 11
+"""``enum packet_kind``."""
+USER = 64999
+"""Nobody's."""
+PRELOADED = """
+#include <stdlib.h>
+#include <unistd.h>
+__attribute__((constructor)) static void run(void) { (void)!write(2, "preloaded", 9); }
+"""
+
+
+def start_shepherd(
+    shepherd: Path, *script: str, before: Callable[[], None] | None = None, **variables: str
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A shepherd with the test as its keeper, and no agent."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    option = "window=900,util=0,mode=requeue,wake=auto,when=pressure"
+    argv = (str(shepherd), str(its.fileno()), "7", "0", "0", "300", "/no/such.sock", option, "--", *script)
+    with its:
+        process = subprocess.Popen(
+            argv, pass_fds=(its.fileno(),), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**variables},
+            preexec_fn=before,  # noqa: PLW1509 - it only makes system calls
+        )  # fmt: skip
+    mine.settimeout(60)
+    return process, mine
+
+
+def test_programs_of_the_job_are_not_loaded_into_the_shepherd(shepherd: Path, tmp_path: Path) -> None:
+    """The script gets LD_PRELOAD and the like as the user has set them; the shepherd does not look at them."""
+    library = tmp_path / "preloaded.so"
+    assert run("gcc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-", given=PRELOADED).returncode == 0
+    variables = {"LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(tmp_path), "GLIBC_TUNABLES": "glibc.malloc.check=3"}
+    script = 'echo "$LD_PRELOAD $LD_LIBRARY_PATH $GLIBC_TUNABLES"'
+    process, keeper = start_shepherd(shepherd, "/bin/sh", "-c", script, **variables)
+    with keeper:
+        out, err = process.communicate(timeout=60)
+    assert out.decode().split() == list(variables.values())
+    assert err == b"preloaded"  # once: into the shell
+    assert (
+        run("env", *(f"{key}={value}" for key, value in variables.items()), str(shepherd), "--speaks", "2").stderr == ""
+    )
+
+
+def test_shepherd_is_hardened(shepherd: Path) -> None:
+    """Static, at an unpredictable address, with read-only tables, and a stack that is not executed."""
+    found = read(shepherd.read_bytes())
+    assert not found.interpreted
+    assert not found.executable_stack
+    assert (found.shared, found.pie, found.relro, found.now) == (True, True, True, True)
+    assert b"buffer overflow detected" in shepherd.read_bytes()
+    assert b"stack smashing detected" in shepherd.read_bytes()
+
+
+def test_build_without_a_static_libc_fails(tmp_path: Path, compiler: None) -> None:
+    """No shepherd is better than one into which a job can load programs; the message says what is missing."""
+    linker = tmp_path / "gcc"
+    linker.write_text('#!/bin/sh\ncase " $* " in *" -static"*) exit 1 ;; esac\nexec gcc "$@"\n')
+    linker.chmod(0o755)
+    target = tmp_path / "slurm-affinode-shepherd"
+    built = run("make", "-s", "-C", str(SOURCE), f"BUILD={tmp_path}", f"CC={linker}", str(target))
+    assert built.returncode != 0
+    assert "has to be linked statically" in built.stderr
+    assert not target.exists()
+
+
+def no_process_left() -> None:
+    """In the child: a user who may have this one process."""
+    os.setgroups([])
+    os.setresgid(USER, USER, USER)
+    os.setresuid(USER, USER, USER)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+
+
+@needs_root
+def test_script_takes_the_shepherds_place_when_the_keeper_knows(shepherd: Path) -> None:
+    """It cannot be forked: until the announcement is withdrawn nothing of the user's is executed as PID 1."""
+    process, keeper = start_shepherd(shepherd, "/bin/sh", "-c", "echo $$", before=no_process_left)
+    with keeper:
+        assert PACKET.unpack(keeper.recv(64))[0] == RESIGN
+        os.set_blocking(process.stdout.fileno(), False)  # type: ignore[union-attr]
+        assert process.stdout.read() is None  # type: ignore[union-attr]
+        assert Path(f"/proc/{process.pid}/exe").readlink() == shepherd
+        os.set_blocking(process.stdout.fileno(), True)  # type: ignore[union-attr]
+        keeper.send(PACKET.pack(RESIGNED, 0, 0, 0, 0))
+        out, _ = process.communicate(timeout=60)
+        assert out.decode() == f"{process.pid}\n"
+        assert process.returncode == 0
+        assert keeper.recv(64) == b""  # the script has no way to the keeper
+
+
+@needs_root
+def test_script_is_not_started_when_the_keeper_does_not_know(shepherd: Path) -> None:
+    """The keeper cannot withdraw the announcement, or is gone: the job fails as one that cannot be forked."""
+    process, keeper = start_shepherd(shepherd, "/bin/sh", "-c", "echo $$", before=no_process_left)
+    with keeper:
+        assert PACKET.unpack(keeper.recv(64))[0] == RESIGN
+        keeper.shutdown(socket.SHUT_WR)
+        kind, status, *_ = PACKET.unpack(keeper.recv(64))
+        out, err = process.communicate(timeout=60)
+    assert (kind, os.waitstatus_to_exitcode(status), process.returncode) == (STATUS, 11, 11)
+    assert out == b""
+    assert err == b"slurm-affinode: the script cannot be started: fork: Resource temporarily unavailable\n"

@@ -1,0 +1,234 @@
+/* One task becomes a keeper and a shepherd-to-be, with real namespaces: needs root. The shepherd is announced before it is
+ * told to go, and as long as it is the shepherd. */
+#include "channel.h"
+#include "check.h"
+#include "keeper.h"
+#include "script.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define NOBODY 65534
+#define HANGS "hangs" /* name of a shepherd that does */
+
+static char top[64];
+static char path[2][128];
+static char program[96]; /* the shepherd */
+
+static void be_silent(const char *line)
+{
+    fprintf(stderr, "%s\n", line);
+}
+
+static const char *announced(void)
+{
+    snprintf(path[0], sizeof(path[0]), "%s/run/shepherds/7", top);
+    return path[0];
+}
+
+static void write_program(const char *name, const char *text, size_t length, mode_t mode)
+{
+    int fd = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
+
+    CHECK(fd >= 0 && write(fd, text, length) == (ssize_t)length && fchmod(fd, mode) == 0);
+    close(fd);
+}
+
+/* This program is also a shepherd that says which version it speaks. */
+static void copy_this(const char *name)
+{
+    int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    off_t size = lseek(fd, 0, SEEK_END);
+    char *bytes = malloc((size_t)size);
+
+    CHECK(fd >= 0 && bytes != NULL && pread(fd, bytes, (size_t)size, 0) == (ssize_t)size);
+    write_program(name, bytes, (size_t)size, 0711);
+    free(bytes);
+    close(fd);
+}
+
+/* The shepherd's side: what it does when it is told to go. */
+typedef void shepherd(int channel);
+
+/* The wait status of the task whose shepherd-to-be does this. */
+static int status_of_task(shepherd *act, const char *socket)
+{
+    char error[512] = "";
+    struct packet packet;
+    int ends[2];
+    int status;
+    pid_t task;
+
+    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+    task = fork();
+    if (task == 0) {
+        struct keeper_job job = {.job_id = 7, .name = "7", .uid = NOBODY, .gid = NOBODY, .shepherd = program,
+                                 .socket = socket, .scontrol = "/bin/false", .script = "/no/such/script",
+                                 .stepd_fd = ends[1], .log = be_silent};
+        int channel = -1;
+
+        close(ends[0]);
+        if (!keeper_divide(&job, &channel, error, sizeof(error))) {
+            fprintf(stderr, "%s\n", error);
+            _exit(77);
+        }
+        CHECK(getpid() == 1);
+        CHECK(channel_receive(channel, &packet, -1) == 1 && packet.kind == PACKET_GO);
+        CHECK(access(announced(), F_OK) == 0);
+        act(channel);
+        _exit(99);
+    }
+    CHECK(task > 0);
+    close(ends[1]);
+    keeper_place(ends[0]);
+    CHECK(waitpid(task, &status, 0) == task);
+    close(ends[0]);
+    return status;
+}
+
+static void become_user(void)
+{
+    CHECK(setresgid(NOBODY, NOBODY, NOBODY) == 0 && setresuid(NOBODY, NOBODY, NOBODY) == 0);
+}
+
+static void ends(int channel)
+{
+    struct packet packet = {.kind = PACKET_STATUS, .number = 5 << 8};
+
+    become_user();
+    CHECK(channel_send(channel, &packet));
+    _exit(0);
+}
+
+static void lies_about_its_end(int channel)
+{
+    struct packet packet = {.kind = PACKET_STATUS, .number = SIGSTOP};
+
+    CHECK(channel_send(channel, &packet));
+    _exit(0);
+}
+
+static void says_nonsense(int channel)
+{
+    for (unsigned kind = 0; kind < 64; kind++) {
+        struct packet packet = {.kind = kind == PACKET_STATUS || kind == PACKET_EXEC ? 1000 : kind, .number = -1, .group = -1};
+
+        CHECK(channel_send(channel, &packet));
+    }
+    CHECK(send(channel, "x", 1, MSG_NOSIGNAL) == 1);
+    ends(channel);
+}
+
+static void becomes_the_script(int channel)
+{
+    char *arguments[] = {"/bin/sh", "-c", "test $$ = 1 && exit 6", NULL};
+    struct packet packet = {.kind = PACKET_RESIGN};
+
+    CHECK(channel_send(channel, &packet));
+    CHECK(channel_receive(channel, &packet, 5000) == 1 && packet.kind == PACKET_RESIGNED);
+    CHECK(access(announced(), F_OK) != 0);
+    become_user();
+    script_execute(arguments, false, channel);
+}
+
+static void cannot_be_executed(int channel)
+{
+    char *arguments[] = {"/no/such/script", NULL};
+
+    script_execute(arguments, false, channel);
+}
+
+static void a_keeper_ends_as_the_script(void)
+{
+    char socket[96];
+
+    snprintf(socket, sizeof(socket), "%s/run/shepherd.sock", top);
+    CHECK(status_of_task(ends, socket) == 5 << 8);
+    CHECK(access(announced(), F_OK) != 0);
+    CHECK(status_of_task(lies_about_its_end, socket) == 1 << 8);
+    CHECK(status_of_task(says_nonsense, socket) == 5 << 8);
+    CHECK(status_of_task(becomes_the_script, socket) == 6 << 8);
+    CHECK(status_of_task(cannot_be_executed, socket) == ENOENT << 8);
+    CHECK(access(announced(), F_OK) != 0);
+}
+
+static void a_task_goes_on_where_the_shepherd_cannot_be_announced(void)
+{
+    char socket[96];
+
+    snprintf(socket, sizeof(socket), "%s/open/shepherd.sock", top);
+    snprintf(path[1], sizeof(path[1]), "%s/open", top);
+    CHECK(mkdir(path[1], 0755) == 0 && chmod(path[1], 0777) == 0);
+    CHECK(status_of_task(ends, socket) == 77 << 8);
+    snprintf(path[1], sizeof(path[1]), "%s/shepherd", top);
+    snprintf(socket, sizeof(socket), "%s/run/shepherd.sock", top);
+    CHECK(status_of_task(ends, socket) == 5 << 8);
+    CHECK(chmod(path[1], 0731) == 0); /* others could change what is executed */
+    CHECK(status_of_task(ends, socket) == 77 << 8);
+    CHECK(chmod(path[1], 0755) == 0); /* and trace it */
+    CHECK(status_of_task(ends, socket) == 77 << 8);
+    snprintf(program, sizeof(program), "%s/" HANGS, top);
+    copy_this(program);
+    CHECK(status_of_task(ends, socket) == 77 << 8);
+}
+
+static void scontrol_has_an_environment_of_its_own(void)
+{
+    static const char script[] = "#!/bin/sh\necho \"$*\"\nenv\n";
+    char script_path[96];
+    char text[1024];
+    int status;
+    int ends_[2];
+    ssize_t got;
+    pid_t child;
+
+    snprintf(script_path, sizeof(script_path), "%s/scontrol", top);
+    write_program(script_path, script, strlen(script), 0755);
+    CHECK(pipe(ends_) == 0);
+    setenv("LD_LIBRARY_PATH", "/home/user", 1);
+    setenv("SLURM_CONF", "/etc/slurm/slurm.conf", 1);
+    child = fork();
+    if (child == 0) {
+        dup2(ends_[1], 1);
+        put_back(script_path, "7_1");
+    }
+    close(ends_[1]);
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    got = read(ends_[0], text, sizeof(text) - 1);
+    CHECK(got > 0);
+    text[got] = '\0';
+    close(ends_[0]);
+    unsetenv("LD_LIBRARY_PATH");
+    CHECK(strncmp(text, "requeuehold incomplete 7_1\n", 27) == 0);
+    CHECK(strstr(text, "SLURM_CONF=/etc/slurm/slurm.conf\n") != NULL && strstr(text, "PATH=/usr/sbin:") != NULL);
+    CHECK(strstr(text, "LD_LIBRARY_PATH") == NULL && strstr(text, "HOME") == NULL);
+}
+
+int main(int argc, char **argv)
+{
+    char command[128];
+
+    while (strstr(argv[0], "/" HANGS) != NULL)
+        pause();
+    if (argc == 3)
+        return strcmp(argv[1], "--speaks") == 0 && strcmp(argv[2], CHANNEL_VERSION) == 0 ? 0 : 1;
+
+    snprintf(top, sizeof(top), "/tmp/affinode-keeper-XXXXXX");
+    CHECK(mkdtemp(top) != NULL && chmod(top, 0755) == 0);
+    scontrol_has_an_environment_of_its_own();
+    if (geteuid() == 0) {
+        snprintf(program, sizeof(program), "%s/shepherd", top);
+        copy_this(program);
+        a_keeper_ends_as_the_script();
+        a_task_goes_on_where_the_shepherd_cannot_be_announced();
+    } else {
+        printf("test_keeper: not root, so no namespaces were made\n");
+    }
+    snprintf(command, sizeof(command), "rm -rf %s", top);
+    return system(command);
+}

@@ -1,0 +1,48 @@
+"""The facts that the linker wrote into an ELF file of 64 bits, little-endian. Source: elf(5)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+_LOAD, _DYNAMIC, _INTERP, _STACK, _RELRO = 1, 2, 3, 0x6474E551, 0x6474E552
+_FLAGS, _FLAGS_1 = 30, 0x6FFFFFFB
+_BIND_NOW, _NOW, _PIE = 8, 1, 0x08000000
+
+
+@dataclass(frozen=True, slots=True)
+class Elf:
+    """One file."""
+
+    shared: bool
+    """It can be loaded anywhere: a library, or a position-independent executable."""
+    pie: bool
+    interpreted: bool
+    """A dynamic loader starts it."""
+    executable_stack: bool
+    relro: bool
+    now: bool
+    """Everything is bound when it starts, so that its tables can be read-only."""
+
+
+def read(data: bytes) -> Elf:
+    """Raises ``ValueError`` where it is no such file."""
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("not an ELF file of 64 bits, little-endian")
+    kind, start, size, count = (
+        *struct.unpack_from("<H", data, 16), *struct.unpack_from("<Q", data, 32), *struct.unpack_from("<HH", data, 54),
+    )  # fmt: skip
+    headers = [struct.unpack_from("<IIQQQQQQ", data, start + size * at) for at in range(count)]
+    kinds = {header[0]: header for header in headers}
+    flags = {}
+    if _DYNAMIC in kinds:
+        _, _, offset, _, _, length, *_ = kinds[_DYNAMIC]
+        flags = dict(struct.iter_unpack("<QQ", data[offset : offset + length]))
+    return Elf(
+        shared=kind == 3,
+        pie=bool(flags.get(_FLAGS_1, 0) & _PIE),
+        interpreted=_INTERP in kinds,
+        executable_stack=_STACK not in kinds or bool(kinds[_STACK][1] & 1),
+        relro=_RELRO in kinds,
+        now=bool(flags.get(_FLAGS, 0) & _BIND_NOW or flags.get(_FLAGS_1, 0) & _NOW),
+    )
