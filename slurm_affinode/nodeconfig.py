@@ -15,6 +15,9 @@ from slurm_affinode.sizes import parse_size
 from slurm_affinode.tierconfig import TiersConfig, check_tiers
 
 DEFAULT_PORT = 9403
+RUN_DIR = Path("/run/slurm-affinode")
+SHEPHERD = Path("/usr/local/libexec/slurm-affinode-shepherd")
+"""Where ``make install`` in ``spank/`` puts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class AgentConfig:
     """Signal -> percent up to which it counts as idle whatever the job's option says: noise of the counters."""
     host: Mapping[str, float] = field(default_factory=dict)
     """Host signal (``cpu``: percent of a core; ``disk``, ``io``: bytes per second) -> limit; absent: not looked at."""
-    run_dir: Path = Path("/run/slurm-affinode")
+    run_dir: Path = RUN_DIR
     """Directory of the sockets."""
     leftovers: Path = Path("/var/lib/slurm-affinode/leftovers.jsonl")
     """What jobs left on their GPUs, until a run of ``zombies clean`` has taken it into the audit."""
@@ -95,6 +98,8 @@ class SuspendConfig:
     """What each suspension gave back, one file per node; ``None`` means ``ledger`` beside the shared store."""
     key_file: Path = Path("/etc/slurm-affinode/image.key")
     """The key of the images' HMAC: 32 bytes or more, the same on all nodes, readable by root alone."""
+    shepherd: Path = SHEPHERD
+    """The installed shepherd; a process that executes another program is not believed to be one."""
     criu: str = "criu"
     """The program, found through ``PATH`` or by its path."""
     criu_sockets: bool = False

@@ -19,6 +19,7 @@ from typing import Any
 
 from slurm_affinode import process
 from slurm_affinode.agent import settings
+from slurm_affinode.agent.announcements import DIRECTORY, Announcements
 from slurm_affinode.agent.arrivals import Arrivals
 from slurm_affinode.agent.client import CONTROL
 from slurm_affinode.agent.control import ControlServer
@@ -81,7 +82,8 @@ class Daemon:
         self._slurm = ThreadPoolExecutor(1, "slurm")
         self._aside = ThreadPoolExecutor(1, "aside")
         self._ask = Asking(self._slurm)
-        inspector = Inspector()
+        self.announcements = Announcements(config.agent.run_dir / DIRECTORY)
+        inspector = Inspector(announcements=self.announcements, shepherd=config.suspend.shepherd)
         self.watch = Watch(parts.driver(), inspector)
         self.queue = QueueView(parts.slurm, parse_span_s(config.agent.queue_period))
         prepare_directory(config.agent.run_dir)
@@ -100,7 +102,7 @@ class Daemon:
             node=self.node, cluster=config.cluster.name_or_default, registry=self.registry, loop=self.loop,
             work=self.work, orchestration=self.orchestration, is_admin=self.admins, ask=self._ask,
             ask_here=Asking(self._aside), name_of=name_of_user, gpu_indices=indices,
-            stopping=self.stopping, orphans=self._orphans(),
+            stopping=self.stopping, orphans=self._orphans(), clear=self.announcements.clear,
             prolog_s=parse_span_s(config.inplace.prolog_timeout) if config.inplace.wake_at_prolog else 0.0,
         )  # fmt: skip
         self.arrivals = Arrivals(
@@ -121,6 +123,7 @@ class Daemon:
 
     def start(self) -> None:
         """Finish what the last agent left, then answer."""
+        self.announcements.sweep()
         self.orchestration.keeper.recover()
         if self.orchestration.in_place is not None:
             self.orchestration.in_place.start()

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from slurm_affinode import __version__
 from slurm_affinode.agent.aftermath import Aftermath
+from slurm_affinode.agent.announcements import DIRECTORY, Announcements
 from slurm_affinode.agent.inplace.director import Director
 from slurm_affinode.agent.inplace.freezer import LinuxFreezer
 from slurm_affinode.agent.inplace.sharing import Rules
@@ -25,6 +26,7 @@ from slurm_affinode.agent.ledger import Ledger
 from slurm_affinode.agent.mailing import mailer
 from slurm_affinode.agent.notes import Notes
 from slurm_affinode.agent.parts import LOG, Parts, Settings
+from slurm_affinode.agent.peers import Inspector
 from slurm_affinode.agent.prefetch import Prefetcher, load_demand
 from slurm_affinode.agent.recovery import JobKeeper
 from slurm_affinode.agent.restore import JobRestorer
@@ -190,7 +192,10 @@ def _director(config: Config, parts: Parts, gpus: NodeGpus) -> Director:
         deadline_s=parse_span_s(inplace.wake_deadline),
         end_on_deadline=inplace.on_deadline == "end",
     )
-    return Director(parts, LinuxFreezer(), NodeSockets(warn=parts.log.warning), gpus, rules, unheard=unheard)
+    announcements = Announcements(config.agent.run_dir / DIRECTORY)
+    inspector = Inspector(announcements=announcements, shepherd=config.suspend.shepherd)
+    found = partial(unheard, identify=inspector.identify)
+    return Director(parts, LinuxFreezer(), NodeSockets(warn=parts.log.warning), gpus, rules, unheard=found)
 
 
 def _report(parts: Parts, key: JobKey, text: str) -> None:

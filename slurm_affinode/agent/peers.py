@@ -1,20 +1,29 @@
-"""Who is at the other end of a socket, by the kernel's account alone, and the processes of a job's PID namespace."""
+"""The process at the other end of a socket, as kernel and root tell it, and processes of a job's PID namespace."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import socket
+import stat
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurm_affinode.agent.announcements import DIRECTORY, Announcement, AnnouncementError, Announcements
 from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.nodeconfig import RUN_DIR, SHEPHERD
+from slurm_affinode.pinned import PROC, NotContainedError, Process, namespace, own_namespace
 
 _CRED = struct.Struct("iII")
 _PEERPIDFD = getattr(socket, "SO_PEERPIDFD", 77)
+_STEPD = re.compile(r".*/slurmstepd(?:-[a-z]+)?(?: \(deleted\))?")
+"""Slurm's program, also while it is being upgraded; Debian calls it slurmstepd-wlm."""
+_RESTORED_INTO = ("net", "ipc", "uts", "cgroup")
+"""Namespaces that a restored process tree has from the agent, not from its shepherd."""
 
 
 class NotAShepherd(ValueError):  # noqa: N818 - names what is the case
@@ -40,6 +49,10 @@ class Identity:
     pid: int
     started: int
     """Ticks since boot."""
+    foreign: tuple[str, ...] = ()
+    """Its network, IPC, UTS and cgroup namespaces that are not the node's."""
+    process: Process | None = field(default=None, compare=False)
+    """The shepherd itself; ``pinned.namespace`` has its namespaces."""
 
 
 def peer_of(connection: socket.socket) -> Peer:
@@ -73,31 +86,116 @@ def has_ended(pidfd: int) -> bool:
 class Inspector:
     """Looks at processes in ``/proc``."""
 
-    def __init__(self, proc: Path = Path("/proc"), finder: JobFinder | None = None) -> None:
+    def __init__(
+        self,
+        proc: Path = PROC,
+        finder: JobFinder | None = None,
+        *,
+        announcements: Announcements | None = None,
+        shepherd: Path = SHEPHERD,
+    ) -> None:
+        """``announcements``: where the plugin announces shepherds; ``shepherd``: the installed program."""
         self._proc = proc
         self._finder = finder or JobFinder(proc)
+        self._announcements = announcements or Announcements(RUN_DIR / DIRECTORY)
+        self._shepherd = shepherd
 
     def identify(self, peer: Peer) -> Identity:
         """The job whose shepherd ``peer`` is. Raises ``NotAShepherd``.
 
-        A shepherd is PID 1 of a PID namespace below this one, in this user namespace: only root makes one without the
-        other, so that a user's own container cannot pass for one. Its job is that of its cgroup or of its root
-        ``slurmstepd``; what its environment says does not count.
+        A shepherd is the process that root has announced as shepherd of the job, PID 1 of a PID namespace that root has
+        made below a task of ``slurmstepd``, and executes the shepherd's program; see docs/agent.md. What it says counts
+        for nothing in this, nor does its environment. The caller has a descriptor of the process that connected, and
+        checks afterwards that it lives: until then nobody else can have had its number.
         """
-        started = self._finder.started(peer.pid)
-        if started is None:
-            raise NotAShepherd(f"process {peer.pid} is gone")
-        namespaces = self.ns_pids(peer.pid)
-        if len(namespaces) < 2 or namespaces[-1] != 1:
+        try:
+            process = Process(peer.pid, proc=self._proc)
+            identity = self._examined(process, peer)
+            process.check()
+        except ProcessLookupError:
+            raise NotAShepherd(f"process {peer.pid} is gone") from None
+        except OSError as error:
+            raise NotAShepherd(f"process {peer.pid} cannot be looked at: {error}") from error
+        return identity
+
+    def _examined(self, process: Process, peer: Peer) -> Identity:
+        status = process.status()
+        numbers = status.get("NSpid", "").split()
+        if len(numbers) < 2 or numbers[-1] != "1":
             raise NotAShepherd(f"process {peer.pid} is not PID 1 of a PID namespace")
-        if self._owner(peer.pid) != peer.uid:
+        if set(status.get("Uid", "").split()) != {str(peer.uid)}:
             raise NotAShepherd(f"process {peer.pid} is not of user {peer.uid}, who connected")
-        if self._user_namespace(peer.pid) != self._user_namespace(os.getpid()):
+        if process.namespace("user") != own_namespace("user", proc=self._proc):
             raise NotAShepherd(f"process {peer.pid} is in a user namespace of its own")
-        job = self._finder.find(peer.pid, started)
+        job = self._finder.find(peer.pid, process.started)
         if job is None or job.source == "environment":
             raise NotAShepherd(f"process {peer.pid} is of no job")
-        return Identity(job.job_id, peer.uid, peer.gid, peer.pid, started)
+        announced = self._announced(job.job_id)
+        _check_announcement(process, peer, announced)
+        self._check_program(process, announced)
+        parent = self._parent(process, announced)
+        if len(numbers) != len(parent.status().get("NSpid", "").split()) + 1:
+            raise NotAShepherd(f"the PID namespace of process {peer.pid} is not directly below that of its parent")
+        self._check_root(process)
+        foreign = tuple(kind for kind in _RESTORED_INTO if process.namespace(kind) not in self._of_node(kind))
+        try:
+            held = namespace(process.id, process=process, proc=self._proc)
+        except NotContainedError as error:
+            raise NotAShepherd(str(error)) from error
+        return Identity(job.job_id, peer.uid, peer.gid, peer.pid, process.started, foreign, held.init)
+
+    def _announced(self, job_id: int) -> Announcement:
+        try:
+            announced = self._announcements.of(job_id)
+        except AnnouncementError as error:
+            raise NotAShepherd(f"the announcement for job {job_id} cannot be used: {error}") from error
+        if announced is None:
+            raise NotAShepherd(f"no shepherd was announced for job {job_id}")
+        return announced
+
+    def _check_program(self, process: Process, announced: Announcement) -> None:
+        """The program of a job that has run on across an upgrade is that which was announced."""
+        program = _inode(process.facts("exe"))
+        if program == announced.program:
+            return
+        try:
+            installed: tuple[int, int] | None = _inode(self._shepherd.stat())
+        except OSError:
+            installed = None
+        if program != installed:
+            raise NotAShepherd(f"process {process.pid} does not execute the shepherd's program")
+
+    def _parent(self, process: Process, announced: Announcement) -> Process:
+        """The keeper: a task of root's ``slurmstepd``, which the shepherd does not outlive."""
+        parent = Process(process.stat().parent, proc=self._proc)
+        if (parent.pid, parent.started) != (announced.keeper, announced.keeper_started):
+            raise NotAShepherd(f"the parent of process {process.pid} is not the announced task of Slurm's")
+        if set(parent.status().get("Uid", "").split()) != {"0"}:
+            raise NotAShepherd(f"the parent of process {process.pid} is not of root")
+        facts = parent.facts("exe")
+        if not _STEPD.fullmatch(parent.link("exe")) or facts.st_uid != 0:
+            raise NotAShepherd(f"the parent of process {process.pid} is not slurmstepd")
+        if facts.st_mode & (stat.S_ISUID | stat.S_ISGID | stat.S_IWGRP | stat.S_IWOTH):
+            raise NotAShepherd(f"the parent of process {process.pid} executes a program that users can start or change")
+        if parent.namespace("pid") != own_namespace("pid", proc=self._proc):
+            raise NotAShepherd(f"the parent of process {process.pid} is not in this PID namespace")
+        parent.check()
+        if process.stat().parent != parent.pid:
+            raise NotAShepherd(f"process {process.pid} has lost its parent")
+        return parent
+
+    def _check_root(self, process: Process) -> None:
+        # The agent may have mounts of its own (ProtectSystem=): the same file system at the same place all the same.
+        own = Process(os.getpid(), proc=self._proc)
+        if _inode(process.facts("root")) != _inode(own.facts("root")) or _root_mount(process) != _root_mount(own):
+            raise NotAShepherd(f"the root directory of process {process.pid} is not the node's")
+
+    def _of_node(self, kind: str) -> set[tuple[int, int] | None]:
+        """The node's namespace; a service may have a host name of its own (ProtectHostname=)."""
+        found: set[tuple[int, int] | None] = {own_namespace(kind, proc=self._proc)}
+        if kind == "uts":
+            found.add(Process(1, proc=self._proc).namespace(kind))
+        return found
 
     def started(self, pid: int) -> int | None:
         """When a process started, in ticks since boot; ``None``: it is gone."""
@@ -145,21 +243,32 @@ class Inspector:
             for word in self._text(pid, f"task/{thread.name}/children").split():
                 yield int(word)
 
-    def _owner(self, pid: int) -> int | None:
-        try:
-            return (self._proc / str(pid)).stat().st_uid
-        except OSError:
-            return None
-
-    def _user_namespace(self, pid: int) -> tuple[int, int] | None:
-        try:
-            status = (self._proc / str(pid) / "ns" / "user").stat()
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
-
     def _text(self, pid: int, name: str) -> str:
         try:
             return (self._proc / str(pid) / name).read_bytes().decode("utf-8", "replace")
         except OSError:
             return ""
+
+
+def _check_announcement(process: Process, peer: Peer, announced: Announcement) -> None:
+    if (announced.pid, announced.started) != (peer.pid, process.started):
+        raise NotAShepherd(f"another process was announced as the shepherd of job {announced.job_id}")
+    if announced.uid != peer.uid:
+        raise NotAShepherd(f"the shepherd of job {announced.job_id} was announced for user {announced.uid}")
+    found = process.namespace("pid"), process.namespace("mnt")
+    if found != (announced.pid_namespace, announced.mount_namespace):
+        raise NotAShepherd(f"process {peer.pid} is not in the namespaces that were announced")
+
+
+def _inode(facts: os.stat_result) -> tuple[int, int]:
+    return facts.st_dev, facts.st_ino
+
+
+def _root_mount(process: Process) -> tuple[str, str] | None:
+    """Device, and directory of its file system, that a process's root is the mount of; the uppermost counts."""
+    found = None
+    for line in process.text("mountinfo").split("\n"):
+        words = line.split(" ")
+        if len(words) > 4 and words[4] == "/":
+            found = words[2], words[3]
+    return found

@@ -92,6 +92,8 @@ class Service:
     """A prolog waits so long for those that sleep in place on its GPUs to wake; 0: they may sleep on."""
     orphans: GpuVerbs | None = None
     """Answers what is asked about the node's GPUs and the processes on them."""
+    clear: Callable[[int], None] = lambda job_id: None
+    """Removes what a job's keeper may have left: ``Announcements.clear``."""
     now: Callable[[], float] = time.time
     stopping: threading.Event = field(default_factory=threading.Event)
     _with_option: set[int] = field(default_factory=set)
@@ -330,6 +332,7 @@ class Service:
         job_id = _job_of(request)
         self._present.pop(job_id, None)
         self.gpu_indices.pop(job_id, None)
+        self.clear(job_id)
         if job_id in self._with_option:
             self._with_option.discard(job_id)
             # slurmd waits for the epilog, and slurmctld for slurmd: only then does it say what becomes of the job.
