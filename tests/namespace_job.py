@@ -48,7 +48,8 @@ class EmptyNamespace:
 class Job:
     """A PID namespace with a job in it."""
 
-    def __init__(self, log: Path, script: str = FORKING) -> None:
+    def __init__(self, log: Path, script: str = FORKING, options: tuple[str, ...] = ()) -> None:
+        """``options``: further ones of unshare(1)."""
         self.log = log
         log.touch()
         self.outer = subprocess.Popen(
@@ -57,6 +58,7 @@ class Job:
                 "--pid",
                 "--fork",
                 "--kill-child",
+                *options,
                 "sh",
                 "-c",
                 'setsid sh -c "$1" "$0" & wait',

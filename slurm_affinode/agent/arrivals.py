@@ -104,7 +104,7 @@ class Arrivals:
                 return link.send(Wait())
             if not hello.image:
                 link.send(Wait())  # or it starts the script by itself, beside what is being restored
-            arrival = Arrival(hello, who.job_id, who.uid, who.gid, who.pid, who.started, latest, fds)
+            arrival = Arrival(hello, who.job_id, who.uid, who.gid, who.pid, who.started, latest, fds, who.foreign)
             if not self._work.restore(arrival, self._restored):
                 log.info("job %d: is being worked on; its new shepherd comes again", who.job_id)
                 close(fds, who.uid)

@@ -52,6 +52,8 @@ class Arrival:
     link: Link
     fds: tuple[int, ...]
     """The job's standard streams, open here until ``restore`` returns: for ``criu --inherit-fd``."""
+    foreign: tuple[str, ...] = ()
+    """Namespaces of the shepherd that are not the node's, though those of a restored process tree will be."""
 
     @property
     def init(self) -> Id:

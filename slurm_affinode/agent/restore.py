@@ -78,6 +78,9 @@ class JobRestorer:
             return self._failed(arrival, job, None, str(error))
         if not found:
             return self._without_image(arrival, run, job)
+        if arrival.foreign:
+            names = ", ".join(arrival.foreign)
+            return self._failed(arrival, job, None, f"Slurm has put it into namespaces of its own ({names})")
         record = parts.journal.record(found[0].image.manifest.key)
         placing = _Placing(arrival, job, found, record, began)
         who = f"{parts.node}/{arrival.init_pid}/{arrival.init_started}"

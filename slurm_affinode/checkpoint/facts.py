@@ -64,6 +64,8 @@ class TreeFacts:
     """Files of its standard streams, opened by Slurm, that have been deleted; processes have them open."""
     sysv: tuple[str, ...] = ()
     """System V semaphores, queues and shared memory that its user made on this node since it began: ``sem 3``."""
+    node_namespaces: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Those that a restored process tree may be in, whatever namespaces its new shepherd has."""
 
     @property
     def memory(self) -> int:
@@ -112,6 +114,7 @@ def _collect(init: Process, root: Process, space: str, proc: Path) -> TreeFacts:
         _has_inet(members, root),
         _lost_streams(init, members),
         _sysv(init, root, proc),
+        _of_node(proc),
     )
 
 
@@ -302,6 +305,17 @@ def _namespaces(process: Process) -> dict[str, str]:
     for name in _NAMESPACES:
         with contextlib.suppress(OSError):
             found[name] = process.link(f"ns/{name}")
+    return found
+
+
+def _of_node(proc: Path) -> dict[str, frozenset[str]]:
+    """Of this process. A service may have a host name of its own (ProtectHostname=): the node's is PID 1's then."""
+    found: dict[str, frozenset[str]] = {}
+    with contextlib.suppress(ProcessLookupError), Process(os.getpid(), proc=proc) as own:
+        found = {name: frozenset((inode,)) for name, inode in _namespaces(own).items() if name not in ("mnt", "pid")}
+    with contextlib.suppress(ProcessLookupError), Process(1, proc=proc) as first:
+        if "uts" in found and (name := _namespaces(first).get("uts")) is not None:
+            found["uts"] |= {name}
     return found
 
 

@@ -156,6 +156,10 @@ def of_tree(tree: TreeFacts, cuda_users: Collection[int], uid: int) -> list[Refu
     refuse("rdma", "uses RDMA (InfiniBand)", having(_RDMA))
     refuse("namespaces", "is in namespaces of its own (a container)",
            [one for one in living if _elsewhere(one, tree)])  # fmt: skip
+    foreign = [name for name, inodes in tree.node_namespaces.items() if tree.init_namespaces.get(name) not in inodes]
+    if foreign and tree.processes:
+        text = f"Slurm has put it into namespaces of its own ({', '.join(foreign)}), which a restore would not"
+        found.append(Refusal("namespaces", text))
     refuse("gpu-file", "holds the GPU's device files without using CUDA (a fork, or a monitor)",
            [one for one in having(_NVIDIA) if one.pid not in cuda_users])  # fmt: skip
     stuck = [*having(_STUCK), *(one for one in having(_FAULTS) if one.pid not in cuda_users)]

@@ -227,6 +227,19 @@ def test_a_run_that_slurm_takes_away_while_it_is_restored_has_not_failed(world, 
         assert world.comment == "my experiment"
 
 
+def test_job_in_a_network_of_its_own_is_not_restored(world, monkeypatch):
+    """Its process tree would come back in the node's: its image waits for a node where Slurm makes none."""
+    agent = begun_at_c2(world)
+    arrival = agent.arrival
+    monkeypatch.setattr(agent, "arrival", lambda: replace(arrival(), foreign=("net", "ipc")))
+    assert isinstance(agent.restore(), Hold)
+    assert "namespaces of its own (net, ipc)" in world.comment
+    monkeypatch.setattr(agent, "arrival", arrival)
+    agent.waker.wake(agent.parts.notes.all()[0].key, "alice")
+    world.start_run("c2")
+    assert agent.restore() == Restored(2)
+
+
 def test_a_job_with_shards_is_restored_on_the_gpu_that_its_prolog_has_told(world, monkeypatch):
     """Slurm's table has no numbers of its GPUs; where no prolog has told them either, the image waits."""
     agent = begun_at_c2(world)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from namespace_job import Job, needs_root
 
 from slurm_affinode.checkpoint import facts
 from slurm_affinode.checkpoint.facts import MemoryFacts, ProcessFacts, TreeFacts, collect, memory_facts
 from slurm_affinode.checkpoint.interface import Capabilities
-from slurm_affinode.checkpoint.preflight import GpuUseFacts, JobFacts, estimate, refusals
+from slurm_affinode.checkpoint.preflight import GpuUseFacts, JobFacts, estimate, of_tree, refusals
 from slurm_affinode.model.suspension import Mode, Refusal
 from slurm_affinode.pinned import Id, Process
 
@@ -67,6 +69,11 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("rdma", {"tree": with_process(files=("/dev/infiniband/uverbs0",))}),
     ("rdma", {"tree": with_process(mapped_devices=("/dev/infiniband/uverbs0",))}),
     ("namespaces", {"tree": with_process(namespaces={**HERE, "mnt": "mnt:[6]"})}),
+    (
+        "namespaces",
+        {"tree": replace(TREE, node_namespaces={"user": frozenset({"user:[1]"}), "net": frozenset({"net:[1]"})})},
+    ),
+    ("namespaces", {"tree": replace(TREE, node_namespaces={"user": frozenset({"user:[2]", "user:[3]"})})}),
     ("gpu-file", {"tree": with_process(files=("/dev/nvidia0",))}),
     ("gpu-file", {"tree": with_process(files=("/dev/nvidia-uvm",))}),
     ("undumpable", {"tree": with_process(files=("anon_inode:[perf_event]",))}),
@@ -180,6 +187,7 @@ def test_a_tree_is_read_from_proc(tmp_path: Path) -> None:
     assert tree.memory == (1024 + 512) * 1024
     assert tree.inet_sockets
     assert tree.init_namespaces == {"pid": "pid:[7]"}
+    assert tree.node_namespaces == {}
 
 
 def test_what_is_forked_while_the_tree_is_read_belongs_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,3 +369,17 @@ def test_the_limit_of_a_container_counts_inside_of_it(
     (cgroups / top / names[0]).write_text("1000\n")
     (cgroups / top / names[1]).write_text("900\n")
     assert memory_facts(9, proc=proc, cgroups=cgroups) == MemoryFacts(4 << 20, 100)
+
+
+@needs_root
+@pytest.mark.parametrize(("options", "names"), [((), ""), (("--net", "--ipc", "--uts"), "ipc, net, uts")])
+def test_job_in_a_network_of_its_own_is_refused(tmp_path: Path, options: tuple[str, ...], names: str) -> None:
+    """Its processes and its PID 1 are in the same namespaces, but these are not the node's."""
+    job = Job(tmp_path / "log", 'echo up >>"$0"; sleep 1000', options)
+    try:
+        found = of_tree(collect(job.init, job.init), (), 0)
+    finally:
+        job.end()
+    said = [one.text for one in found if one.code == "namespaces"]
+    named = [re.search(r"\((.*)\)", text) for text in said]
+    assert [", ".join(sorted(one[1].split(", "))) for one in named if one] == ([names] if names else [])
