@@ -1,0 +1,163 @@
+"""Attacks: a user's program, started as PID 1 by a setuid program of the site's, speaks to the agent as a shepherd."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import elf
+import pytest
+from cluster.driver import Cluster, wait_until
+from cluster.sleepers import kill_agent, status, wait_for_agents
+from cluster.spank import OPTION
+
+pytestmark = pytest.mark.cluster
+
+SOURCES = Path(__file__).resolve().parents[1] / "spank" / "attacks"
+DIRECTORY = "/opt/attack"
+STARTER, PROGRAM = f"{DIRECTORY}/setuid_starter", f"{DIRECTORY}/false_shepherd.py"
+SHEPHERD = "/usr/local/libexec/slurm-affinode-shepherd"
+ANNOUNCEMENTS = "/run/slurm-affinode/shepherds"
+NODE = "c1"
+TAKEN = re.compile(r"job \d+: (?:starts|runs already|starts again)")
+
+
+@pytest.fixture(scope="module")
+def starter(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The setuid starter, linked statically: the node has another libc than the machine that compiles it."""
+    compiler = shutil.which("gcc")
+    assert compiler is not None, "gcc is not installed"
+    built = tmp_path_factory.mktemp("attack") / "setuid_starter"
+    subprocess.run((compiler, "-O2", "-static", "-o", str(built), str(SOURCES / "setuid_starter.c")), check=True)
+    return built.read_bytes()
+
+
+@pytest.fixture(autouse=True)
+def node(cluster: Cluster, starter: bytes) -> Iterator[None]:
+    """The site has installed the starter; a new agent, which has logged nothing about the user yet."""
+    program = (SOURCES / "false_shepherd.py").read_text()
+    cluster.exec(NODE, "mkdir", "-p", DIRECTORY)
+    cluster.exec(NODE, "sh", "-c", f"base64 -d >{STARTER}", stdin=base64.b64encode(starter).decode())
+    cluster.exec(NODE, "tee", PROGRAM, stdin=program)
+    cluster.shell(NODE, f"chmod 4755 {STARTER}; cp {SHEPHERD} {DIRECTORY}/copy; chmod 755 {DIRECTORY}/copy")
+    kill_agent(cluster, NODE)
+    wait_for_agents(cluster)
+    yield
+    cluster.shell(NODE, f"rm -rf {DIRECTORY}")
+
+
+def attack(cluster: Cluster, command: str, *options: str, lead: str = "") -> tuple[str, str]:
+    """Run a command of ``PROGRAM`` as PID 1 in a job: what the job has written, what the agent has logged."""
+    began = time.time()
+    run = f"python3 {PROGRAM} through {STARTER} {command}".replace("JOB", "$SLURM_JOB_ID")
+    script = f"#!/bin/bash\n{lead}\n{run}\necho over\n"
+    job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", *options, script=script)
+    output = cluster.wait_for_output(job, "over\n")
+    log = wait_until(
+        "the agent has heard of it", lambda: cluster.logs(began)[NODE],
+        lambda text: "connection closed" in text or len(TAKEN.findall(text)) > options.count(OPTION), timeout_s=30,
+    )  # fmt: skip
+    return output, log
+
+
+def refusals(log: str) -> list[str]:
+    """Why the agent has closed connections."""
+    return re.findall(r"uid 2001, process \d+: connection closed: (.*)", log)
+
+
+def test_false_shepherd_in_a_job_without_the_option_is_refused(cluster: Cluster) -> None:
+    """PID 1 of a PID namespace of root's making, in a mount namespace of its own, in a job: and no shepherd."""
+    output, log = attack(cluster, "hello JOB")
+    assert "pid 1: the agent said b''" in output
+    assert not TAKEN.search(log)
+    assert any("no shepherd was announced for job" in why for why in refusals(log)), log
+
+
+def test_false_shepherd_below_a_real_one_is_refused(cluster: Cluster) -> None:
+    """The job has the option and a shepherd, which goes on being the only one."""
+    output, log = attack(cluster, "hello JOB", OPTION, lead="sleep 2")
+    assert "pid 1: the agent said b''" in output
+    assert len(TAKEN.findall(log)) == 1
+    assert refusals(log), log
+
+
+@pytest.mark.parametrize("shepherd", [f"{DIRECTORY}/copy", SHEPHERD], ids=["copy", "installed"])
+def test_shepherd_that_a_user_starts_is_refused(cluster: Cluster, shepherd: str) -> None:
+    """The user starts the shepherd's own program, or a copy of it, as PID 1."""
+    _, log = attack(cluster, f"exec {shepherd} JOB")
+    assert not TAKEN.search(log)
+    assert any("no shepherd was announced for job" in why for why in refusals(log)), log
+
+
+@pytest.mark.parametrize("arguments", [("hello",), ("exec", SHEPHERD)], ids=["hello", "exec"])
+def test_script_in_the_place_of_its_shepherd_is_refused(cluster: Cluster, arguments: tuple[str, ...]) -> None:
+    """The user may start no process, so the script is PID 1: it speaks to the agent, or becomes a shepherd again."""
+    began = time.time()
+    words = ", ".join(repr(word) for word in ("python3", PROGRAM, *arguments))
+    script = f"#!/usr/bin/python3\nimport os\nos.execv('/usr/bin/python3', ({words}, os.environ['SLURM_JOB_ID']))\n"
+    options = ("--propagate=NPROC", "--partition=gpu", f"--nodelist={NODE}", OPTION)
+    argv = ("prlimit", "--nproc=1:1", "sbatch", "--parsable", *options)
+    cluster.exec("login", *argv, user="alice", stdin=script)
+    log = wait_until(
+        "the agent has heard of it", lambda: cluster.logs(began)[NODE],
+        lambda text: "connection closed" in text or TAKEN.search(text), timeout_s=30,
+    )  # fmt: skip
+    assert not TAKEN.search(log)
+    assert any("no shepherd was announced for job" in why for why in refusals(log)), log
+
+
+# --- the announcement
+
+
+def announcements(cluster: Cluster) -> list[str]:
+    """Owner, mode and name of all files with which shepherds are announced on the node."""
+    script = f"cd {ANNOUNCEMENTS} 2>/dev/null && stat -c '%U %a %n' .[!.]* * 2>/dev/null || true"
+    return cluster.shell(NODE, script).splitlines()
+
+
+def test_shepherd_is_announced_as_long_as_its_job_runs(cluster: Cluster) -> None:
+    """By root, for root alone; an agent that comes later accepts the shepherd."""
+    job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", OPTION, wrap="echo up; sleep 60")
+    cluster.wait_for_output(job, "up")
+    assert announcements(cluster) == [f"root 600 {job}"]
+    assert cluster.exec(NODE, "stat", "-c", "%U %a", ANNOUNCEMENTS) == "root 700\n"
+    kill_agent(cluster, NODE)
+    wait_for_agents(cluster)
+    wait_until("the next agent accepts it", lambda: status(cluster, job))
+    cluster.exec("login", "scancel", job)
+    wait_until("the announcement is removed", lambda: announcements(cluster), lambda found: not found)
+
+
+def test_announcement_of_a_keeper_that_was_killed_is_removed(cluster: Cluster) -> None:
+    """By the epilog: the keeper could not."""
+    job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", OPTION, wrap="echo up; sleep 60")
+    cluster.wait_for_output(job, "up")
+    cluster.shell(NODE, "kill -KILL $(pgrep -x affinode-keeper)")
+    wait_until("the announcement is removed", lambda: announcements(cluster), lambda found: not found)
+
+
+def test_job_starts_without_the_option_where_its_shepherd_cannot_be_announced(cluster: Cluster) -> None:
+    """Others can write to the directory: what it holds could be theirs."""
+    cluster.shell(NODE, f"chmod 777 {ANNOUNCEMENTS}")
+    try:
+        job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", OPTION, wrap="[ $$ -gt 2 ] && echo plain")
+        output = cluster.wait_for_output(job, "plain\n")
+    finally:
+        cluster.shell(NODE, f"chmod 700 {ANNOUNCEMENTS}")
+    assert f"--gpu-suspend-idle has no effect: {ANNOUNCEMENTS}: not a directory that only root can change" in output
+
+
+@pytest.mark.parametrize("path", ["/usr/local/lib/slurm/slurm_affinode.so", SHEPHERD], ids=["plugin", "shepherd"])
+def test_binaries_are_hardened(cluster: Cluster, path: str) -> None:
+    """As the node has them."""
+    data = base64.b64decode(cluster.exec(NODE, "base64", path))
+    found = elf.read(data)
+    assert (found.shared, found.relro, found.now, found.executable_stack) == (True, True, True, False)
+    assert not found.interpreted
+    assert b"__stack_chk_fail" in data or b"stack smashing detected" in data
+    assert b"__snprintf_chk" in data or b"buffer overflow detected" in data

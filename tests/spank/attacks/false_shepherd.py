@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""Speaks the protocol of shepherds without being one. Needs Python alone.
+
+false_shepherd.py hello JOBID                says hello to the agent, reports its answer
+false_shepherd.py exec SHEPHERD JOBID        becomes a shepherd, as the plugin would start it; the script sleeps
+false_shepherd.py through STARTER ARGUMENT...   executes itself with these arguments through a setuid starter
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+SOCKET = "/run/slurm-affinode/shepherd.sock"
+OPTION = "window=900,util=0,mode=requeue,wake=auto,when=always"
+
+
+def hello(job: str) -> None:
+    """Claim to be the shepherd of a later attempt of the job, which waits to be told what to do."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+        link.connect(SOCKET)
+        link.settimeout(10)
+        text = f"hello\nversion=1\njob={job}\nrestarts=99\nimage=0\nroot=0\noption={OPTION}"
+        socket.send_fds(link, [text.encode()], [0, 1, 2])
+        try:
+            answer = link.recv(4096)
+        except TimeoutError:
+            answer = b"silence"
+        print(f"pid {os.getpid()}: the agent said {answer!r}", flush=True)
+        time.sleep(2)  # what it does about this process it may do now
+
+
+def become(shepherd: str, job: str) -> None:
+    """Execute a shepherd, with a keeper that says nothing."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    os.set_inheritable(its.fileno(), True)
+    os.set_inheritable(mine.fileno(), True)  # open as long as the shepherd is: the keeper does not go
+    os.execv(  # noqa: S606
+        shepherd,
+        (shepherd, str(its.fileno()), job, "1", "0", "300", SOCKET, OPTION, "--", "/bin/sleep", "8"),
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "hello":
+        hello(sys.argv[2])
+    elif sys.argv[1] == "exec":
+        become(sys.argv[2], sys.argv[3])
+    else:
+        os.execv(sys.argv[2], (sys.argv[2], "/usr/bin/python3", sys.argv[0], *sys.argv[3:]))  # noqa: S606
