@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -73,7 +74,8 @@ def pidfd_of(connection: socket.socket, peer: Peer) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOPROTOOPT, errno.EINVAL):
             raise
-    return os.pidfd_open(peer.pid)
+    with Process(peer.pid) as process:
+        return os.dup(process.pidfd)
 
 
 def has_ended(pidfd: int) -> bool:
@@ -236,16 +238,17 @@ class Inspector:
 
     def _children(self, pid: int) -> Iterator[int]:
         try:
-            threads = list((self._proc / str(pid) / "task").iterdir())
-        except OSError:
+            with Process(pid, proc=self._proc) as process:
+                for thread in process.names("task"):
+                    with contextlib.suppress(FileNotFoundError):  # it has ended
+                        yield from map(int, process.text(f"task/{thread}/children").split())
+        except (OSError, ValueError):
             return
-        for thread in threads:
-            for word in self._text(pid, f"task/{thread.name}/children").split():
-                yield int(word)
 
     def _text(self, pid: int, name: str) -> str:
         try:
-            return (self._proc / str(pid) / name).read_bytes().decode("utf-8", "replace")
+            with Process(pid, proc=self._proc) as process:
+                return process.text(name)
         except OSError:
             return ""
 

@@ -30,7 +30,6 @@ EXCEPTIONS = {
 }
 # Modules that are being converted. To be empty in a release.
 PENDING = {
-    "agent.peers",
     "checkpoint.localfiles",
     "checkpoint.openfiles",
     "checkpoint.remaps",
