@@ -8,6 +8,7 @@ there; the answer's is readable for that user alone.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import logging
 import os
@@ -39,16 +40,28 @@ REQUEST_S = 10.0
 ANSWER_S = 20.0
 """An answer has to be taken by then."""
 MAX_CONNECTIONS = 256
+"""Of the users of this node. Root's are not counted against it, and those of the network are counted by themselves."""
+MAX_NETWORK_CONNECTIONS = 128
 MAX_PER_HOLDER = 32
 """For one user of the node, or one address."""
 REQUESTS_PER_S = 10.0
 BURST = 100
 """Of each of these: a request over the network costs two programs of munge, whatever is in it. Not of root here."""
 WORKERS = 6
+"""For the users of this node, and as many for the network."""
 ROOTS_WORKERS = 32
 """The epilogs of a node's jobs wait at once for what each has left on its GPUs."""
 
 Answer = Callable[[Mapping[str, Any], Caller], dict[str, Any]]
+
+
+@dataclass(slots=True, eq=False)
+class _Pool:
+    """What those who ask in one way have in common: others that ask in another way take nothing of it."""
+
+    seats: Seats
+    pace: Pace
+    workers: ThreadPoolExecutor
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +71,7 @@ class _Connection:
     opened: float
     uid: int | None
     """``None``: over the network."""
+    pool: _Pool
     received: bytearray = field(default_factory=bytearray)
 
 
@@ -78,9 +92,7 @@ class ControlServer:
         self._node = node
         self._clock = clock
         self._seldom = Seldom()
-        self._seats = Seats(MAX_CONNECTIONS, MAX_PER_HOLDER)
         self._seats_lock = threading.Lock()
-        self._pace = Pace(REQUESTS_PER_S, BURST, clock)
         self._open: set[_Connection] = set()
         self._selector = selectors.DefaultSelector()
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -96,10 +108,16 @@ class ControlServer:
             for sock in self._unix:
                 sock.close()
             raise
-        # Prolog and epilog wait for no request of a user, however many those are and whatever they wait for.
-        self._workers = {
-            False: ThreadPoolExecutor(WORKERS, "control"), True: ThreadPoolExecutor(ROOTS_WORKERS, "control of root")
-        }  # fmt: skip
+        # Prolog and epilog wait for no request of a user, however many those are and whatever they wait for, and the
+        # users of this node wait for none of the network.
+        self._root, self._users, self._network = (
+            _Pool(Seats(seats, MAX_PER_HOLDER), Pace(REQUESTS_PER_S, BURST, clock), ThreadPoolExecutor(workers, name))
+            for seats, workers, name in (
+                (MAX_CONNECTIONS, ROOTS_WORKERS, "control of root"),
+                (MAX_CONNECTIONS, WORKERS, "control"),
+                (MAX_NETWORK_CONNECTIONS, WORKERS, "control of the network"),
+            )
+        )
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     @property
@@ -121,8 +139,8 @@ class ControlServer:
         os.write(self._wake_w, b"x")
         if self._thread.is_alive():
             self._thread.join(5)
-        for workers in self._workers.values():
-            workers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._root, self._users, self._network):
+            pool.workers.shutdown(wait=False, cancel_futures=True)
         for connection in tuple(self._open):
             connection.sock.close()
         for sock in (*self._unix, self._tcp):
@@ -143,7 +161,7 @@ class ControlServer:
                     return
                 if isinstance(key.fileobj, socket.socket) and key.data is None:
                     self._accept(key.fileobj)
-                else:
+                elif key.data in self._open:  # else another one has its seat by now
                     self._receive(key.data)
             late = self._clock() - REQUEST_S
             for connection in [one for one in self._open if one.opened <= late]:
@@ -165,18 +183,34 @@ class ControlServer:
         except OSError:
             sock.close()
             return
-        holder: object = uid if uid is not None else address[0]
-        if uid != 0 and not self._pace.take(holder):
+        holder: object = uid if uid is not None else machine_of(address[0])
+        pool = self._network if uid is None else self._root if uid == 0 else self._users
+        if uid != 0 and not pool.pace.take(holder):
             self._turn_away(sock, holder, "requests")
             return
-        with self._seats_lock:
-            seated = self._seats.take(holder, reserved=uid == 0)
-        if not seated:
+        if not self._seated(pool, holder, reserved=uid == 0):
             self._turn_away(sock, holder, "connections")
             return
-        connection = _Connection(sock, holder, self._clock(), uid)
+        connection = _Connection(sock, holder, self._clock(), uid, pool)
         self._open.add(connection)
         self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _seated(self, pool: _Pool, holder: object, *, reserved: bool) -> bool:
+        """Take a seat, where all are taken that of one who has more of them and has not sent a request yet."""
+        with self._seats_lock:
+            if pool.seats.take(holder, reserved=reserved):
+                return True
+            if not pool.seats.full:
+                return False
+            mine = pool.seats.held(holder)
+            waiting = [one for one in self._open if one.pool is pool and pool.seats.held(one.holder) > mine + 1]
+            last = max(waiting, key=lambda one: (pool.seats.held(one.holder), -one.opened), default=None)
+        if last is None:
+            return False
+        self._release(last)
+        self._end(last)
+        with self._seats_lock:
+            return pool.seats.take(holder)
 
     def _turn_away(self, sock: socket.socket, holder: object, what: str) -> None:
         if self._seldom.now(holder):
@@ -202,7 +236,7 @@ class ControlServer:
         elif newline or not part:
             self._release(connection)
             try:
-                self._workers[connection.uid == 0].submit(self._handle, connection, line)
+                connection.pool.workers.submit(self._handle, connection, line)
             except RuntimeError:  # the agent is being stopped
                 self._end(connection)
 
@@ -215,7 +249,7 @@ class ControlServer:
     def _end(self, connection: _Connection) -> None:
         connection.sock.close()
         with self._seats_lock:
-            self._seats.leave(connection.holder)
+            connection.pool.seats.leave(connection.holder)
 
     # --- the answering threads
 
@@ -251,6 +285,14 @@ class ControlServer:
                 code = error.code if isinstance(error, RequestError) else _code_of(error)
                 return _refusal(code, str(error), error.hint, error.exit_code)
         return _refusal("fault", "a fault of the agent; its log says more", None, 3)
+
+
+def machine_of(address: str) -> str:
+    """An address as one holder of connections: of IPv6 the network of 64 bits, all of which one machine may use."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        return str(found.ipv4_mapped or ipaddress.ip_network((found, 64), strict=False))
+    return str(found)
 
 
 def parse_request(payload: bytes) -> dict[str, Any]:

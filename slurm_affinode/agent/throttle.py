@@ -1,4 +1,4 @@
-"""What one user may ask of the agent: so many connections at a time, requests in a second, and lines in the log."""
+"""Limits of what one user or address may ask of the agent: connections at a time, requests per second, log lines."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ class Seats:
             return False
         self._taken[holder] += 1
         return True
+
+    @property
+    def full(self) -> bool:
+        """Whether all are taken."""
+        return self._taken.total() >= self._total
+
+    def held(self, holder: Hashable) -> int:
+        """How many one has."""
+        return self._taken[holder]
 
     def leave(self, holder: Hashable) -> None:
         """Give a seat back."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
+import select
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from agent_stand_ins import Acts, Gpus, Node1, Shepherd, Slurm, agent, config_of, identify
 from waiting import DEADLINE_S, wait_until
 
-from slurm_affinode.agent import daemon, munge
-from slurm_affinode.agent.client import AnswerError, ask_node
+from slurm_affinode.agent import client, control, daemon, munge
+from slurm_affinode.agent.client import AnswerError, ask_local, ask_node
 from slurm_affinode.agent.interface import AgentContext, Orchestration
 from slurm_affinode.agent.munge import BadCredentialError, Message
+from slurm_affinode.agent.peers import Peer
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.slurm.faults import ControllerDownError
 from slurm_affinode.slurm.interface import SlurmClient
@@ -77,6 +82,73 @@ def test_request_from_another_node(node: Node1, vouch: Munge) -> None:
     vouch.uid = 0
     with pytest.raises(AnswerError, match="for root on the node itself"):
         ask_node(HOST, port_of(node), "c1", {"verb": "epilog", "job": 5, "uid": 0})
+
+
+def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks at root's own socket is root, at the other one alice; the commands are root's."""
+    monkeypatch.setattr(client, "os", SimpleNamespace(geteuid=lambda: 0))
+    monkeypatch.setattr(
+        control, "peer_of", lambda sock: Peer(1, 0 if sock.getsockname().endswith("root.sock") else 2001, 0)
+    )
+
+
+def from_network(node: Node1, host: str, count: int, stack: ExitStack) -> list[socket.socket]:
+    """Connections from an address of this machine that send nothing."""
+    return [
+        stack.enter_context(socket.create_connection((HOST, port_of(node)), DEADLINE_S, source_address=(host, 0)))
+        for _ in range(count)
+    ]
+
+
+def test_network_clients_do_not_starve_the_node(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight addresses with as many connections as they may have: users, root and other addresses are answered."""
+    as_root(monkeypatch)
+    with ExitStack() as stack:
+        held = [
+            (number, one)
+            for number in range(2, 10)
+            for one in from_network(node, f"127.0.0.{number}", control.MAX_PER_HOLDER, stack)
+        ]
+        open_ = node.daemon.control._open
+        wait_until("all are seated or shown out", lambda: len(open_) + len(closed(held)), lambda sum_: sum_ >= 256)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(DEADLINE_S)
+            sock.connect(str(node.run_dir / "control.sock"))
+            sock.sendall(b'{"service": "slurm-affinode", "verb": "status"}\n')
+            assert json.loads(sock.makefile("rb").read())["ok"] is True
+        assert ask_local(node.run_dir, {"verb": "status"})["ok"] is True
+        assert ask_node(HOST, port_of(node), "c1", {"verb": "status"})["ok"] is True
+
+
+def test_full_network_seats_are_shared_by_address(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newcomer gets the seat of the address that has most of them; one with as many as others gets none."""
+    with ExitStack() as stack:
+        held = [
+            (number, one)
+            for number in range(2, 10)
+            for one in from_network(node, f"127.0.0.{number}", control.MAX_NETWORK_CONNECTIONS // 8, stack)
+        ]
+        from_network(node, "127.0.0.99", 4, stack)
+        wait_until("four have given their seats", lambda: closed(held), lambda gone: len(gone) == 4)
+        assert len({number for number, _ in closed(held)}) == 4
+        from_network(node, "127.0.0.2", 20, stack)
+        assert ask_node(HOST, port_of(node), "c1", {"verb": "status"})["ok"] is True
+
+
+def closed(held: list[tuple[int, socket.socket]]) -> list[tuple[int, socket.socket]]:
+    """Those that the agent has closed."""
+    readable, _, _ = select.select([one for _, one in held], [], [], 0)
+    return [(number, one) for number, one in held if one in readable]
+
+
+@pytest.mark.parametrize(
+    ("address", "machine"),
+    [("10.0.0.7", "10.0.0.7"), ("2001:db8::1", "2001:db8::/64"), ("fe80::1%eth0", "fe80::/64"),
+     ("::ffff:10.0.0.7", "10.0.0.7")],
+)  # fmt: skip
+def test_machine_of_an_address(address: str, machine: str) -> None:
+    """One machine has as many IPv6 addresses as it likes."""
+    assert control.machine_of(address) == machine
 
 
 def test_request_for_another_node_is_refused(node: Node1) -> None:
