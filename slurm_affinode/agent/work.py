@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from slurm_affinode.agent.interface import Arrival, LookAgain, Orchestration, Refused
 from slurm_affinode.agent.registry import Link, WatchedJob
 from slurm_affinode.agent.shepherds import Hold, Reply, Restored, Signal, Start, Wait, one_line
+from slurm_affinode.agent.slots import Slots
 from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.suspension import Mode
@@ -20,6 +22,10 @@ from slurm_affinode.model.suspension import Mode
 log = logging.getLogger(__name__)
 
 RESTORES_AT_ONCE = 8
+RESTORES_OF_A_USER = 4
+"""Restores that stall, on a file of their user for example, do not keep those of others waiting."""
+MOST_RESTORES = 64
+"""Including the first one of each user, which waits for nobody's."""
 KEPT_OUTCOMES = 4096
 KEEP_WAITING_S = 10.0
 """How often a shepherd that waits for its restore is told so; it gives up after five minutes of silence."""
@@ -71,7 +77,7 @@ class Work:
         self._suspends = ThreadPoolExecutor(max(1, suspensions_at_once), "suspend")
         # A sleeper that waits for room does not wait for other jobs' images as well.
         self._in_place = ThreadPoolExecutor(max(1, suspensions_at_once), "suspend in place")
-        self._restores = ThreadPoolExecutor(RESTORES_AT_ONCE, "restore")
+        self._restores = Slots(RESTORES_AT_ONCE, RESTORES_OF_A_USER, MOST_RESTORES, "restore")
 
     # --- what is going on
 
@@ -219,12 +225,16 @@ class Work:
         """Begin to restore a job; ``then`` gets the reply, before it is sent. ``False``: it is being worked on."""
         if not self._take(arrival.job_id, "restoring"):
             return False
-        self._restores.submit(self._restore, arrival, then)
-        return True
-
-    def _restore(self, arrival: Arrival, then: Callable[[Arrival, Reply], None]) -> None:
         over = threading.Event()
         threading.Thread(target=_keep_waiting, args=(arrival.link, over), name="waiting", daemon=True).start()
+        try:
+            self._restores.submit(arrival.uid, partial(self._restore, arrival, then, over))
+        except RuntimeError:
+            over.set()
+            raise
+        return True
+
+    def _restore(self, arrival: Arrival, then: Callable[[Arrival, Reply], None], over: threading.Event) -> None:
         reply: Reply = Hold("the agent could not restore it; see its log")
         text = "restore failed"
         with surviving(log, "job %d: not restored, by a fault of the agent", arrival.job_id):
@@ -247,7 +257,7 @@ class Work:
         self._stop.set()
         self._suspends.shutdown(wait=False, cancel_futures=True)
         self._in_place.shutdown(wait=False, cancel_futures=True)
-        self._restores.shutdown(wait=False, cancel_futures=True)
+        self._restores.close()
         deadline = time.monotonic() + wait_s
         while self.under_way() and time.monotonic() < deadline:
             time.sleep(0.05)
