@@ -215,6 +215,10 @@ class Orphans:
             return NotAnOrphanError("has-job", f"process {one.pid} is below a slurmstepd of job {one.job}")
         if queue is None:
             return NotAnOrphanError("unknown", "slurmctld does not answer: it is not known which jobs run")
+        lost = self._not_listed(queue)
+        if lost is not None:
+            text = f"slurmctld does not list job {lost}, which has a slurmstepd on {self.node}: has it lost its state?"
+            return NotAnOrphanError("unknown", text)
         here = [job for job in queue.jobs if job.allocated and self.node in job.nodes]
         # Also where the job runs elsewhere by now: requeued, it may be restored from what is on this node.
         alive = next((job for job in queue.jobs if job.job_id == one.job and not job.ended), None)
@@ -227,6 +231,11 @@ class Orphans:
                 "maybe-job", f"process {one.pid} {what}, and its user has, or may have, one on {self.node}"
             )
         return None
+
+    def _not_listed(self, queue: Queue) -> int | None:
+        """A job that runs here and that slurmctld does not list: then what it lists is not all that there is."""
+        listed = {number for job in queue.jobs for number in (job.job_id, job.array_job_id, job.het_job_id)}
+        return min(self.finder.jobs_here() - listed, default=None)
 
     def _may_be(self, uid: int, owner: int | None) -> bool:
         """A process that slurmd knows no job of may be of one of ``owner``: of the same user, or of nobody by name.
@@ -299,9 +308,14 @@ class Orphans:
         return one.job == job and (one.source != "environment" or self._may_be(one.uid, uid))
 
     def _alone(self, job: int, uid: int) -> bool:
-        """The user has no other job here that a process without a name could be of, as far as slurmctld answers."""
+        """The user has no other job here that a process without a name could be of, as far as slurmctld answers.
+
+        It has to list the job itself, whose epilog this is, and every other one that runs here.
+        """
         queue = self.queue()
-        return queue is not None and not any(
+        if queue is None or all(each.job_id != job for each in queue.jobs) or self._not_listed(queue) is not None:
+            return False
+        return not any(
             each.allocated and each.uid == uid and each.job_id != job and self.node in each.nodes for each in queue.jobs
         )
 

@@ -116,6 +116,12 @@ class JobFinder:
             return None
         return JobRef(int(match[1]), match[2], "slurmstepd")
 
+    def jobs_here(self) -> frozenset[int]:
+        """Jobs with a slurmstepd on this node, by the number in its title, which may be that of their array."""
+        return frozenset(
+            ref.job_id for process in processes(proc=self._proc) if (ref := self.stepd(process)) is not None
+        )
+
     def _program(self, process: Process) -> tuple[int, int] | None:
         """Device and inode of what a process runs, zeros where this process may not look; None: a user chose it."""
         if process.facts().st_uid != self._trusted_uid:

@@ -95,6 +95,40 @@ def test_a_process_without_a_job_is_ended(world: World) -> None:
     assert child.wait(DEADLINE_S) == -15
 
 
+@pytest.fixture
+def stepd() -> Iterator[None]:
+    """A slurmstepd of job 9 on this node."""
+    child = subprocess.Popen(
+        ("slurmstepd: [9.batch]", "-c", WILLING), executable=sys.executable, stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    yield
+    child.kill()
+    child.wait()
+    child.stdout.close()
+
+
+def test_nothing_is_an_orphan_while_slurmctld_does_not_list_what_runs_here(world: World, stepd: None) -> None:
+    """It answers, and has lost its state: its empty queue makes no process one of no job."""
+    finder = JobFinder(trusted_uid=os.getuid())
+    for child in (world.process(), world.process(SLURM_JOB_ID="7")):
+        assert refused(world, child, finder=finder) == "unknown"
+    world.queue = Queue(0.0, (job(9, uid=4711),), (NODE,))
+    assert world.orphans(finder=finder).end(child.pid, started(child), "root")["ended_by"] == "SIGTERM"
+
+
+def test_epilog_ends_nothing_without_a_name_while_slurmctld_does_not_list_its_job(world: World) -> None:
+    """The process may be of another job of the user, which slurmctld has lost, too."""
+    child = world.process()
+    uid = os.getuid()
+    report = world.orphans().leftovers(7, uid, [0], kill=True, wait_s=0.1)
+    assert report["left"] == []
+    assert child.poll() is None
+    world.queue = Queue(0.0, (job(7, uid=uid, state="COMPLETING"),), (NODE,))
+    assert [one["pid"] for one in world.orphans().leftovers(7, uid, [0], kill=True, wait_s=1)["left"]] == [child.pid]
+
+
 def test_one_that_does_not_want_to_is_killed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its time."""
     monkeypatch.setattr(Orphans._end, "__defaults__", (0.2, DEADLINE_S))
