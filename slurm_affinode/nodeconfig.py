@@ -11,7 +11,7 @@ from slurm_affinode.configvalues import span, within
 from slurm_affinode.errors import AffinodeError, ConfigError
 from slurm_affinode.model.signals import GPU_SIGNALS, HOST_SIGNALS
 from slurm_affinode.model.suspension_mail import MAIL_KINDS
-from slurm_affinode.sizes import parse_size
+from slurm_affinode.sizes import parse_limit, parse_size
 from slurm_affinode.tierconfig import TiersConfig, check_tiers
 
 DEFAULT_PORT = 9403
@@ -85,8 +85,11 @@ class SuspendConfig:
     partitions: Mapping[str, LimitConfig] = field(default_factory=dict)
     budget: str | None = None
     """At most so much in each image store, e.g. ``2T``; ``None``: as much as its file system has."""
-    user_quota: str | None = None
-    """At most so much of one user in each image store."""
+    user_quota: str = "50%"
+    """At most so much of one user: a size for each image store; a share, of ``budget`` or else of what the file system
+    has for images, for the shared one alone, where no copy gives way to another user's; ``none``: no limit."""
+    keep_unknown: str = "24h"
+    """Images of a job are kept for so long after Slurm was first seen not to know it."""
     journal: Path = Path("/var/lib/slurm-affinode/journal")
     """On the node's own disk."""
     local_store: Path = Path("/var/lib/slurm-affinode/images")
@@ -150,7 +153,7 @@ class InplaceConfig:
 
 _SUSPEND_SPANS = (
     "min_run", "backoff", "backoff_max", "lock_timeout", "dump_timeout", "restore_timeout", "slurm_timeout",
-    "wake_every", "wake_backoff", "wake_backoff_limit",
+    "wake_every", "wake_backoff", "wake_backoff_limit", "keep_unknown",
 )  # fmt: skip
 _MAY_BE_0 = ("min_run", "backoff", "wake_backoff", "wake_backoff_limit", "backoff_max")
 
@@ -173,10 +176,9 @@ def check(agent: AgentConfig, suspend: SuspendConfig, where: str) -> None:
     """Raise ``ConfigError``, naming file and key, for a value of the right kind that cannot be."""
     for key, text in _spans(agent, suspend):
         span(where, key, text, above=key.rpartition(".")[2] not in _MAY_BE_0)
-    for key in ("budget", "user_quota"):
-        size = getattr(suspend, key)
+    for key, size, parse in (("budget", suspend.budget, parse_size), ("user_quota", suspend.user_quota, parse_limit)):
         try:
-            _ = None if size is None else parse_size(size)
+            _ = None if size is None else parse(size)
         except AffinodeError as error:
             raise ConfigError(f"{where}: suspend.{key}: {error}", hint=error.hint) from None
     check_tiers(suspend.tiers, where)

@@ -222,6 +222,9 @@ class Acts:
     def silent(self) -> str | None:
         return self.unknown
 
+    def sweep_stopped(self) -> str | None:
+        return None
+
     def room(self) -> str | None:
         return self.full
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from agent_site import Node, Process, Slurm, World, make_job
 
+from slurm_affinode.agent.absences import Absences
 from slurm_affinode.agent.aftermath import Aftermath
 from slurm_affinode.agent.interface import Arrival
 from slurm_affinode.agent.journal import Journal
 from slurm_affinode.agent.ledger import Ledger
 from slurm_affinode.agent.mailing import SILENT, Mailer
-from slurm_affinode.agent.notes import Notes
+from slurm_affinode.agent.notes import Notes, vouched
 from slurm_affinode.agent.parts import Parts, Settings
 from slurm_affinode.agent.recovery import JobKeeper
 from slurm_affinode.agent.registry import Registry, WatchedJob
@@ -34,11 +35,13 @@ from slurm_affinode.checkpoint.interface import (
     LockTimeout,
     RestoreFailed,
 )
+from slurm_affinode.checkpoint.nodekeys import Signer
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import SavedOutput, SuspendOption, Versions
 
 KEY = b"k" * 32
+KEEP_UNKNOWN_S = 86400.0
 
 
 class FakeProcesses:
@@ -234,21 +237,23 @@ class Agent:
         self.world, self.node = world, node
         disk = world.root / node
         self.cuda, self.imager, self.gpus = FakeCuda(world, node), FakeImager(world, node), FakeGpus(world, node)
+        signer, shared = Signer(KEY, node), world.root / "shared"
         self.parts = Parts(
             node=node, cluster="alpha", slurm=Slurm(world), cuda=self.cuda, imager=self.imager,  # type: ignore[arg-type]
             tiers=Tiers.of(DirectoryStore(disk / "images", KEY), DirectoryStore(world.root / "shared" / "images", KEY)),
             processes=FakeProcesses(world, node), gpus=self.gpus, streams=FakeStreams(),  # type: ignore[arg-type]
             journal=Journal(disk / "journal", clock=world.now), ledger=Ledger(world.root / "shared" / "ledger", node),
-            notes=Notes(world.root / "shared"), registry=Registry(), versions=lambda: Versions("1", "6", "4.1.1"),
+            registry=Registry(), versions=lambda: Versions("1", "6", "4.1.1"),
             look=self.look, memory=lambda pid: MemoryFacts(1 << 40),
             settings=settings or Settings(slurm_s=5, wake_backoff_s=0), now=world.now, sleep=world.sleep,
-            mailer=mailer,
+            mailer=mailer, notes=Notes(shared, signer, vouched=lambda note: vouched(self.parts.tiers, note)),
+            absences=Absences(shared, signer, keep_s=KEEP_UNKNOWN_S, clock=lambda directory, name: world.now()),
         )  # fmt: skip
         self.aftermath = Aftermath(self.parts)
         self.suspender = JobSuspender(self.parts, self.aftermath)
         self.restorer = JobRestorer(self.parts)
         self.keeper = JobKeeper(self.parts, self.aftermath)
-        self.waker = JobWaker(self.parts, Lease(world.root / "shared" / "waker.json", node))
+        self.waker = JobWaker(self.parts, Lease(shared / "waker.json", signer))
 
     def look(self, init_pid: int, root_pid: int) -> TreeFacts:
         """All of the processes, as ``/proc`` would show them."""

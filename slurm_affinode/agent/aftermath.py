@@ -194,7 +194,7 @@ class Aftermath:
                         key.cluster, key.job_id, key.submit_epoch, began_ms, copied_ms=round(parts.now() * 1000)
                     )
                 )
-                if parts.notes.read(key.cluster, key.job_id) is None and self._asleep(record):
+                if self._asleep(record):
                     self._note(record)
                 break
             except AffinodeError as error:

@@ -39,6 +39,8 @@ from slurm_affinode.agent.sockets import prepare_directory
 from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.watch import Watch, by_index
 from slurm_affinode.agent.work import Work
+from slurm_affinode.checkpoint.manifest import load_key
+from slurm_affinode.checkpoint.nodekeys import Signer
 from slurm_affinode.config import Config, policy_path
 from slurm_affinode.gpu.interface import GpuDriver
 from slurm_affinode.nodeconfig import listen_address
@@ -219,7 +221,9 @@ def _promises(config: Config, node: str) -> Promises:
     suspend = config.suspend
     spans = (suspend.lock_timeout, suspend.dump_timeout, suspend.slurm_timeout)
     root = None if suspend.shared_store is None else suspend.shared_store.parent
-    return Promises(root, config.cluster.name_or_default, node, lasts_s=sum(map(parse_span_s, spans)))
+    # Without a shared store nothing is written that somebody could read.
+    key = os.urandom(32) if root is None else load_key(suspend.key_file, owner=os.geteuid())
+    return Promises(root, config.cluster.name_or_default, Signer(key, node), lasts_s=sum(map(parse_span_s, spans)))
 
 
 class Admins:

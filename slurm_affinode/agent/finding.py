@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from slurm_affinode.agent.notes import Note
 from slurm_affinode.agent.parts import Parts
-from slurm_affinode.checkpoint.interface import ImageUnanswered
+from slurm_affinode.checkpoint.interface import Image, ImageUnanswered
 from slurm_affinode.checkpoint.tier import Copy
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import LiveRun, Manifest
@@ -37,6 +37,9 @@ def _find(parts: Parts, run: LiveRun, job: Job) -> list[Copy]:
     newest = max((copy.image.manifest.seq for copy in copies), default=0)
     first = copies[0].image.manifest if copies else None
     note = parts.notes.read(run.key.cluster, run.key.job_id)
+    if note is not None and first is not None and note.precedes(first):
+        parts.log.warning("job %s: ignored: its note is of an earlier suspension than its image", first.key.job_id)
+        note = None
     unneeded = isinstance(damage, ImageUnanswered) and first is not None and _last(parts, first, run, job)
     if damage is not None and not unneeded and (note is None or newest < note.seq):
         # A copy that is not sound is no reason where another store has that image; an older one is not it.
@@ -56,12 +59,12 @@ def sleeps(note: Note, run: LiveRun) -> bool:
     return note.uid == run.uid and note.restarts < run.restarts
 
 
-def claim(parts: Parts, image: Manifest, run: LiveRun, job: Job, who: str) -> str | None:
+def claim(parts: Parts, image: Image, run: LiveRun, job: Job, who: str) -> str | None:
     """Claim the restore of a run; ``None``: nobody else has. Raises ``AffinodeError`` where that is not known."""
     try:
-        return parts.notes.claim(run.key.cluster, run.key.job_id, run.restarts, who)
+        return parts.notes.claim(run, who, former=image.former)
     except NoAnswerError as error:
-        if not _last(parts, image, run, job):
+        if not _last(parts, image.manifest, run, job):
             raise ImageUnanswered(f"its restore cannot be claimed: {error.strerror}") from None
         parts.log.warning("job %s: restored without a claim: %s", run.key.job_id, error.strerror)
         return None

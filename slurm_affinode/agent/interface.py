@@ -161,6 +161,10 @@ class Keeper(Protocol):
         """Why not all of these may be known, one line: a file system does not answer; ``None``: all are."""
         ...
 
+    def sweep_stopped(self) -> str | None:
+        """Why the sweep of images waits for an administrator, one line; ``None``: it does not."""
+        ...
+
     def room(self) -> str | None:
         """Why nothing more fits into the store by the site's budget; ``None``: there is room."""
         ...

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 from slurm_affinode import __version__
+from slurm_affinode.agent.absences import Absences
 from slurm_affinode.agent.aftermath import Aftermath
 from slurm_affinode.agent.announcements import DIRECTORY, Announcements
 from slurm_affinode.agent.inplace.director import Director
@@ -24,7 +25,7 @@ from slurm_affinode.agent.interface import AgentContext, Orchestration
 from slurm_affinode.agent.journal import Journal
 from slurm_affinode.agent.ledger import Ledger
 from slurm_affinode.agent.mailing import mailer
-from slurm_affinode.agent.notes import Notes
+from slurm_affinode.agent.notes import Notes, vouched
 from slurm_affinode.agent.parts import LOG, Parts, Settings
 from slurm_affinode.agent.peers import Inspector
 from slurm_affinode.agent.prefetch import Prefetcher, load_demand
@@ -42,6 +43,7 @@ from slurm_affinode.checkpoint.facts import memory_facts
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.looker import Looker
 from slurm_affinode.checkpoint.manifest import load_key
+from slurm_affinode.checkpoint.nodekeys import Signer
 from slurm_affinode.checkpoint.opening import open_tiers
 from slurm_affinode.checkpoint.rootdir import check_above
 from slurm_affinode.config import Config
@@ -135,7 +137,9 @@ def build(context: AgentContext) -> Orchestration:
     slurm = per_thread(context.slurm)
     root = None if suspend.shared_store is None else suspend.shared_store.parent
     demand = suspend.journal.parent / "demand.json"
-    tiers = open_tiers(suspend, load_key(suspend.key_file), demand=load_demand(demand))
+    key = load_key(suspend.key_file)
+    tiers = open_tiers(suspend, key, demand=load_demand(demand))
+    signer = Signer(key, context.node)
     if suspend.shared_store is not None:
         check_above(suspend.shared_store, owner=os.geteuid())
     for why in tiers.missing:
@@ -152,7 +156,10 @@ def build(context: AgentContext) -> Orchestration:
         streams=ProcessStreams(),
         journal=Journal(suspend.journal),
         ledger=Ledger(config.ledger_dir, context.node),
-        notes=Notes(root),
+        notes=Notes(root, signer, vouched=partial(vouched, tiers)),
+        absences=Absences(
+            suspend.journal.parent if root is None else root, signer, keep_s=parse_span_s(suspend.keep_unknown)
+        ),
         registry=context.registry,
         gpu_indices=context.gpu_indices,
         look=Looker(),
@@ -169,7 +176,7 @@ def build(context: AgentContext) -> Orchestration:
         parts, aftermath, in_place, freezer=LinuxFreezer(), sockets=NodeSockets(warn=parts.log.warning), cards=gpus,
         freeze_s=parse_span_s(config.inplace.freeze_timeout),
     )  # fmt: skip
-    lease = Lease(None if root is None else root / "waker.json", context.node, Patience(root))
+    lease = Lease(None if root is None else root / "waker.json", signer, Patience(root))
     prefetcher = Prefetcher(parts, parse_span_s(suspend.tiers.prefetch), demand)
 
     def tidy(holds_lease: bool) -> None:

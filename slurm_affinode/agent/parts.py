@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from slurm_affinode.agent.absences import Absences
 from slurm_affinode.agent.journal import Journal
 from slurm_affinode.agent.ledger import Ledger
 from slurm_affinode.agent.mailing import SILENT, Mailer
@@ -127,6 +128,7 @@ class Parts:
     journal: Journal
     ledger: Ledger
     notes: Notes
+    absences: Absences
     registry: Registry
     look: Callable[[int, int], TreeFacts]
     """What is to be seen of the tree (PID of the shepherd, PID of the tree's root)."""

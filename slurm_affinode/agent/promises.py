@@ -5,13 +5,13 @@ makes the file ``promises/CLUSTER.JOBID.TASK`` with ``link(2)``: the first has i
 another pending job. TASK counts the tasks of a pending array, and is 0 for other jobs. A promise is withdrawn when
 its suspension is, and otherwise stands for a while after it, until Slurm has started the pending job. One whose time
 is over, as its agent died, binds nobody. Should two agents take over such a one in the same moment, one job too many
-is suspended, which ``wake=auto`` puts right.
+is suspended, which ``wake=auto`` puts right. Promises are signed (``checkpoint.nodekeys``); one that is not, as those
+of older releases, binds nobody.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import time
@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from slurm_affinode.agent.notes import read_signed
+from slurm_affinode.checkpoint.nodekeys import SIGNER, Signer
 from slurm_affinode.core.policy import Promise, Waiting
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.files import write_text
@@ -27,6 +29,9 @@ from slurm_affinode.patience import Patience
 
 SETTLE_S = 60.0
 """So long Slurm has, once the GPUs are free, to start the pending job; and other agents to hear of it."""
+_PURPOSE = "promise"
+_AHEAD = 10.0
+"""A promise that is to last for more than so many times the longest suspension is none: clocks differ by less."""
 _MOST_TASKS = 64
 """Of an array that have promises at the same time."""
 
@@ -44,14 +49,14 @@ class Promises:
     """Those of all nodes, as this one sees them. Thread-safe; ``known`` reads no file."""
 
     def __init__(
-        self, root: Path | None, cluster: str, node: str, *, lasts_s: float, now: Callable[[], float] = time.time
+        self, root: Path | None, cluster: str, signer: Signer, *, lasts_s: float, now: Callable[[], float] = time.time
     ) -> None:
         """``root``: the directory beside the shared store; ``None``: there is none, and nobody to tell.
 
         ``lasts_s``: the longest that a suspension may take.
         """
         self._directory = None if root is None else root / "promises"
-        self._cluster, self._node = cluster, node
+        self._cluster, self._node, self._signer = cluster, signer.node, signer
         self._ask = Patience(root)
         self._lasts_s, self._now = lasts_s, now
         self._files = threading.Lock()
@@ -76,7 +81,7 @@ class Promises:
     def _others(self, directory: Path, now: float, mine: Collection[str]) -> dict[str, _Given]:
         found = {}
         for path in sorted(directory.glob(f"{self._cluster}.*")):
-            given = _read(path)
+            given = self._read(path)
             if given is not None and given.until > now and given.promise.node != self._node:
                 found[path.name] = given
             elif path.name not in mine:  # over, or of an agent that ran here before
@@ -150,16 +155,16 @@ class Promises:
     def _linked(self, path: Path, given: _Given) -> tuple[bool, _Given | None]:
         """Whether the file was made, and what another node has put there, as far as it can be read."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        there = _read(path)
-        if there is not None and (there.until <= self._now() or there.promise.node == self._node):
-            path.unlink(missing_ok=True)  # over, or of an agent that ran here before
+        there = self._read(path)
+        if there is None or there.until <= self._now() or there.promise.node == self._node:
+            path.unlink(missing_ok=True)  # over, of an agent that ran here before, or nobody's
         draft = path.with_name(f".{path.name}.{self._node}")
-        draft.write_text(_text(given), encoding="utf-8")
+        draft.write_text(self._text(path, given), encoding="utf-8")
         try:
             # A link appears whole or not at all, also for other clients of a network file system.
             os.link(draft, path)
         except FileExistsError:
-            return False, _read(path)
+            return False, self._read(path)
         finally:
             draft.unlink(missing_ok=True)
         return True, None
@@ -169,20 +174,27 @@ class Promises:
             return
         path = self._directory / name
         try:
-            self._ask(lambda: write_text(path, _text(given), mode=0o600))
+            self._ask(lambda: write_text(path, self._text(path, given), mode=0o600))
         except OSError as error:
             raise AffinodeError(f"{path}: cannot be written: {error.strerror or error}") from error
 
+    def _text(self, path: Path, given: _Given) -> str:
+        promise = given.promise
+        value = {"job": promise.job_id, "node": promise.node, "gpus": promise.gpus, "until": given.until}
+        return self._signer.encode(_PURPOSE, path.name, value)
 
-def _text(given: _Given) -> str:
-    promise = given.promise
-    return json.dumps({"job": promise.job_id, "node": promise.node, "gpus": promise.gpus, "until": given.until}) + "\n"
-
-
-def _read(path: Path) -> _Given | None:
-    """``None``: it is not there, or not one."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        return _Given(Promise(int(value["job"]), str(value["node"]), int(value["gpus"])), float(value["until"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    def _read(self, path: Path) -> _Given | None:
+        """``None``: it is not there, or not one that its node has signed."""
+        try:
+            found = read_signed(self._signer, _PURPOSE, path)
+            if found.value is None or not found.signed:
+                return None
+            value = found.value
+            promise = Promise(int(value["job"]), str(value["node"]), int(value["gpus"]))
+            until = float(value["until"])
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            return None
+        if promise.node != value[SIGNER] or until > self._now() + _AHEAD * self._lasts_s:
+            self._signer.refuse(path, "promises for another node, or for ever")
+            return None
+        return _Given(promise, until)

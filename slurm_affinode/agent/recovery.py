@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Protocol
 
+from slurm_affinode.agent.absences import STOPPED_HINT, Absence
 from slurm_affinode.agent.aftermath import Aftermath, entry_of
 from slurm_affinode.agent.asleep import asleep, forget_awake
 from slurm_affinode.agent.interface import SuspendedJob
@@ -17,12 +16,12 @@ from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.requeue import NotRequeued, Requeuer, Silent
 from slurm_affinode.agent.surviving import surviving
+from slurm_affinode.agent.sweep import Sweep, Swept, is_of, run_of
 from slurm_affinode.agent.tree import TreeGoneError
 from slurm_affinode.agent.undo import Undo
-from slurm_affinode.agent.waker import lacking
-from slurm_affinode.checkpoint import remaps, sweeping
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint import remaps
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageUnreadable
+from slurm_affinode.core.removal import Fate, fate
 from slurm_affinode.core.suspension import IN_PLACE, Action, JobFact, World, recover
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.ledger import LedgerEntry
@@ -63,6 +62,8 @@ class JobKeeper:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._swept = 0.0
+        self._unknown: dict[str, Absence] = {}
+        """Jobs that Slurm did not know in the last sweep."""
         self._said: dict[JobKey, str] = {}
         aftermath.on_later(self._wait)
 
@@ -297,7 +298,12 @@ class JobKeeper:
             return
         if not job.ended:
             return
-        self._remove_images(job_id, lambda facts: facts.key.job_id == job_id and facts.uid == job.uid)
+        run = run_of(parts.cluster, job)
+        if run is None:
+            return
+        self._remove_images(job_id, lambda facts: fate(facts, (), (run,)) is Fate.OVER)
+        if note is not None and not is_of(note, job):
+            note = None
         if note is not None:  # it was cancelled while it slept: its GPUs are not given back by it any more
             now_ms = round(parts.now() * 1000)
             parts.ledger.write(
@@ -326,41 +332,33 @@ class JobKeeper:
             forget_awake(parts)
             if not holds_lease and not any(tier.store.images() for tier in parts.tiers.node):
                 return  # nothing of this node's, and another one looks after what is shared
-            asked = time.monotonic()
-            live = [
-                LiveRun(JobKey(parts.cluster, job.job_id, round(job.submit.timestamp())), job.uid or 0, job.restarts)
-                for job in parts.slurm.jobs()
-                if not job.ended and job.submit is not None
-            ]
-            ids = {run.key.job_id for run in live}
-            unlisted = lacking(parts.slurm, parts.tiers.stores, ids)
-            if unlisted is not None:
-                parts.log.warning("sweep: Slurm's list of jobs lacks %d, which it knows; nothing is removed", unlisted)
-                return
-            parts.tiers.demand.keep({run.key.name for run in live})
-            newest = sweeping.newest([] if parts.shared is None else parts.shared.images(), live)
-            newest |= {note.key.name: note.seq + 1 for note in parts.notes.all() if note.given_up}
-            for store in parts.tiers.stores:
-                self._sweep(store, live, newest, young_s=_YOUNG_S + time.monotonic() - asked)
+            shared = parts.shared
+            swept = Sweep(parts.slurm, parts.cluster, parts.tiers.stores, shared, parts.notes, parts.absences).run(
+                young_s=_YOUNG_S
+            )
+            self._tell(swept)
             self._forget_journals()
-            parts.notes.unclaim((parts.cluster, job_id) for job_id in ids)
+            if swept.stopped is not None:
+                return
+            needed = {*swept.live, *(name for name in swept.unknown if name not in swept.gone)}
+            parts.tiers.demand.keep(needed)
+            parts.notes.unclaim((parts.cluster, int(name.rpartition(".")[2])) for name in needed)
+            for note in parts.notes.all() if holds_lease else ():
+                if note.key.name in swept.gone:
+                    self.over(note.key, note.began_ms)
         except (AffinodeError, OSError) as error:
             parts.log.warning("sweep: %s", error)
 
-    def _sweep(
-        self, store: DirectoryStore, live: Sequence[LiveRun], newest: Mapping[str, int], *, young_s: float
-    ) -> None:
-        """``young_s``: as of ``sweep`` of a store; a job that is not among ``live`` may have begun since."""
-        parts, log = self._parts, self._parts.log
-        try:
-            failed = partial(log.warning, "sweep: %s")  # read-only, for one
-            for name in store.sweep(
-                live, cluster=parts.cluster, newest=newest, young_s=young_s, failed=failed,
-                leaving=partial(remaps.gone, store),
-            ):  # fmt: skip
-                log.info("removed %s: its job is over, or has a newer one", name)
-        except (CheckpointError, OSError) as error:
-            log.warning("sweep: %s: %s", store.path, error)
+    def _tell(self, swept: Swept) -> None:
+        """Log what a sweep did, and once of each job that Slurm does not know it."""
+        log = self._parts.log
+        for _, name in swept.removed:
+            unknown = name.partition("/")[0] in swept.gone
+            why = "Slurm has not known its job for long" if unknown else "its job is over, or has a newer one"
+            log.info("removed %s: %s", name, why)
+        for name in sorted(swept.unknown.keys() - self._unknown.keys()):
+            log.warning("%s: Slurm does not know this job; its images are kept until it has not for long", name)
+        self._unknown = dict(swept.unknown)
 
     def _forget_journals(self) -> None:
         """Restores that ended with their shepherd: nothing is left to be done about them."""
@@ -376,7 +374,9 @@ class JobKeeper:
         """A job that slept is over: its images go, and the ledger is told."""
         parts = self._parts
         parts.tiers.demand.forget(key.name)
-        self._remove_images(key.job_id, lambda facts: facts.key.name == key.name)
+        self._remove_images(
+            key.job_id, lambda facts: facts.key.name == key.name and facts.key.submit_epoch <= key.submit_epoch
+        )
         now_ms = round(parts.now() * 1000)
         parts.ledger.write(LedgerEntry(key.cluster, key.job_id, key.submit_epoch, began_ms, ended_ms=now_ms))
         parts.notes.remove(key.cluster, key.job_id)
@@ -389,6 +389,14 @@ class JobKeeper:
         """What jobs that sleep have to do without, one line; ``None``: nothing."""
         places = self._parts.tiers.silent
         return f"{', '.join(places)}: {SILENT}: what sleeps is not known" if places else None
+
+    def sweep_stopped(self) -> str | None:
+        """See ``interface.Keeper``."""
+        try:
+            found = self._parts.absences.stopped()
+        except AffinodeError:  # ``silent`` says so
+            return None
+        return None if found is None else f"{found} ({STOPPED_HINT})"
 
     def room(self) -> str | None:
         """Why the stores take nothing more."""

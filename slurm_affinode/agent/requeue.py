@@ -70,7 +70,7 @@ class Requeuer:
         try:
             job = self._parts.slurm.job(job_id)
         except UnknownJobError:
-            return JobFact.ENDED, False
+            return (JobFact.ENDED if self._given_up(job_id) else JobFact.UNKNOWN), False
         except ControllerDownError:
             self.silent = True
             return JobFact.UNKNOWN, False
@@ -80,6 +80,15 @@ class Requeuer:
             return JobFact.ENDED, False  # its id belongs to another job
         fact = fact_of(job, restarts)
         return fact, fact is JobFact.THIS_RUN and job.state == "COMPLETING"
+
+    def _given_up(self, job_id: int) -> bool:
+        """Whether Slurm has not known a job for so long that it counts as over: slurmctld may have lost its state."""
+        name = f"{self._parts.cluster}.{job_id}"
+        try:
+            return self._parts.absences.update((), (name,))[name].due
+        except AffinodeError as error:
+            self._parts.log.warning("job %s: since when Slurm does not know it cannot be noted: %s", job_id, error)
+            return False
 
     def requeue(self, job_id: int, restarts: int) -> None:
         """Return when the job is in the queue, held, or has been. Raises ``NotRequeued`` and ``Silent``."""

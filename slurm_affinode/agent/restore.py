@@ -84,7 +84,7 @@ class JobRestorer:
         record = parts.journal.record(found[0].image.manifest.key)
         placing = _Placing(arrival, job, found, record, began)
         who = f"{parts.node}/{arrival.init_pid}/{arrival.init_started}"
-        other = finding.claim(parts, placing.manifest, run, job, who)
+        other = finding.claim(parts, found[0].image, run, job, who)
         if other is not None:
             return self._failed(arrival, job, None, f"its image is being restored elsewhere ({other})")
         # Before anything else: Slurm takes no comment for a job that is over, and this one may be cancelled meanwhile.

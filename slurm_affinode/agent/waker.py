@@ -7,19 +7,19 @@ image is complete in the shared store, since Slurm may start it anywhere.
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from slurm_affinode.agent.interface import Refused
-from slurm_affinode.agent.notes import NO_NOTE, Note, Plan
+from slurm_affinode.agent.notes import NO_NOTE, Note, Plan, read_signed
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.agent.surviving import surviving
-from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import CheckpointError, Image
+from slurm_affinode.agent.sweep import is_of
+from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.nodekeys import SIGNER, Signer
 from slurm_affinode.core.policy import WAITS_FOR_ROOM
 from slurm_affinode.core.waketime import wake_time
 from slurm_affinode.errors import AffinodeError
@@ -29,11 +29,12 @@ from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Refusal
 from slurm_affinode.patience import Patience
 from slurm_affinode.slurm.faults import ControllerDownError, UnknownJobError
-from slurm_affinode.slurm.interface import SlurmClient
 
 NOW = "now"
 """``Note.wake`` of a job that somebody has woken."""
 _LEASE_FACTOR = 4.0
+_LEASE = "waker lease"
+"""Purpose of its signature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +43,26 @@ class Lease:
 
     path: Path | None
     """``None``: there is no shared store, and nobody else."""
-    node: str
+    signer: Signer
+    """Of this node."""
     patience: Patience = field(default_factory=lambda: Patience(None))
     """With the file system that it is on."""
 
     def held(self, now: float, lasts_s: float) -> bool:
         """Take or renew it; whether it is ours."""
-        path = self.path
+        path, node = self.path, self.signer.node
         if path is None:
             return True
         try:
-            value = json.loads(self.patience(lambda: path.read_text(encoding="utf-8")))
-            if value["node"] != self.node and now < float(value["until"]) <= now + 10 * lasts_s:
+            # One without a signature, as of an older release, is nobody's: that release gives way to this one.
+            found = self.patience(lambda: read_signed(self.signer, _LEASE, path))
+            value = found.value if found.signed and found.value is not None else {}
+            holder = value["node"]
+            if holder == value[SIGNER] and holder != node and now < float(value["until"]) <= now + 10 * lasts_s:
                 return False
         except (OSError, ValueError, KeyError, TypeError):
             pass  # nobody has it, or nobody who can be read
-        text = json.dumps({"node": self.node, "until": now + lasts_s}) + "\n"
+        text = self.signer.encode(_LEASE, path.name, {"node": node, "until": now + lasts_s})
         try:
             self.patience(lambda: write_text(path, text, mode=0o600))
         except OSError:
@@ -94,7 +99,12 @@ class JobWaker:
         try:
             job = parts.slurm.job(key.job_id)
         except UnknownJobError:
+            if note is not None:
+                text = f"Slurm does not know job {key.job_id}; its image is kept for a time: see slurm-affinode status"
+                raise Refused(Refusal("unknown-job", text)) from None
             raise Refused(Refusal("ended", f"job {key.job_id} is over")) from None
+        if note is not None and not is_of(note, job):
+            note = None
         if job.ended:
             raise Refused(Refusal("ended", f"job {job.id} is over ({job.state.lower()})"))
         ending = job.state == "COMPLETING" and note is not None  # Slurm still ends the run that was dumped
@@ -138,13 +148,16 @@ class JobWaker:
         jobs = parts.slurm.jobs()
         by_id = {job.job_id: job for job in jobs}
         for note in notes:
-            if is_over(parts.slurm, by_id.get(note.job_id), note.job_id):
+            job = by_id.get(note.job_id)
+            # Of one that is not listed nothing is known: the sweep decides when its image goes.
+            if job is not None and job.ended and is_of(note, job):
                 self._over(note.key, note.began_ms)
         self._tell_plans(notes, by_id)
         asleep = [
             (note, by_id[note.job_id])
             for note in sorted(notes, key=lambda note: note.since_epoch)
             if (job := by_id.get(note.job_id)) is not None
+            and is_of(note, job)
             and job.pending
             and job.held
             and not job.held_by_admin
@@ -236,13 +249,18 @@ class JobWaker:
             return False
         key = JobKey(self._parts.cluster, job.job_id, round(job.submit.timestamp()))
         note = self._parts.notes.read(key.cluster, key.job_id)
-        if note is not None and note.given_up:
-            return True
         try:
             image = store.find(LiveRun(key, job.uid or 0, job.restarts))
         except (CheckpointError, OSError) as error:
+            if note is not None and note.given_up:
+                return True
             self._parts.log.warning("job %s: not released: %s", job.job_id, error)
             return False
+        if note is not None and image is not None and note.precedes(image.manifest):
+            self._parts.log.warning("job %s: not released: its note is of an earlier suspension", job.job_id)
+            return False
+        if note is not None and note.given_up:
+            return True
         return image is not None and (note is None or image.manifest.seq >= note.seq)
 
 
@@ -272,25 +290,6 @@ class Free:
         left, name = min(fitting)
         self._free[name] = (self._free[name][0], left - count)
         return True
-
-
-def is_over(slurm: SlurmClient, job: Job | None, job_id: int) -> bool:
-    """Whether a job is over for good. One that a list lacks is asked for by its id: an image is gone for ever."""
-    if job is not None:
-        return job.ended
-    try:
-        return slurm.job(job_id).ended
-    except UnknownJobError:
-        return True
-
-
-def lacking(slurm: SlurmClient, stores: Iterable[DirectoryStore], listed: Set[int]) -> int | None:
-    """A job with an image that is not over, and not among those that Slurm has ``listed``; ``None``: there is none.
-
-    Before images go for want of their job. Raises ``SlurmError`` and ``ControllerDownError``.
-    """
-    found = {image.manifest.key.job_id for store in stores for image in store.images() if isinstance(image, Image)}
-    return next((job_id for job_id in sorted(found - listed) if not is_over(slurm, None, job_id)), None)
 
 
 def waited_for(job: Job, jobs: Sequence[Job], ours: set[int]) -> bool:

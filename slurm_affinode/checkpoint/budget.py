@@ -11,9 +11,12 @@ from slurm_affinode.sizes import size as gib
 class Budget:
     """Of one store. Its callers see to it that one thread at a time is here."""
 
-    def __init__(self, path: Path, *, quota: int | None, user_quota: int | None, reserve: int) -> None:
-        """``path``: for messages. ``quota``, ``user_quota``, ``reserve``: as of ``DirectoryStore``, bytes."""
+    def __init__(
+        self, path: Path, *, quota: int | None, user_quota: int | None, user_share: float | None, reserve: int
+    ) -> None:
+        """``path``: for messages; the others: as of ``DirectoryStore``."""
         self._path = path
+        self.user_share = user_share
         self.quota, self.user_quota, self.reserve = quota, user_quota, reserve
         self._promised: dict[tuple[str, int], tuple[int, int]] = {}
 
@@ -51,10 +54,17 @@ class Budget:
             raise NoRoom(f"{self._path}: {gib(free)} free, {gib(size)} needed")
         for what, held, quota in (
             ("the store has", usage.used - freeable + promised, self.quota),
-            (f"user {uid} has", usage.by_user.get(uid, 0) + self._sum(uid), self.user_quota),
+            (f"user {uid} has", usage.by_user.get(uid, 0) + self._sum(uid), self._of_user(usage)),
         ):
             if quota is not None and held + size > quota:
                 raise NoRoom(f"{self._path}: {what} {gib(held)} of {gib(quota)}, {gib(size)} needed")
+
+    def _of_user(self, usage: Usage) -> int | None:
+        """Bytes that one user may have; ``None``: no limit."""
+        if self.user_share is None:
+            return self.user_quota
+        whole = usage.used + usage.free if self.quota is None else self.quota
+        return int(self.user_share * whole)
 
     def _sum(self, uid: int | None = None) -> int:
         return sum(size for user, size in self._promised.values() if uid in (None, user))

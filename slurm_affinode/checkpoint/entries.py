@@ -111,10 +111,15 @@ class Entries:
 
     def image(self, job_fd: int, name: str, seq: int) -> Image:
         """A complete image. Raises ``ImageDamaged``, also where there is none."""
-        return Image(self.manifest(job_fd, name, f"{seq:04d}"), str(self.path))
+        found, signer = self._signed(job_fd, name, f"{seq:04d}")
+        return Image(found, str(self.path), former=signer is None)
 
     def manifest(self, job_fd: int, name: str, entry: str) -> Manifest:
         """The manifest in an entry of the job ``name``. Raises ``ImageDamaged``: there is none for this very place."""
+        return self._signed(job_fd, name, entry)[0]
+
+    def _signed(self, job_fd: int, name: str, entry: str) -> tuple[Manifest, str | None]:
+        """The same, and the node that has signed it."""
         seq = number(entry)
         if seq is None:
             raise ImageDamaged(f"{name}/{entry}: is not the name of an image")
@@ -130,7 +135,7 @@ class Entries:
             raise type(error)(f"{label}: {error}") from None
         if (found.key.name, found.seq) != (name, seq):
             raise ImageDamaged(f"{label}: is the image {found.key.name}/{found.seq:04d}, put elsewhere")
-        return found
+        return found, manifest.signer(signature)
 
     def images(self) -> Iterator[Image | ImageDamaged]:
         """All complete ones; an error for each that is not sound, and for what cannot be read."""

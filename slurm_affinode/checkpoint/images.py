@@ -45,6 +45,7 @@ class DirectoryStore:
         *,
         quota: int | None = None,
         user_quota: int | None = None,
+        user_share: float | None = None,
         reserve: int = 0,
         owner: int | None = None,
         create: bool = True,
@@ -52,6 +53,7 @@ class DirectoryStore:
         patience: Patience | None = None,
     ) -> None:
         """``quota``, ``user_quota``: bytes of all images, and of one user's. ``reserve``: bytes to leave free.
+        ``user_share``: of one user, as a share of ``quota``, else of what the file system has for images.
 
         ``owner``: the user that the store belongs to (this process's). ``patience``: with a file system that may not
         answer; all but reading and copying whole images then fails soon. Raises ``CheckpointError``.
@@ -62,7 +64,7 @@ class DirectoryStore:
         self._owner = os.geteuid() if owner is None else owner
         self._clock = clock
         self._entries = Entries(path, key, owner=self._owner, create=create)
-        self.budget = Budget(path, quota=quota, user_quota=user_quota, reserve=reserve)
+        self.budget = Budget(path, quota=quota, user_quota=user_quota, user_share=user_share, reserve=reserve)
         self._mutex = threading.Lock()
 
     def same_as(self, other: DirectoryStore) -> bool:
@@ -87,6 +89,14 @@ class DirectoryStore:
     def _check_room(self, uid: int, size: int, freeable: int = 0) -> None:
         self._entries.mounted()
         self.budget.check(self.usage(), uid, size, freeable)
+
+    @_PATIENTLY
+    def jobs(self) -> list[str]:
+        """Names (``CLUSTER.JOBID``) of the jobs of which something is here, also what cannot be read.
+
+        Raises ``OSError``.
+        """
+        return self._entries.jobs()
 
     @_OR_FULL
     def room(self) -> int:
@@ -350,14 +360,16 @@ class DirectoryStore:
 
     @_PATIENTLY
     def sweep(
-        self, live: Collection[LiveRun], *, cluster: str, newest: Mapping[str, int] = _NONE, young_s: float = 600,
-        dry_run: bool = False, failed: Callable[[str], None] = lambda why: None,
+        self, live: Collection[LiveRun], *, cluster: str, newest: Mapping[str, int] = _NONE,
+        kept: Collection[str] = (), young_s: float = 600, dry_run: bool = False,
+        failed: Callable[[str], None] = lambda why: None,
         leaving: Callable[[Image], None] = lambda image: None,
     ) -> list[str]:  # fmt: skip
         """Remove the cluster's images whose job is not among ``live``, and broken writes; what was removed.
 
         ``live``: *all* running and pending jobs of the cluster, of an answer that Slurm really gave. ``newest``: see
-        ``sweeping.newest``; images before these go, too. What is younger than ``young_s`` stays: its job may be newer
+        ``sweeping.newest``; images before these go, too. ``kept``: names of jobs of which Slurm says nothing: all their
+        images stay. What is younger than ``young_s`` stays: its job may be newer
         than that answer. ``dry_run``: what would be removed. ``failed`` is told of each job of which something stays
         that should not, ``leaving`` of each sound image before it goes. Raises ``OSError`` where the store cannot be
         read.
@@ -373,7 +385,7 @@ class DirectoryStore:
                         load = partial(self._entries.manifest, job_fd, name)
                         found = sweeping.stale(
                             job_fd, load, runs.get(int(match["job"]), []), now=now, young_s=young_s,
-                            newest_seq=newest.get(name, 0),
+                            newest_seq=newest.get(name, 0), kept=name in kept,
                         )  # fmt: skip
                         for entry in found:
                             if not dry_run:

@@ -280,6 +280,8 @@ class Image:
     manifest: Manifest
     store: str
     """Name of the store that it was found in: a path, for people."""
+    former: bool = False
+    """Signed by a release that did not sign notes and claims."""
 
     @property
     def job(self) -> str:

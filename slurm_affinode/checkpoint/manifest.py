@@ -1,7 +1,9 @@
 """``manifest.json`` of an image and its ``manifest.hmac``: written once, trusted only where the HMAC is right.
 
-The HMAC (SHA-256, key known to root alone) is over the bytes of the manifest, and the manifest has the digest of every
-file: whoever can write to the store but does not have the key cannot make an image that is restored.
+The HMAC (SHA-256) is over the bytes of the manifest, and the manifest has the digest of every file: whoever can write
+to the store but does not have the key cannot make an image that is restored. ``manifest.hmac`` is ``NODE HMAC``, made
+with the key of the node (``nodekeys``) that made the image. Older releases wrote the HMAC alone, made with the key of
+the cluster; their images stay readable.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from slurm_affinode.checkpoint import nodekeys
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
 from slurm_affinode.model.suspension import Manifest, SuspendOption
 
 SCHEMA = 1
 KEY_PATH = Path("/etc/slurm-affinode/image.key")
-_LABEL = b"slurm-affinode image manifest\0"
+_PURPOSE = "image manifest"
+_FORMER_LABEL = b"slurm-affinode image manifest\0"
+_PARTS = 2
 _KEY_BYTES = 32
 _KEY_LIMIT = 4096
 _YEAR_10000 = 253_402_300_800
@@ -40,28 +45,46 @@ def encode(manifest: Manifest) -> bytes:
     return (json.dumps(_plain(manifest), indent=1, sort_keys=True) + "\n").encode()
 
 
-def sign(data: bytes, key: bytes) -> str:
-    """The HMAC of a manifest's bytes, hexadecimal."""
-    return hmac.new(key, _LABEL + data, hashlib.sha256).hexdigest()
+def sign(data: bytes, key: bytes, node: str) -> str:
+    """The text of ``manifest.hmac`` for a manifest's bytes. ``key``: of the cluster; ``node``: this one."""
+    return f"{node} {nodekeys.sign(key, _PURPOSE, node, data)}"
+
+
+def former_signature(data: bytes, key: bytes) -> str:
+    """The same as releases without keys of nodes wrote it."""
+    return hmac.new(key, _FORMER_LABEL + data, hashlib.sha256).hexdigest()
+
+
+def signer(signature: bytes) -> str | None:
+    """The node that a signature names; ``None``: it is of a release that named none."""
+    parts = signature.split()
+    return parts[0].decode("ascii", "replace") if len(parts) == _PARTS else None
 
 
 def decode(data: bytes, signature: bytes, key: bytes) -> Manifest:
-    """A manifest, where its signature is right. Raises ``ImageDamaged``."""
-    if not hmac.compare_digest(sign(data, key).encode(), signature.strip()):
+    """A manifest, where its signature is right. ``key``: of the cluster. Raises ``ImageDamaged``."""
+    node = signer(signature)
+    if node is None:
+        right = hmac.compare_digest(former_signature(data, key).encode(), signature.strip())
+    else:
+        right = nodekeys.verify(key, _PURPOSE, node, data, signature.split()[1].decode("ascii", "replace"))
+    if not right:
         raise ImageDamaged("the manifest was changed, or signed with another key")
     try:
         value = json.loads(data)
         if value.get("schema") != SCHEMA:
             raise ImageDamaged(f"the manifest has schema {value.get('schema')}, this release reads {SCHEMA}")
-        manifest: Manifest = _built(Manifest, {key: one for key, one in value.items() if key not in _FORMER})
-        _check(manifest)
+        manifest: Manifest = built(Manifest, {key: one for key, one in value.items() if key not in _FORMER})
+        _check(manifest, node)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise ImageDamaged(f"the manifest cannot be read: {error}") from None
     return manifest
 
 
-def _check(manifest: Manifest) -> None:
-    """What nobody writes, although it is signed. Raises ``ValueError``."""
+def _check(manifest: Manifest, node: str | None) -> None:
+    """What nobody writes, although it is signed (by ``node``). Raises ``ValueError``."""
+    if node is not None and node != manifest.node:
+        raise ValueError(f"it is of {manifest.node!r:.60}, and {node!r:.60} has signed it")
     if not all(0 <= one < _YEAR_10000 for one in (manifest.started_epoch, manifest.dumped_epoch)):
         raise ValueError("its times are none")
     numbers = (manifest.seq, manifest.uid, manifest.gid, manifest.restarts, manifest.gpu_bytes)
@@ -108,7 +131,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _built(kind: Any, value: Any) -> Any:
+def built(kind: Any, value: Any) -> Any:
+    """A value of ``kind`` (a dataclass, a tuple, ...) made of plain JSON. Raises ``ValueError`` and ``TypeError``."""
     if kind is SuspendOption:
         return SuspendOption.parse(_typed(str, value))
     if isinstance(kind, type) and is_dataclass(kind):
@@ -116,12 +140,12 @@ def _built(kind: Any, value: Any) -> Any:
         given = _typed(dict, value)
         if unknown := given.keys() - hints.keys():
             raise ValueError(f"{kind.__name__}: unknown {', '.join(sorted(unknown))}")
-        return kind(**{name: _built(hints[name], one) for name, one in given.items()})
+        return kind(**{name: built(hints[name], one) for name, one in given.items()})
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
-        return None if value is None else _built(next(a for a in typing.get_args(kind) if a is not type(None)), value)
+        return None if value is None else built(next(a for a in typing.get_args(kind) if a is not type(None)), value)
     if origin is tuple:
-        return tuple(_built(typing.get_args(kind)[0], item) for item in _typed(list, value))
+        return tuple(built(typing.get_args(kind)[0], item) for item in _typed(list, value))
     if kind is float:
         return float(_typed((int, float), value))
     return _typed(kind, value)

@@ -18,7 +18,7 @@ from slurm_affinode.checkpoint.tier import Tier
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.nodeconfig import SuspendConfig
 from slurm_affinode.patience import NoAnswerError, Patience
-from slurm_affinode.sizes import parse_size
+from slurm_affinode.sizes import parse_limit, parse_size
 from slurm_affinode.tierconfig import TiersConfig
 
 
@@ -36,7 +36,7 @@ def open_tiers(
     """
     config = suspend.tiers
     quota = None if suspend.budget is None else parse_size(suspend.budget)
-    user_quota = None if suspend.user_quota is None else parse_size(suspend.user_quota)
+    user_quota, user_share = parse_limit(suspend.user_quota)
     owner = os.geteuid()
     tiers: list[Tier] = []
     missing: list[str] = []
@@ -52,7 +52,11 @@ def open_tiers(
         places.append(("shared", suspend.shared_store))
     for name, path in places:
         shared = name == "shared"
-        open_store = partial(DirectoryStore, path, key, quota=quota, user_quota=user_quota, owner=owner, create=create)
+        # A copy on the node's disk gives way to another user's as soon as it is in the shared store, too.
+        open_store = partial(
+            DirectoryStore, path, key, quota=quota, user_quota=user_quota, user_share=user_share if shared else None,
+            owner=owner, create=create,
+        )  # fmt: skip
         try:
             store = _shared(path, open_store, create=create) if shared else _there(path, open_store, create=create)
         except NoAnswerError as error:

@@ -41,31 +41,41 @@ def newest(images: Iterable[object], live: Collection[LiveRun]) -> dict[str, int
 
 
 def stale(
-    job_fd: int, load: Load, runs: Sequence[LiveRun], *, now: float, young_s: float, newest_seq: int
+    job_fd: int,
+    load: Load,
+    runs: Sequence[LiveRun],
+    *,
+    now: float,
+    young_s: float,
+    newest_seq: int,
+    kept: bool = False,
 ) -> list[str]:
-    """Entries of a job's directory that nobody needs any more."""
+    """Entries of a job's directory that nobody needs any more. ``kept``: only those that nobody can ever use."""
     found = []
     for entry in rootdir.names(job_fd):
         try:
             age_s = now - os.stat(entry, dir_fd=job_fd, follow_symlinks=False).st_mtime
         except FileNotFoundError:  # another node sweeps, too
             continue
-        if entry.endswith(GONE) or (age_s >= young_s and not _needed(job_fd, entry, load, runs, newest_seq)):
+        if entry.endswith(GONE) or (age_s >= young_s and not _needed(job_fd, entry, load, runs, newest_seq, kept=kept)):
             found.append(entry)
     return found
 
 
-def _needed(job_fd: int, entry: str, load: Load, runs: Sequence[LiveRun], newest_seq: int) -> bool:
+def _needed(job_fd: int, entry: str, load: Load, runs: Sequence[LiveRun], newest_seq: int, *, kept: bool) -> bool:
+    if kept and not entry.endswith(TMP):
+        return True
     if entry.endswith(BAD):
         return bool(runs)
     if entry.endswith(TMP):
         if locked(job_fd, entry):
             return True
-        if _older(entry, newest_seq):
+        if _older(entry, newest_seq) and not kept:
             return False
         # A copy that may be taken up has its manifest already; a broken dump has none.
         with suppress(ImageDamaged, ValueError):
-            return _of_one(load(entry), runs)
+            found = load(entry)
+            return kept or _of_one(found, runs)
         return False
     if not entry.isdecimal() or _older(entry, newest_seq):
         return False

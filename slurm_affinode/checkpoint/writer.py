@@ -157,7 +157,7 @@ class ImageWriter:
             complete = replace(facts, seq=self.seq, files=files, digest=self._kind.name, schema=manifest.SCHEMA)
             data = manifest.encode(complete)
             rootdir.write(self._fd, MANIFEST, data)
-            rootdir.write(self._fd, SIGNATURE, manifest.sign(data, self._place.key).encode() + b"\n")
+            rootdir.write(self._fd, SIGNATURE, manifest.sign(data, self._place.key, facts.node).encode() + b"\n")
             self._name_it()
         except OSError as error:
             raise NoRoom(f"{self._place.store}: the image cannot be made durable: {error.strerror}") from None

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import click
 
 from slurm_affinode.cli import doctor_sockets
+from slurm_affinode.cli.images import shared_images
 from slurm_affinode.cli.options import config_options, json_option, print_json, print_table, slurm_options
 from slurm_affinode.config import Config
 from slurm_affinode.workflow import doctor_cuda
@@ -32,7 +33,9 @@ def doctor(*, config: Config, as_json: bool) -> int:
     the store answers and has its schema, how old the newest data is, whether the Prometheus server of the configuration
     answers and has GPU metrics, which way of speaking to Slurm is used, which there are and why not the others, whether
     slurmctld, slurmdbd and sacct answer, and whether Slurm counts GPUs (AccountingStorageTRES). Where jobs can be
-    suspended it also looks whether processes of a user may trace those that are being restored (Yama).
+    suspended it also looks whether processes of a user may trace those that are being restored (Yama); as root on a
+    node with an agent also whether the sweep of images waits for an administrator, and whether the notes beside the
+    shared store are signed.
 
     A table shows what the NVIDIA driver of this machine can do for a suspension: lock with a time-out, checkpoint,
     restore, restore on other GPUs, CUDA IPC, custom storage; the branch of the driver that brought it, what it is
@@ -40,7 +43,7 @@ def doctor(*, config: Config, as_json: bool) -> int:
     """
     checks = examine(config, now=datetime.now(UTC))
     cuda = doctor_cuda.look()
-    checks += [doctor_cuda.check(cuda), doctor_sockets.check()]
+    checks += [doctor_cuda.check(cuda), doctor_sockets.check(), shared_images(config)]
     code = exit_code(checks)
     if as_json:
         print_json({"ok": code == 0, "checks": [asdict(check) for check in checks], "cuda": cuda.as_json()})

@@ -4,34 +4,38 @@ from __future__ import annotations
 
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import click
 
-from slurm_affinode.agent.notes import Notes
-from slurm_affinode.agent.waker import lacking
-from slurm_affinode.checkpoint import remaps, sweeping
+from slurm_affinode.agent.absences import STOPPED_HINT, Absence, Absences, StoppedSweep
+from slurm_affinode.agent.notes import Notes, vouched
+from slurm_affinode.agent.settings import node_name
+from slurm_affinode.agent.sweep import Sweep
+from slurm_affinode.checkpoint import remaps
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, Usage
 from slurm_affinode.checkpoint.manifest import load_key, summary
+from slurm_affinode.checkpoint.nodekeys import Signer
 from slurm_affinode.checkpoint.opening import open_tiers
 from slurm_affinode.checkpoint.tier import Tier
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.cli.nodeoptions import config_file
 from slurm_affinode.cli.options import json_option, print_json, print_table, printable, progress, warn
 from slurm_affinode.config import Config
-from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
-from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
+from slurm_affinode.core.spans import span
+from slurm_affinode.errors import AffinodeError, InputError
+from slurm_affinode.model.suspension import Manifest
 from slurm_affinode.sizes import size
 from slurm_affinode.slurm.backends import open_client
 from slurm_affinode.timespec import parse_span_s
 from slurm_affinode.users import name_of_user
+from slurm_affinode.workflow.check import OK, PROBLEM, SKIPPED, Check
 
 _EPILOG = """\b
 Only root can look into the stores: an image holds the memory of a user's job.
@@ -55,15 +59,23 @@ def images() -> None:
 def list_images(*, config: Config, jobs: tuple[str, ...], as_json: bool) -> int:
     """Show the images, and how full the stores are. Files are not read: see "verify".
 
-    JOBS are job ids. Exit status 1 where an image is damaged.
+    JOBS are job ids. Exit status 1 where an image is damaged, the sweep of images waits for an administrator, or a note
+    beside the shared store is not signed by a node.
     """
     with _tiers(config) as tiers:
         listed = _look(tiers, jobs)
+        signer = signer_of(config)
+        absences = absences_of(config, signer)
+        notes_of(config, signer, tiers).all()
+        listed = replace(
+            listed, unknown=absences.all(), stopped=absences.stopped(),
+            refused=[f"{path}: {why}" for path, why in sorted(signer.refused().items())],
+        )  # fmt: skip
     if as_json:
         print_json(_as_json(listed))
     else:
         _print(listed)
-    return 1 if listed.damaged else 0
+    return 1 if listed.damaged or listed.stopped is not None or listed.refused else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +89,11 @@ class _Listed:
     usage: Sequence[tuple[Tier, Usage]]
     missing: Sequence[str]
     """Stores that cannot be used, and why."""
+    unknown: Mapping[str, Absence] = field(default_factory=dict)
+    """Jobs that Slurm does not know."""
+    stopped: StoppedSweep | None = None
+    refused: Sequence[str] = ()
+    """Files beside the shared store that no node has signed."""
 
 
 def _look(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
@@ -121,6 +138,12 @@ def _as_json(listed: _Listed) -> dict[str, Any]:
             for tier, one in listed.usage
         ],
         "missing": list(listed.missing),
+        "unknown": [
+            {"job": name, "unknown_s": round(one.age_s), "confirmed": one.confirmed}
+            for name, one in sorted(listed.unknown.items())
+        ],
+        "stopped": None if listed.stopped is None else str(listed.stopped),
+        "refused": list(listed.refused),
     }  # fmt: skip
 
 
@@ -136,6 +159,12 @@ def _print(listed: _Listed) -> None:
         click.echo(f"{tier.name}: {tier.store.path}: {what}")
     for error in listed.damaged:
         warn(f"damaged: {error}")
+    for name, absence in sorted(listed.unknown.items()):
+        warn(f"{name}: Slurm has not known this job for {span(absence.age_s)}")
+    for why in listed.refused:
+        warn(f"ignored: {why}")
+    if listed.stopped is not None:
+        warn(f"{listed.stopped}\n  {STOPPED_HINT}")
     _warn_of(listed.missing)
 
 
@@ -219,54 +248,65 @@ def _verified(
 @images.command()
 @click.argument("jobs", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@click.option("--yes", is_flag=True, help="With JOBS: yes, what these jobs have done since they started is lost.")
+@click.option("--yes", is_flag=True, help="With JOBS or --unknown: yes, what these jobs have done is lost.")
+@click.option("--unknown", is_flag=True, help="Also images of jobs that Slurm does not know, at once and however many.")
 @click.option(
     "--young", default="10m", show_default=True, metavar="SPAN", help="Leave what is younger: its job may be new."
 )
 @json_option
 @config_file
-def prune(*, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, young: str, as_json: bool) -> int:
+def prune(
+    *, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, unknown: bool, young: str, as_json: bool
+) -> int:
     """Remove images whose job is over or has a newer one, and what broken writes have left.
 
     The agent does so by itself.
 
-    Slurm is asked for its jobs; where it does not answer, nothing is removed. Exit status 1 where something that should
-    go could not be removed.
+    Slurm is asked for its jobs; where it does not answer, nothing is removed. Images of jobs that it does not know stay
+    for suspend.keep_unknown, and where most images of a store would go for that reason, nothing is removed before an
+    administrator has confirmed it: slurmctld may have lost its state. --unknown --yes confirms it for all nodes. Exit
+    status 1 where something could not be removed, or the sweep is stopped.
 
     With JOBS (job ids) all images of these jobs go, also of one that sleeps: when it wakes, or is woken, it starts from
     its beginning. That needs --yes.
     """
     young_s = parse_span_s(young)
     if jobs:
+        if unknown:
+            raise InputError("--unknown cannot be combined with JOBS", hint="leave one of them out")
         return _give_up(config, jobs, dry_run=dry_run, yes=yes, as_json=as_json)
+    if unknown and not yes and not dry_run:
+        raise InputError(
+            "the images of these jobs are all that is left of them", hint="say --yes, or --dry-run to look"
+        )
     with open_client(config.slurm.backend) as slurm, _tiers(config) as tiers:  # type: ignore[arg-type]
         cluster = slurm.config().get("ClusterName") or config.cluster.name
         if not cluster:
             raise AffinodeError("the name of the cluster is not known", hint="set cluster.name in the configuration")
-        asked = time.monotonic()
-        live = [
-            LiveRun(JobKey(cluster, job.job_id, round(job.submit.timestamp())), job.uid or 0, job.restarts)
-            for job in slurm.jobs()
-            if not job.ended and job.submit is not None
-        ]
-        unlisted = lacking(slurm, tiers.stores, {run.key.job_id for run in live})
-        if unlisted is not None:
-            raise UnreachableError(
-                f"Slurm's list of jobs lacks {unlisted}, which it knows by its id; nothing is removed", hint="try again"
-            )
-        newest = sweeping.newest([] if tiers.shared is None else tiers.shared.store.images(), live)
-        removed: list[dict[str, str]] = []
         failed: list[str] = []
-        for store in tiers.stores:
-            with _trouble(store, failed):
-                spared_s = young_s + time.monotonic() - asked  # a job that is not among these may have begun since
-                found = store.sweep(
-                    live, cluster=cluster, newest=newest, young_s=spared_s, dry_run=dry_run, failed=failed.append,
-                    leaving=partial(remaps.gone, store),
-                )  # fmt: skip
-                removed += [{"store": str(store.path), "image": name} for name in found]
+        signer = signer_of(config)
+        notes, absences = notes_of(config, signer, tiers), absences_of(config, signer)
+        shared = None if tiers.shared is None else tiers.shared.store
+        sweep = Sweep(slurm, cluster, tiers.stores, shared, notes, absences, failed=lambda _, why: failed.append(why))
+        swept = sweep.run(young_s=young_s, dry_run=dry_run or unknown)
+        if unknown and not dry_run:
+            absences.confirm(swept.unknown)
+            swept = sweep.run(young_s=young_s)
+        removed = [{"store": str(store.path), "image": name} for store, name in swept.removed]
+        if unknown and dry_run:
+            removed += [
+                {"store": str(store.path), "image": f"{found.job}/{found.entry}"}
+                for store in tiers.stores
+                for found in store.images()
+                if isinstance(found, Image) and found.job in swept.unknown and found.job not in swept.gone
+            ]
         missing = tiers.missing
-    return _tell(removed, failed, missing, dry_run=dry_run, as_json=as_json)
+    waiting = [name for name, one in sorted(swept.unknown.items()) if name not in swept.gone]
+    status = _tell(
+        removed, failed, missing, dry_run=dry_run, as_json=as_json, unknown=() if unknown else waiting,
+        stopped=swept.stopped,
+    )  # fmt: skip
+    return 1 if swept.stopped is not None else status
 
 
 def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, as_json: bool) -> int:
@@ -292,7 +332,7 @@ def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, a
         missing = tiers.missing
     if not dry_run and config.suspend.shared_store is not None:
         # The other nodes have copies, too, and it is still held.
-        notes = Notes(config.suspend.shared_store.parent)
+        notes = notes_of(config, signer_of(config), tiers)
         for note in notes.all():
             if note.job_id in wanted:
                 notes.write(replace(note, given_up=True))
@@ -310,15 +350,55 @@ def _trouble(store: DirectoryStore, failed: list[str]) -> Iterator[None]:
         failed.append(f"{store.path}: {error.strerror}")
 
 
+def signer_of(config: Config) -> Signer:
+    """Signs as this node. Raises ``CheckpointError`` without the key."""
+    return Signer(load_key(config.suspend.key_file, owner=os.geteuid()), node_name(config))
+
+
+def notes_of(config: Config, signer: Signer, tiers: Tiers) -> Notes:
+    """The notes beside the shared store."""
+    root = None if config.suspend.shared_store is None else config.suspend.shared_store.parent
+    return Notes(root, signer, vouched=partial(vouched, tiers))
+
+
+def absences_of(config: Config, signer: Signer) -> Absences:
+    """The jobs that Slurm does not know, as the agents have noted them."""
+    suspend = config.suspend
+    root = suspend.journal.parent if suspend.shared_store is None else suspend.shared_store.parent
+    return Absences(root, signer, keep_s=parse_span_s(suspend.keep_unknown))
+
+
+def shared_images(config: Config) -> Check:
+    """Whether something in the shared store waits for an administrator."""
+    suspend = config.suspend
+    if suspend.shared_store is None or not os.access(suspend.key_file, os.R_OK):
+        return Check("images", SKIPPED, "only root looks into the shared store, on a node with an agent")
+    try:
+        with _tiers(config) as tiers:
+            signer = signer_of(config)
+            stopped = absences_of(config, signer).stopped()
+            notes_of(config, signer, tiers).all()
+    except AffinodeError as error:
+        return Check("images", PROBLEM, str(error), error.hint)
+    if stopped is not None:
+        return Check("images", PROBLEM, str(stopped), STOPPED_HINT)
+    refused = [f"{path}: {why}" for path, why in sorted(signer.refused().items())]
+    if refused:
+        return Check("images", PROBLEM, f"ignored: {refused[0]}", "who has written there? Remove it if no agent did")
+    return Check("images", OK, f"{suspend.shared_store}: swept, and all notes beside it are signed")
+
+
 def _tell(
-    removed: Sequence[dict[str, str]], failed: Sequence[str], missing: Sequence[str], *, dry_run: bool, as_json: bool
-) -> int:
-    """What has gone, and what has not; the exit status."""
+    removed: Sequence[dict[str, str]], failed: Sequence[str], missing: Sequence[str], *, dry_run: bool, as_json: bool,
+    unknown: Sequence[str] = (), stopped: StoppedSweep | None = None,
+) -> int:  # fmt: skip
+    """What has gone, and what has not; the exit status. ``unknown``: kept, as Slurm does not know these jobs."""
     if as_json:
         print_json(
             {
                 "removed": [] if dry_run else removed, "would_remove": removed if dry_run else [],
-                "failed": list(failed), "missing": list(missing),
+                "failed": list(failed), "missing": list(missing), "unknown": list(unknown),
+                "stopped": None if stopped is None else str(stopped),
             }
         )  # fmt: skip
         return 1 if failed else 0
@@ -326,6 +406,10 @@ def _tell(
         click.echo(printable(f"{'would remove' if dry_run else 'removed'} {one['image']} from {one['store']}"))
     for why in failed:
         warn(f"not removed: {why}")
+    for name in unknown:
+        warn(f"kept: {name}: Slurm does not know this job")
+    if stopped is not None:
+        warn(f"{stopped}\n  {STOPPED_HINT}")
     if not removed and not failed:
         click.echo("nothing to remove")
     _warn_of(missing)

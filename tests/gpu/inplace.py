@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+from slurm_affinode.agent.absences import Absences
 from slurm_affinode.agent.aftermath import Aftermath
 from slurm_affinode.agent.inplace.director import Director
 from slurm_affinode.agent.inplace.freezer import LinuxFreezer
@@ -33,6 +34,7 @@ from slurm_affinode.agent.tree import LinuxProcesses
 from slurm_affinode.agent.watch import Watch
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.facts import collect, memory_facts
+from slurm_affinode.checkpoint.nodekeys import Signer
 from slurm_affinode.core.idle import IdleDetector, IdleRule, IdleState, still_idle
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.cluster import Job
@@ -146,10 +148,12 @@ def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPl
     """While the context lasts."""
     watch, freezer, sockets = Watch(nvml, Inspector()), LinuxFreezer(), NodeSockets(warn=print)
     gpus = NodeGpus(watch.driver)
+    signer = Signer(bytes(32), "here")
     parts = Parts(
         node="here", cluster="gpu", slurm=cast(Any, Slurm()), cuda=cuda, imager=cast(Any, None), tiers=cast(Any, None),
         processes=LinuxProcesses(), gpus=gpus, streams=cast(Any, None), journal=Journal(work / "journal"),
-        ledger=Ledger(work / "ledger", "here"), notes=Notes(None), registry=Registry(), look=collect,
+        ledger=Ledger(work / "ledger", "here"), notes=Notes(None, signer), registry=Registry(), look=collect,
+        absences=Absences(work, signer, keep_s=0),
         memory=memory_facts, versions=lambda: Versions("", "", ""), settings=Settings(lock_s=20.0),
     )  # fmt: skip
     director = Director(parts, freezer, sockets, gpus, Rules(poll_s=LOOK_S))

@@ -24,6 +24,7 @@ from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.promises import Promises
 from slurm_affinode.agent.queue import waiting_of
+from slurm_affinode.checkpoint.nodekeys import Signer
 from slurm_affinode.model.suspension import Mode, Refusal
 
 OPTION = "window=1,when=pressure"
@@ -260,8 +261,8 @@ def test_gpus_told_by_the_prolog_come_before_what_slurmctld_says(node: Node1) ->
 def test_job_that_waits_has_the_promise_of_another_node(tmp_path: Path) -> None:
     """The other node was first: this one's job runs on, its window stands, and status says so."""
     with agent(config_of(tmp_path)) as node:
-        other = Promises(tmp_path, "test", "c2", lasts_s=600)
-        node.daemon.loop.promises = Promises(tmp_path, "test", "c1", lasts_s=600)
+        other = Promises(tmp_path, "test", Signer(bytes(32), "c2"), lasts_s=600)
+        node.daemon.loop.promises = Promises(tmp_path, "test", Signer(bytes(32), "c1"), lasts_s=600)
         assert other.take(waiting_of(waiting()), 1)
         node.acts.go.set()
         node.slurm.all[99] = waiting()

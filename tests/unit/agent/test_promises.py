@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from slurm_affinode.agent.promises import SETTLE_S, Promises
+from slurm_affinode.checkpoint.nodekeys import Signer
 from slurm_affinode.core.policy import Promise, Waiting
 from slurm_affinode.errors import AffinodeError
 
+KEY = bytes(32)
 WAITING = Waiting(99, "99", ("gpu",), "Resources", held=False, priority=1, gpus=1)
 
 
@@ -31,7 +33,7 @@ def clock() -> Clock:
 
 
 def node(root: Path | None, name: str, clock: Clock) -> Promises:
-    return Promises(root, "test", name, lasts_s=600, now=clock)
+    return Promises(root, "test", Signer(KEY, name), lasts_s=600, now=clock)
 
 
 def test_first_has_it_and_the_other_sees_that(tmp_path: Path, clock: Clock) -> None:
@@ -45,7 +47,7 @@ def test_first_has_it_and_the_other_sees_that(tmp_path: Path, clock: Clock) -> N
 
 def test_other_clusters_and_jobs_are_not_meant(tmp_path: Path, clock: Clock) -> None:
     """Each has files of its own."""
-    one, two = node(tmp_path, "c1", clock), Promises(tmp_path, "other", "c2", lasts_s=600, now=clock)
+    one, two = node(tmp_path, "c1", clock), Promises(tmp_path, "other", Signer(KEY, "c2"), lasts_s=600, now=clock)
     assert one.take(WAITING, 1)
     assert two.take(WAITING, 1)
     assert node(tmp_path, "c3", clock).take(replace(WAITING, job_id=100), 1)

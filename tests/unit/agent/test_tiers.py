@@ -17,7 +17,7 @@ from slurm_affinode.agent.notes import NO_NOTE
 from slurm_affinode.agent.orchestration import _report
 from slurm_affinode.agent.prefetch import Prefetcher
 from slurm_affinode.agent.shepherds import Hold, Restored
-from slurm_affinode.agent.waker import JobWaker, Lease
+from slurm_affinode.agent.waker import JobWaker
 from slurm_affinode.checkpoint.interface import DumpNoRoom, DumpResult, Image, ImageDamaged, NoRoom
 from slurm_affinode.checkpoint.writer import ImageWriter
 from slurm_affinode.model.suspension import Manifest, Phase
@@ -243,7 +243,7 @@ def test_trouble_is_in_the_status(world: World) -> None:
 def test_a_job_whose_note_cannot_be_written_is_shown(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shared store has become read-only meanwhile: status says so, and so does who asks that it wakes."""
     agent = Tiered(world, "c1")
-    waker = JobWaker(agent.parts, Lease(world.root / "shared" / "waker.json", "c1"))
+    waker = JobWaker(agent.parts, agent.waker._lease)
     with monkeypatch.context() as patch:
         patch.setattr("slurm_affinode.agent.notes.write_text", read_only)
         patch.setattr(agent.parts.tiers, "publish", read_only_store)

@@ -13,11 +13,12 @@ import pytest
 from agent_site import World, make_job
 from agent_tiers import Tiered, again_at, asleep, read_only
 
-from slurm_affinode.agent import recovery
+from slurm_affinode.agent import sweep
+from slurm_affinode.agent.absences import Absence
 from slurm_affinode.agent.notes import Plan
 from slurm_affinode.agent.prefetch import Prefetcher, load_demand
 from slurm_affinode.agent.shepherds import Restored
-from slurm_affinode.agent.waker import JobWaker, Lease
+from slurm_affinode.agent.waker import JobWaker
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged
 from slurm_affinode.checkpoint.tier import Copy
 from slurm_affinode.model.suspension import LiveRun, Phase
@@ -28,7 +29,7 @@ def test_an_image_comes_before_its_job(world: World, caplog: pytest.LogCaptureFi
     asleep(world)
     agent = Tiered(world, "c2")
     prefetcher = Prefetcher(agent.parts, 600, world.root / "demand.json")
-    waker = JobWaker(agent.parts, Lease(world.root / "shared" / "waker.json", "c1"))
+    waker = JobWaker(agent.parts, agent.waker._lease)
 
     def plan(in_s: float, nodes: tuple[str, ...], *, held: bool = False) -> list[str]:
         start = datetime.fromtimestamp(world.now() + in_s, UTC)
@@ -185,12 +186,13 @@ def test_a_sweep_that_took_long_leaves_what_came_meanwhile(
         os.utime(path, (minute_ago, minute_ago))
     clock = [time.monotonic()]
 
-    def nothing_lacks(*_: object) -> None:
+    def takes_long(*_: object) -> dict[str, Absence]:
         clock[0] += took_s
+        return {}
 
-    monkeypatch.setattr(recovery, "lacking", nothing_lacks)
-    monkeypatch.setattr(recovery.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(agent.parts.slurm, "jobs", list)
+    monkeypatch.setattr(agent.parts.absences, "update", takes_long)
+    monkeypatch.setattr(sweep.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(agent.parts.slurm, "jobs", lambda: (make_job(world, state="CANCELLED"),))
     agent.keeper.sweep(holds_lease=True)
     assert agent.where() == left
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from agent_sequences import recovered
 from agent_site import World, make_job
-from agent_world import Agent
+from agent_world import KEY, Agent
 
 from slurm_affinode.agent import statusrows, words
 from slurm_affinode.agent.interface import Refused
@@ -18,8 +17,10 @@ from slurm_affinode.agent.ledger import Ledger
 from slurm_affinode.agent.notes import Note, Notes
 from slurm_affinode.agent.parts import Settings
 from slurm_affinode.agent.waker import Free, Lease, waited_for
+from slurm_affinode.checkpoint.nodekeys import Signer
 from slurm_affinode.model.cluster import GpuCount, Node
 from slurm_affinode.model.ledger import LedgerEntry, decode
+from slurm_affinode.model.suspension import JobKey, LiveRun
 from slurm_affinode.slurm.faults import InvalidStateError
 
 NODE = Node(
@@ -66,7 +67,8 @@ def test_a_job_that_has_slept_thousands_of_times_wakes_and_keeps_nobody_asleep(a
     """Its sleep is doubled up to the limit, whatever that would come to."""
     world, agent = asleep
     agent.parts.notes.write(replace(agent.parts.notes.all()[0], seq=3000))
-    agent.parts.shared.find = lambda run: SimpleNamespace(manifest=SimpleNamespace(seq=3000))
+    image = agent.parts.shared.get("alpha.7", 1)
+    agent.parts.shared.find = lambda run: replace(image, manifest=replace(image.manifest, seq=3000))
     world.clock += 900
     look(world, agent, (NODE,))
     assert world.held
@@ -236,13 +238,13 @@ def test_a_job_that_was_cancelled_in_its_sleep_leaves_no_note(asleep):
 
 def test_one_agent_of_the_cluster_wakes_and_another_takes_over(tmp_path):
     path = tmp_path / "waker.json"
-    assert Lease(path, "c1").held(100, 8)
-    assert not Lease(path, "c2").held(101, 8)
-    assert Lease(path, "c1").held(105, 8)
-    assert Lease(path, "c2").held(114, 8)
-    assert not Lease(path, "c1").held(115, 8)
+    assert Lease(path, Signer(KEY, "c1")).held(100, 8)
+    assert not Lease(path, Signer(KEY, "c2")).held(101, 8)
+    assert Lease(path, Signer(KEY, "c1")).held(105, 8)
+    assert Lease(path, Signer(KEY, "c2")).held(114, 8)
+    assert not Lease(path, Signer(KEY, "c1")).held(115, 8)
     path.write_text("noise")
-    assert Lease(path, "c1").held(116, 8)
+    assert Lease(path, Signer(KEY, "c1")).held(116, 8)
 
 
 def test_free_gpus_are_given_away_once(tmp_path):
@@ -255,17 +257,18 @@ def test_free_gpus_are_given_away_once(tmp_path):
 
 
 def test_a_run_is_claimed_by_one_shepherd(tmp_path):
-    notes = Notes(tmp_path)
-    assert notes.claim("alpha", 7, 1, "c1/10/5") is None
-    assert notes.claim("alpha", 7, 1, "c1/10/5") is None
-    assert notes.claim("alpha", 7, 1, "c2/10/5") == "c1/10/5"
-    assert notes.claim("alpha", 7, 2, "c2/10/5") is None
+    notes = Notes(tmp_path, Signer(KEY, "c1"))
+    run = LiveRun(JobKey("alpha", 7, 5), 1000, 1)
+    assert notes.claim(run, "c1/10/5") is None
+    assert notes.claim(run, "c1/10/5") is None
+    assert notes.claim(run, "c2/10/5") == "c1/10/5"
+    assert notes.claim(replace(run, restarts=2), "c2/10/5") is None
     notes.unclaim([("alpha", 8)])
-    assert notes.claim("alpha", 7, 1, "c2/10/5") is None
+    assert notes.claim(run, "c2/10/5") is None
 
 
 def test_a_note_that_cannot_be_read_is_none(tmp_path):
-    notes = Notes(tmp_path)
+    notes = Notes(tmp_path, Signer(KEY, "c1"))
     note = Note("alpha", 7, 5, 0, 1, 1000, "c1", 1, 1.0, "idle", 1, 2, 3, "auto")
     notes.write(note)
     assert notes.all() == [note]

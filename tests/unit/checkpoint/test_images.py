@@ -257,6 +257,29 @@ def test_limits_are_told_with_numbers(tmp_path: Path, make_image: Make) -> None:
     store.close()
 
 
+def test_share_of_a_user_is_of_the_budget(tmp_path: Path, make_image: Make) -> None:
+    """One user never fills the store; others have room for theirs."""
+    store = DirectoryStore(tmp_path / "limited", KEY, quota=20_000, user_share=0.5)
+    make_image(into=store)
+    store.check_room(1001, 4_900)
+    with pytest.raises(NoRoom, match="user 1001 has"):
+        store.check_room(1001, 5_000)
+    store.check_room(1002, 9_900)
+    with pytest.raises(NoRoom, match="user 1002 has 0 B"):
+        store.check_room(1002, 10_100)
+    store.close()
+
+
+def test_share_of_a_user_without_a_budget_is_of_the_file_system(tmp_path: Path) -> None:
+    """Of what is there for images: what others keep on it does not count."""
+    store = DirectoryStore(tmp_path / "unlimited", KEY, user_share=0.5)
+    usage = store.usage()
+    store.check_room(1001, int(0.4 * usage.free))
+    with pytest.raises(NoRoom, match="user 1001 has"):
+        store.check_room(1001, int(0.6 * usage.free))
+    store.close()
+
+
 def test_what_is_held_is_known_without_reading_all_manifests_again(
     store: DirectoryStore, make_image: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from slurm_affinode.checkpoint import nodekeys
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged
-from slurm_affinode.checkpoint.manifest import decode, encode, sign
+from slurm_affinode.checkpoint.manifest import decode, encode, former_signature, sign
 
 KEY = bytes(32)
 
@@ -17,7 +18,7 @@ KEY = bytes(32)
 def written(image: Image, **changes: Any) -> tuple[bytes, bytes]:
     """A manifest with other keys, and its signature."""
     data = json.dumps(json.loads(encode(image.manifest)) | changes).encode()
-    return data, sign(data, KEY).encode()
+    return data, sign(data, KEY, image.manifest.node).encode()
 
 
 def test_an_older_manifest_is_read(make_image: Callable[..., Image]) -> None:
@@ -58,4 +59,36 @@ def test_a_manifest_that_is_nested_too_deeply_is_damaged() -> None:
     """It is no other error."""
     data = b"[" * 200_000
     with pytest.raises(ImageDamaged, match="cannot be read"):
-        decode(data, sign(data, KEY).encode(), KEY)
+        decode(data, sign(data, KEY, "c1").encode(), KEY)
+
+
+def test_manifest_of_older_release_is_read(make_image: Callable[..., Image]) -> None:
+    """It was signed with the key of the cluster, without the name of a node."""
+    image = make_image()
+    data = encode(image.manifest)
+    assert decode(data, former_signature(data, KEY).encode() + b"\n", KEY) == image.manifest
+
+
+def test_manifest_names_the_node_that_signed_it(make_image: Callable[..., Image]) -> None:
+    """The signature of another node, or one that was made for something else, is not accepted."""
+    image = make_image()
+    data, signature = written(image)
+    assert decode(data, signature, KEY) == image.manifest
+    other = sign(data, KEY, "other")
+    with pytest.raises(ImageDamaged, match="'other' has signed it"):
+        decode(data, other.encode(), KEY)
+    forged = f"{image.manifest.node} {other.split()[1]}"
+    with pytest.raises(ImageDamaged, match="signed with another key"):
+        decode(data, forged.encode(), KEY)
+    note = f"{image.manifest.node} {nodekeys.sign(KEY, 'note', image.manifest.node, data)}"
+    with pytest.raises(ImageDamaged, match="signed with another key"):
+        decode(data, note.encode(), KEY)
+
+
+@pytest.mark.parametrize(
+    "signature", [b"", b"\xff", b"c1", b"c1 \xff", b"c1 a b", b"../c1 " + b"0" * 64, b"c1 " + b"0" * 64]
+)
+def test_noise_in_place_of_a_signature_is_refused(make_image: Callable[..., Image], signature: bytes) -> None:
+    """In one line."""
+    with pytest.raises(ImageDamaged, match="signed with another key"):
+        decode(encode(make_image().manifest), signature, KEY)

@@ -8,6 +8,8 @@ import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +17,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from slurm_affinode.agent.absences import Absences
 from slurm_affinode.agent.notes import Note, Notes
 from slurm_affinode.checkpoint import digest, rootdir
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image
+from slurm_affinode.checkpoint.nodekeys import Signer
 from slurm_affinode.cli.images import images
 from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
 from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
@@ -100,7 +104,7 @@ def test_a_sleeping_job_is_given_up_only_when_asked_twice(config: Path) -> None:
 
 def test_the_agents_are_told_of_a_job_that_is_given_up(config: Path) -> None:
     """Other nodes may have copies: the job's note says that they are not to be used."""
-    notes = Notes(config.parent)
+    notes = Notes(config.parent, Signer(KEY, "c1"))
     for job in (123, 124):
         notes.write(Note("alpha", job, 5, 0, 1, 0, "c1", 0, 0.0, "idle", 1, 0, 0, "auto"))
     run("prune", "123", "--dry-run", "--config", config)
@@ -135,7 +139,10 @@ class Slurm:
     def job(self, job: int) -> SimpleNamespace:
         if self._known is None:
             raise UnknownJobError(f"show job {job}: invalid job id")
-        return SimpleNamespace(state=self._known, ended=self._known == "CANCELLED")
+        submit = datetime.fromtimestamp(5, UTC)
+        return SimpleNamespace(
+            job_id=job, uid=os.getuid(), submit=submit, restarts=1, state=self._known, ended=self._known == "CANCELLED"
+        )
 
 
 def test_the_image_of_a_job_that_a_list_of_slurms_lacks_stays(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +156,7 @@ def test_the_image_of_a_job_that_a_list_of_slurms_lacks_stays(config: Path, monk
     assert run("prune", *arguments)[1].startswith("removed alpha.123/0001")
 
 
-@pytest.mark.parametrize("how", [("123", "--yes"), ("--young", "0s")])
+@pytest.mark.parametrize("how", [("123", "--yes"), ("--unknown", "--yes", "--young", "0s")])
 def test_what_was_set_aside_for_an_image_goes_with_it(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
 ) -> None:
@@ -168,7 +175,7 @@ def test_what_was_set_aside_for_an_image_goes_with_it(
 def test_images_of_jobs_that_are_over_are_pruned(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After Slurm has said which jobs there are; first one looks what would go."""
 
-    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm("CANCELLED"))
     assert run("prune", "--config", config) == (0, "nothing to remove\n")
     arguments = ("--young", "0s", "--config", config)
     would = f"would remove alpha.123/0001 from {config.parent}/local\n"
@@ -180,14 +187,87 @@ def test_images_of_jobs_that_are_over_are_pruned(config: Path, monkeypatch: pyte
 def test_an_image_that_came_since_slurm_was_asked_stays(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To read the stores may take longer than to submit a job and have it suspended."""
 
-    def it_comes(*_: object) -> None:
+    def it_comes(*_: object) -> dict[str, object]:
         time.sleep(0.5)
         os.utime(config.parent / "local" / "alpha.123" / "0001")
         time.sleep(0.1)
+        return {}
 
-    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
-    monkeypatch.setattr("slurm_affinode.cli.images.lacking", it_comes)
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm("CANCELLED"))
+    monkeypatch.setattr(Absences, "update", it_comes)
     assert run("prune", "--young", "0s", "--config", config) == (0, "nothing to remove\n")
+
+
+def more_images(config: Path, count: int) -> None:
+    """Images of further jobs in the shared store."""
+    shared = DirectoryStore(config.parent / "shared", KEY)
+    local = DirectoryStore(config.parent / "local", KEY)
+    facts = local.get("alpha.123", 1).manifest
+    local.close()
+    for number in range(200, 200 + count):
+        key = JobKey("alpha", number, 5)
+        with shared.begin(key, uid=os.getuid(), estimate=0) as writer:
+            writer.commit(replace(facts, key=key, seq=0, files=()))
+    shared.close()
+
+
+def test_image_of_unknown_job_is_kept(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """slurmctld may have lost its state; only an administrator removes it before its time."""
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
+    status, text = run("prune", "--young", "0s", "--config", config)
+    assert status == 0
+    assert "kept: alpha.123: Slurm does not know this job" in text
+    assert "Slurm has not known this job" in run("list", "--config", config)[1]
+    with pytest.raises(InputError, match="all that is left"):
+        run("prune", "--unknown", "--config", config)
+    would = run("prune", "--unknown", "--dry-run", "--young", "0s", "--config", config)[1]
+    assert would == f"would remove alpha.123/0001 from {config.parent}/local\n"
+    done = run("prune", "--unknown", "--yes", "--young", "0s", "--config", config)[1]
+    assert done == would.replace("would remove", "removed")
+
+
+def test_sweep_that_would_remove_most_images_waits_for_an_administrator(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It removes nothing, and every command that looks at the stores says so until it is confirmed."""
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
+    config.write_text(config.read_text() + 'keep_unknown = "0.001s"\n')
+    more_images(config, 6)
+    run("prune", "--young", "0s", "--config", config)  # sees for the first time that Slurm does not know them
+    for _ in range(2):
+        status, text = run("prune", "--young", "0s", "--config", config)
+        assert status == 1
+        assert "Slurm does not know the jobs of 6 of 6 images" in text
+        assert "images prune --unknown --yes" in text
+        status, text = run("list", "--config", config)
+        assert status == 1
+        assert "the sweep of images is stopped" in text
+        assert json.loads(run("list", "--json", "--config", config)[1])["stopped"] is not None
+    assert len(list((config.parent / "shared").iterdir())) == 6
+    status, text = run("prune", "--unknown", "--yes", "--young", "0s", "--config", config)
+    assert (status, text.count("removed ")) == (0, 7)
+    assert run("list", "--config", config)[0] == 0
+    assert not list((config.parent / "shared").iterdir())
+
+
+def test_few_images_of_unknown_jobs_go_after_their_time(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has to confirm a handful."""
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
+    config.write_text(config.read_text() + 'keep_unknown = "0.001s"\n')
+    more_images(config, 5)
+    run("prune", "--young", "0s", "--config", config)
+    status, text = run("prune", "--young", "0s", "--config", config)
+    assert (status, text.count("removed ")) == (0, 6)
+
+
+def test_note_that_no_node_has_signed_is_listed(config: Path) -> None:
+    """Whoever can write beside the shared store without the key is noticed."""
+    (config.parent / "asleep").mkdir()
+    note = {"cluster": "alpha", "job_id": 5, "submit": 1, "restarts": 0, "seq": 1, "uid": 0, "node": "c1"}
+    (config.parent / "asleep" / "alpha.5.json").write_text(json.dumps(note))
+    status, text = run("list", "--config", config)
+    assert status == 1
+    assert f"ignored: {config.parent}/asleep/alpha.5.json: " in text
 
 
 def test_tiers_and_what_is_wrong_in_them_are_listed(config: Path) -> None:
@@ -254,7 +334,7 @@ def test_a_store_that_lets_nothing_go_does_not_keep_the_others(config: Path, mon
     shared.cut(shared.get("alpha.123", 1), 10)
     local.close()
     shared.close()
-    notes = Notes(config.parent)
+    notes = Notes(config.parent, Signer(KEY, "c1"))
     notes.write(Note("alpha", 123, 5, 0, 1, 0, "c1", 0, 0.0, "idle", 1, 0, 0, "auto"))
     rename = os.rename
 

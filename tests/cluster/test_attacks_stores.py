@@ -1,0 +1,80 @@
+"""Attacks on what the nodes keep together: images, notes and claims of sleeping jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from cluster.driver import Cluster, docker, wait_until
+from cluster.sleepers import BY_HAND, SHARED, asleep, finish, idle_job, wait_for_agents, wait_for_nodes, wake
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600, func_only=True)]
+STATE = "/var/lib/slurm/slurmctld"
+
+
+@pytest.fixture(autouse=True)
+def agents(cluster: Cluster) -> None:
+    """They answer."""
+    wait_for_agents(cluster)
+
+
+def in_state_directory(cluster: Cluster, script: str) -> None:
+    """Runs a shell script where slurmctld, which is stopped, keeps its state."""
+    container = cluster.container("slurmctld")
+    image = docker("inspect", "--format={{.Config.Image}}", container).strip()
+    docker(
+        "run", "--rm", "--network=none", f"--volumes-from={container}", "--entrypoint=sh", image, "-euc",
+        f"cd {STATE}; {script}",
+    )  # fmt: skip
+
+
+@contextmanager
+def lost_state(cluster: Cluster) -> Iterator[None]:
+    """slurmctld runs with an empty StateSaveLocation while the context lasts, and with its own again after it."""
+    cluster.kill("slurmctld")
+    try:
+        in_state_directory(cluster, "mkdir .kept; find . -mindepth 1 -maxdepth 1 ! -name .kept -exec mv {} .kept ';'")
+        cluster.start("slurmctld")
+        yield
+        cluster.kill("slurmctld")
+    finally:
+        in_state_directory(
+            cluster,
+            "find . -mindepth 1 -maxdepth 1 ! -name .kept -exec rm -r {} ';'; "
+            "find .kept -mindepth 1 -maxdepth 1 -exec mv {} . ';'; rmdir .kept",
+        )
+        cluster.start("slurmctld")
+        wait_for_nodes(cluster)
+
+
+def images(cluster: Cluster, job: str) -> str:
+    """The images of a job in the shared store."""
+    return cluster.run("login", "sh", "-c", f"ls -d {SHARED}/images/*.{job}/[0-9][0-9][0-9][0-9]").stdout
+
+
+def test_image_outlives_slurmctld_that_lost_its_state(cluster: Cluster) -> None:
+    """It answers, and knows no job. With its state the job comes back, and resumes from its image."""
+    job = asleep(cluster, idle_job(BY_HAND))
+    before = images(cluster, job)
+    assert before
+    with lost_state(cluster):
+        wait_until(
+            "slurmctld answers without the job",
+            lambda: cluster.run("login", "scontrol", "show", "job", job).stderr,
+            lambda said: "Invalid job id" in said,
+            timeout_s=120,
+        )
+        record = f"{SHARED}/unknown/affinode.{job}.json"
+        wait_until(
+            "the agents have seen that slurmctld does not know the job",
+            lambda: cluster.run("login", "test", "-e", record).returncode == 0 or not images(cluster, job),
+            timeout_s=180,
+        )
+        # Another sweep: each agent makes one a minute.
+        cluster.shell("c1", "sleep 75", timeout_s=120)
+        assert images(cluster, job) == before
+        assert cluster.run("login", "test", "-e", f"{SHARED}/asleep/affinode.{job}.json").returncode == 0
+    wait_until("slurmctld knows the job again", lambda: cluster.job(job)["JobState"], lambda state: state == "PENDING")
+    wake(cluster, job)
+    assert "restored on" in finish(cluster, job, timeout_s=180)
