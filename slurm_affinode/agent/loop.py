@@ -19,7 +19,7 @@ from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.watch import Watch, by_index
 from slurm_affinode.agent.work import SUSPENDING, Promised, Promising, Work
 from slurm_affinode.core.idle import IdleDetector, IdleState, still_idle
-from slurm_affinode.core.policy import Candidate, Decision, Policy, Surroundings, decide
+from slurm_affinode.core.policy import Candidate, Decision, Policy, Surroundings, decide, too_soon
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import Phase, Pressure, Refusal
@@ -276,6 +276,12 @@ class Loop:
             refusals=state.refusals,
             wanted_by=() if sleepers is None else tuple(map(str, sleepers.wanted(job.job_id))),
         )
+
+    def too_soon(self, job: WatchedJob) -> Refusal | None:
+        """Why a run has not lasted long enough to be suspended by hand; ``None``: it has."""
+        with self._lock:
+            candidate = self._candidate(job, {}, self.queue.latest())
+        return next(iter(too_soon(self.policy, candidate)), None)
 
     def movable_s(self, job_id: int) -> float | None:
         """For how long a job has been idle that would be suspended if somebody waited for its GPUs; else ``None``."""

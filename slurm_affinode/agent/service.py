@@ -16,6 +16,7 @@ from slurm_affinode.agent.registry import Registry, WatchedJob
 from slurm_affinode.agent.shepherds import one_line
 from slurm_affinode.agent.throttle import Pace
 from slurm_affinode.agent.work import Work
+from slurm_affinode.core.policy import too_often
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase, Refusal
@@ -103,6 +104,8 @@ class Service:
     _suspended: tuple[float, tuple[SuspendedJob, ...]] = (-1e9, ())
     _seen: dict[int, tuple[float, Job | None, bool]] = field(default_factory=dict)
     """Job id -> when slurmctld was asked, and what it said: see ``_slurms``."""
+    _by_hand: dict[int, tuple[int, int, float]] = field(default_factory=dict)
+    """Job id -> its restart count, suspensions by hand in that run, and when the last one began (the loop's clock)."""
     _asks: Pace = field(default_factory=lambda: Pace(ASKS_PER_S, ASKS_AT_ONCE))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -112,7 +115,7 @@ class Service:
         if verb == "status":
             return self._status(request, caller)
         if verb == "suspend":
-            return self._suspend(_job_of(request), caller)
+            return self._suspend(_job_of(request), caller, force=request.get("force") is True)
         if verb == "wake":
             return self._wake(_job_of(request), caller)
         if verb in ("prolog", "prolog-wakes", "epilog"):
@@ -167,6 +170,7 @@ class Service:
         return {
             "node": self.node, "cluster": self.cluster, "dry_run": self.loop.policy.dry_run, "jobs": rows,
             "silent": self.orchestration.keeper.silent(),
+            "stopped": self.orchestration.keeper.sweep_stopped() if admin else None,
         }  # fmt: skip
 
     def _look_at_queue(self) -> None:
@@ -209,8 +213,8 @@ class Service:
     def _still_asleep(self, job: SuspendedJob, caller: Caller) -> Job | None:
         """Slurm's word on a job that has an image. Raises ``RequestError`` where it is over: that is there until the
         next sweep."""
-        now, gone = self._slurms(job.key.job_id, caller)
-        if gone or (now is not None and now.ended):
+        now, _ = self._slurms(job.key.job_id, caller)
+        if now is not None and now.ended:
             raise _over(job.key.job_id, now)
         return now
 
@@ -265,7 +269,9 @@ class Service:
 
     # --- acting
 
-    def _suspend(self, job_id: int, caller: Caller) -> dict[str, Any]:
+    def _suspend(self, job_id: int, caller: Caller, *, force: bool) -> dict[str, Any]:
+        if force and not self.is_admin(caller):
+            raise RequestError("not-permitted", "only administrators may suspend a job with --force")
         job = self._find(job_id, caller)
         if isinstance(job, SuspendedJob):
             now = self._still_asleep(job, caller)
@@ -285,11 +291,34 @@ class Service:
         refusals = self.orchestration.suspender.refusals(job)
         if refusals:
             raise RequestError(refusals[0].code, f"job {job.called} cannot be suspended: {refusals[0].text}")
+        soon = None if force else self._too_soon(job)
+        if soon is not None:
+            raise RequestError(
+                soon.code, f"job {job.called} cannot be suspended yet: {soon.text}",
+                hint="try again later; an administrator may use --force",
+            )  # fmt: skip
         log.info("job %d: %s (uid %d) asks that it is suspended", job_id, one_line(caller.name, 64), caller.uid)
         at = self.now()
         if not self.work.suspend(job, f"asked by {one_line(caller.name, 64)}", lambda: None):
             raise RequestError("under-way", f"job {job.called} is being worked on")
+        self._count(job)
         return {"job_id": job_id, "node": self.node, "begun": True, "at": at}
+
+    def _too_soon(self, job: WatchedJob) -> Refusal | None:
+        """Why a job is not suspended by hand now: its run is too short, or this was requested just before."""
+        with self._lock:
+            run, attempts, last_s = self._by_hand.get(job.job_id, (job.restarts, 0, 0.0))
+        again = None
+        if run == job.restarts and attempts:
+            again = too_often(self.loop.policy, attempts, self.loop.clock() - last_s)
+        return again or self.loop.too_soon(job)
+
+    def _count(self, job: WatchedJob) -> None:
+        with self._lock:
+            run, attempts, _ = self._by_hand.pop(job.job_id, (job.restarts, 0, 0.0))
+            self._by_hand[job.job_id] = job.restarts, attempts + 1 if run == job.restarts else 1, self.loop.clock()
+            if len(self._by_hand) > MOST_ENDED:
+                del self._by_hand[next(iter(self._by_hand))]
 
     def _wake(self, job_id: int, caller: Caller) -> dict[str, Any]:
         job = self._find(job_id, caller)

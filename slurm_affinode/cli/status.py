@@ -65,8 +65,8 @@ def _all(reach: Reach, nodes: tuple[str, ...], *, as_json: bool) -> int:
             problems[node] = answer
             continue
         answered += 1
-        if answer.get("silent"):
-            problems[node] = answer["silent"]
+        if said := "; ".join(answer[key] for key in ("stopped", "silent") if answer.get(key)):
+            problems[node] = said
         for row in answer["jobs"]:
             # A job that runs is known best by its own node; a suspended one is seen by every node.
             if row["job_id"] not in rows or row["state"] != "suspended":

@@ -42,20 +42,25 @@ Exit status: 0 released, or as soon as its image is in the shared store; 1 refus
 @click.command(epilog=_SUSPEND_EPILOG)
 @click.argument("job")
 @click.option("--no-wait", is_flag=True, help="Return when it has begun.")
+@click.option("--force", is_flag=True, help="Skip minimum run time and backoff (administrators only).")
 @click.option("--timeout", metavar="SPAN", default="1h", show_default=True, help="Wait so long; it goes on by itself.")
 @json_option
 @config_file
-def suspend(*, config: Config, job: str, no_wait: bool, timeout: str, as_json: bool) -> int:
+def suspend(*, config: Config, job: str, no_wait: bool, force: bool, timeout: str, as_json: bool) -> int:
     """Suspend a job now, idle or not: checkpoint it, put it back into the queue, give its GPUs to others.
 
     One with mode=inplace keeps its allocation: its GPU memory goes to host memory, its processes are frozen.
     For its owner and for administrators. The job has to have been submitted with --gpu-suspend-idle. What cannot be
     suspended is refused with the reason before anything is touched, and a suspension that fails leaves it running.
+
+    The site's suspend.min_run and suspend.backoff hold here, too: a run that is too short, or whose suspension was
+    requested just before, is refused (min-run, backoff). Administrators may skip both with --force. Other rules of the
+    policy do not apply.
     """
     timeout_s = parse_span_s(timeout)
     with reach_of(config) as reach:
         before = time.time() - 1  # an agent of an older version does not say when it began
-        answer = reach.about(job, {"verb": "suspend"})
+        answer = reach.about(job, {"verb": "suspend", "force": True} if force else {"verb": "suspend"})
         if not no_wait:
             with stages() as stage:
                 stage(f"suspending job {job}")

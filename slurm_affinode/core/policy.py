@@ -254,6 +254,18 @@ def backoff_s(policy: Policy, suspensions: int) -> float:
     return min(policy.backoff_max_s, policy.backoff_s * 2.0 ** min(suspensions - 1, 60))
 
 
+def too_often(policy: Policy, attempts: int, since_s: float) -> Refusal | None:
+    """Why a run is not suspended by hand once more, ``since_s`` after the last of so many attempts."""
+    pause = backoff_s(policy, attempts)
+    if since_s >= pause:
+        return None
+    times = "once" if attempts == 1 else f"{attempts} times"
+    text = (
+        f"its suspension was requested {times} in this run, last {span(since_s)} ago; the next one may be {span(pause)}"
+    )
+    return Refusal("backoff", f"{text} after that")
+
+
 def decide(
     policy: Policy, candidate: Candidate, surroundings: Surroundings, others: Sequence[Candidate] = ()
 ) -> Decision:
@@ -313,6 +325,11 @@ def _rules(policy: Policy, candidate: Candidate) -> Iterable[Refusal]:
         limit = limits.get(name)
         if limit is not None and limit.exclude:
             yield Refusal(f"excluded-{what}", f"the site excludes {what} {name}")
+    yield from too_soon(policy, candidate)
+
+
+def too_soon(policy: Policy, candidate: Candidate) -> Iterable[Refusal]:
+    """Why a run has not lasted long enough. Also for a suspension by hand: dumps and requeues cost others, too."""
     least = min_run_s(policy, candidate)
     if candidate.run_s is None:
         yield Refusal("run-unknown", "how long it has run is not known: slurmctld has not answered yet")

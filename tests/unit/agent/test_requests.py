@@ -143,9 +143,59 @@ def test_job_that_ended_is_told_that_it_has(node: Node1, what: str, state: str |
     node.slurm.all.pop(9, None)
     if state is not None:
         node.slurm.all[9] = job(9, state=state)
+    if (what, state) == ("suspended", None):  # slurmctld may have lost its state: the image is there, and may be needed
+        assert ask(node, ALICE, verb="status", job=9)["jobs"][0]["state"] == "suspended"
+        return
     with pytest.raises(control.RequestError, match=said) as caught:
         ask(node, ALICE, verb="suspend", job=9)
     assert caught.value.code == "ended"
+
+
+@pytest.mark.parametrize(("rule", "code"), [({"min_run_s": 7200.0}, "min-run"), ({"backoff_s": 7200.0}, "backoff")])
+def test_suspension_by_hand_keeps_the_pace_of_the_site(node: Node1, rule: dict[str, float], code: str) -> None:
+    """A run that is too short, or of a job that was suspended before, is left alone; an administrator may insist."""
+    busy(node)
+    node.daemon.loop.policy = replace(node.daemon.loop.policy, **rule)  # type: ignore[arg-type]
+    node.daemon.registry.change(7, lambda one: replace(one, suspensions=3))
+    for caller in (ALICE, ROOT):
+        with pytest.raises(control.RequestError, match="cannot be suspended yet") as caught:
+            ask(node, caller, verb="suspend", job=7)
+        assert caught.value.code == code
+    with pytest.raises(control.RequestError, match="only administrators") as caught:
+        ask(node, ALICE, verb="suspend", job=7, force=True)
+    assert caught.value.code == "not-permitted"
+    assert ask(node, ROOT, verb="suspend", job=7, force=True)["begun"] is True
+    node.acts.go.set()
+
+
+def busy(node: Node1) -> None:
+    """Job 7 of alice computes: nothing but a request suspends it."""
+    node.gpus.util_pct[0] = 100.0
+    watched(node)
+    node.daemon.registry.change(7, lambda one: replace(one, uid=2001))
+
+
+def test_suspension_by_hand_cannot_be_repeated_at_once(node: Node1) -> None:
+    """One that fails, or of a job in place, which runs on: each time it has to run twice as long as before."""
+    busy(node)
+    clock = [1000.0]
+    node.daemon.loop.clock = lambda: clock[0]
+
+    def code() -> str:
+        try:
+            ask(node, ALICE, verb="suspend", job=7)
+        except control.RequestError as error:
+            return error.code
+        wait_until("it is over", node.daemon.work.under_way, lambda jobs: not jobs)
+        return "begun"
+
+    node.acts.go.set()
+    backoff = node.daemon.loop.policy.backoff_s
+    found = []
+    for seconds in (0.0, 0.0, backoff - 1, 1, backoff, backoff):
+        clock[0] += seconds
+        found.append(code())
+    assert found == ["begun", "backoff", "backoff", "begun", "backoff", "begun"]
 
 
 def test_wake_by_hand(node: Node1) -> None:
