@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_affinode.checkpoint import namespace as ns
+from slurm_affinode.checkpoint.asuser import User
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image, Tree
@@ -169,7 +170,13 @@ def our_restore(place: Place) -> float:
         with place.store.verifying(image) as pages:
             fd = place.store.open_criu(image)
             place.criu.restore(
-                Process(init).id, fd, [], root_pid_ns=image.manifest.root_pid, timeout_s=600, pages=pages
+                Process(init).id,
+                fd,
+                [],
+                root_pid_ns=image.manifest.root_pid,
+                timeout_s=600,
+                pages=pages,
+                user=User(0, 0),
             )
             os.close(fd)
         return time.monotonic() - began

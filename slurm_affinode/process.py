@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import select
 import signal
 import stat
@@ -19,6 +20,7 @@ from typing import IO, cast
 
 from slurm_affinode.errors import UnreachableError
 
+_MOST_FILES = 65536
 REAP_S = 5.0
 """A program that was killed has so long to end."""
 PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -156,6 +158,13 @@ def _program(name: str, env: Mapping[str, str] | None) -> str:
         else:
             return str(path)
     raise refused or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+
+def raise_file_limit() -> None:
+    """Let this process, and what it starts, have thousands of files open: as many as a restored program has mapped."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < min(hard, _MOST_FILES):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, _MOST_FILES), hard))
 
 
 def of_module(name: str, *arguments: str) -> list[str]:

@@ -21,7 +21,9 @@ from slurm_affinode import process
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.process import REAP_S, Completed
 
-_MOST_FDS = 64
+_MOST_FDS = 253
+"""The kernel passes no more with one message (``SCM_MAX_FD``)."""
+_MORE, _LAST = b"+", b"."
 _LATE_S = 2 * REAP_S
 
 
@@ -63,7 +65,12 @@ class Starter:
                 socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
             ours.settimeout(timeout_s + _LATE_S)
             try:
-                socket.send_fds(ours, [b"\0"], list(pass_fds))
+                left = list(pass_fds)
+                while True:
+                    batch, left = left[:_MOST_FDS], left[_MOST_FDS:]
+                    socket.send_fds(ours, [_MORE if left else _LAST], batch)
+                    if not left:
+                        break
                 ours.sendall(json.dumps(request).encode())
                 ours.shutdown(socket.SHUT_WR)
                 answer = b"".join(iter(lambda: ours.recv(1 << 20), b""))
@@ -99,7 +106,12 @@ def main(control_fd: int) -> None:
 
 
 def _serve(asked: socket.socket) -> None:
-    _, passed, _, _ = socket.recv_fds(asked, 1, _MOST_FDS)
+    process.raise_file_limit()
+    passed: list[int] = []
+    mark = _MORE
+    while mark == _MORE:
+        mark, some, _, _ = socket.recv_fds(asked, 1, _MOST_FDS)
+        passed += some
     request = json.loads(b"".join(iter(lambda: asked.recv(1 << 16), b"")))
     numbers = request["fds"]
     # Out of the way of the numbers that they are to have.

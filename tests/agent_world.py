@@ -171,7 +171,9 @@ class FakeImager:
             process.stopped = True
         return DumpResult(2, (2, 3), 0.1, "4.1.1")
 
-    def restore(self, init, directory_fd, inherit, *, root_pid_ns, timeout_s, pages, ready) -> int:  # type: ignore[no-untyped-def]
+    def restore(  # type: ignore[no-untyped-def]
+        self, init, directory_fd, inherit, *, root_pid_ns, timeout_s, pages, user, shared, ready
+    ) -> int:
         self.world.effect("criu restore")
         if self.fails:
             raise RestoreFailed(self.fails)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,6 +28,8 @@ class EmptyNamespace:
         self.killed = killed
         self.init = Process(os.getpid())
         self.pid_fd = self.mount_fd = 0
+        self.root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY)
+        weakref.finalize(self, os.close, self.root_fd)
 
     def check(self) -> None:
         """It is there."""

@@ -162,7 +162,6 @@ class JobRestorer:
             inherit = parts.streams.put_back(
                 manifest.outputs, fds, top, user, again=again, check=lambda: self._check(arrival)
             )
-            stack.callback(remaps.settle, arrival.init_pid, criu)
             pid = parts.imager.restore(
                 arrival.init,
                 criu,
@@ -170,6 +169,8 @@ class JobRestorer:
                 root_pid_ns=manifest.root_pid,
                 timeout_s=parts.settings.restore_s,
                 pages=pages,
+                user=user,
+                shared=copy.tier.shared,
                 ready=lambda: self._announce(placing, fds),
             )
         return pid, pairs

@@ -19,6 +19,7 @@ from typing import TypeVar
 from slurm_affinode.pinned import PROC, Process
 
 T = TypeVar("T")
+_CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
 _SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159, "ppc64le": 81, "riscv64": 159}
 """The call itself: libc's function of that name changes the groups of all threads."""
 
@@ -44,20 +45,24 @@ def user_of(pid: int, uid: int, gid: int, *, proc: Path = PROC) -> User:
     return User(uid, gid, tuple(int(word) for word in facts.get("Groups", "").split()))
 
 
-def as_user(user: User, call: Callable[[], T]) -> T:
+def as_user(user: User, call: Callable[[], T], *, namespace_fd: int | None = None) -> T:
     """What ``call`` gives, made with the user's rights on files; what it raises is raised here.
 
-    Only root can take another's; for anybody else ``call`` is made as it is. Raises ``OSError`` where the rights cannot
-    be taken: then nothing was done.
+    Only root can take another's; for anybody else ``call`` is made as it is. ``namespace_fd``: a mount namespace whose
+    root is the root of all paths meanwhile. Raises ``OSError`` where the rights cannot be taken, or the namespace not
+    be entered: then nothing was done.
     """
-    if os.geteuid() != 0 or user.uid == 0:
+    if namespace_fd is None and (os.geteuid() != 0 or user.uid == 0):
         return call()
     results: list[T] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            _become(user)
+            if namespace_fd is not None:
+                _enter(namespace_fd)
+            if os.geteuid() == 0 and user.uid != 0:
+                _become(user)
             results.append(call())
         except BaseException as error:
             errors.append(error)
@@ -68,6 +73,14 @@ def as_user(user: User, call: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     return results[0]
+
+
+def _enter(namespace_fd: int) -> None:
+    """This thread alone: with a root and a working directory of its own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_FS) != 0 or libc.setns(namespace_fd, _CLONE_NEWNS) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"the mount namespace cannot be entered: {os.strerror(error)}")
 
 
 def _become(user: User) -> None:

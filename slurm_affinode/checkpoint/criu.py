@@ -22,11 +22,21 @@ from itertools import pairwise
 from pathlib import Path
 
 from slurm_affinode import pinned, process
-from slurm_affinode.checkpoint import credentials, launcher, localfiles, memorymap, rootdir, sessions
-from slurm_affinode.checkpoint.asuser import User, user_of
+from slurm_affinode.checkpoint import (
+    credentials,
+    inheritance,
+    launcher,
+    localfiles,
+    memorymap,
+    remaps,
+    rootdir,
+    sessions,
+)
+from slurm_affinode.checkpoint.asuser import User
 from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
 from slurm_affinode.checkpoint.filling import CannotFill, Filler, beside
 from slurm_affinode.checkpoint.gate import Gate, work_directory
+from slurm_affinode.checkpoint.inheritance import Inheritance
 from slurm_affinode.checkpoint.interface import (
     CheckpointError,
     DumpFailed,
@@ -40,6 +50,7 @@ from slurm_affinode.checkpoint.interface import (
 )
 from slurm_affinode.checkpoint.memorymap import Memory
 from slurm_affinode.checkpoint.openfiles import OpenFiles
+from slurm_affinode.checkpoint.private_image import PrivateImage, private_image
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.pinned import Id, Namespace, Process
 
@@ -79,8 +90,8 @@ class _Target:
     """Of one restore."""
 
     space: Namespace
-    directory_fd: int
-    inherit: Sequence[InheritFd]
+    image: PrivateImage
+    passed: Inheritance
     root_pid_ns: int
     inventory: Inventory
     deadline: float
@@ -158,10 +169,13 @@ class Criu:
         try:
             sessions.settle(directory_fd)
             inventory = inspect(directory_fd)
+            refusal = inheritance.refusal(directory_fd)
         except BadImage as error:
             raise _failed(directory_fd, f"CRIU said it was done, but the image is not complete: {error}") from None
         if inventory.pids[0] != tree.root_pid_ns:
             raise DumpFailed(f"the image holds process {inventory.pids[0]} in place of {tree.root_pid_ns}")
+        if refusal is not None:
+            raise DumpFailed(f"it could not be restored: {refusal}")
         members = space.members()
         missing = set(members) - set(inventory.pids)
         if missing:
@@ -187,27 +201,41 @@ class Criu:
         root_pid_ns: int,
         timeout_s: float,
         pages: Pages,
+        user: User,
+        shared: bool = False,
         ready: Callable[[], None] = lambda: None,
     ) -> int:
         """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``, and what ``pages``
         raise: nothing is left.
 
         ``directory_fd`` is only read; ``timeout_s`` is for all of it; ``ready`` is called when ``pages`` are sound.
+        ``user``, ``shared``: see ``interface.Imager``.
         The tree runs when this returns; its CUDA processes wait in their calls until they are restored and unlocked.
         """
         self.check()
+        deadline = time.monotonic() + timeout_s
+        with ExitStack() as stack:
+            try:
+                image = stack.enter_context(private_image(directory_fd, pages, shared=shared))
+                inventory = inspect(image.fd, image.pages)
+                memories = memorymap.fillable(image.fd, inventory) if self._leaves_memory() else ()
+            except BadImage as error:
+                raise RestoreFailed(f"the image is not complete: {error}") from None
+            space = self._space(init, RestoreFailed)
+            _refuse_excess(space, image.fd, inventory)
+            if space.members():
+                raise RestoreFailed("the job's PID namespace is not empty")
+            stack.callback(remaps.settle, init.pid, image.fd)
+            localfiles.put_back(init.pid, image.fd, image.open)
+            passed = stack.enter_context(
+                Inheritance(image, space.root_fd, space.mount_fd, user, inherit, timeout_s=timeout_s)
+            )
+            self._restore(_Target(space, image, passed, root_pid_ns, inventory, deadline), memories, pages, ready)
+            passed.finish()
+        return root_pid_ns
+
+    def _restore(self, target: _Target, memories: Sequence[Memory], pages: Pages, ready: Callable[[], None]) -> None:
         try:
-            inventory = inspect(directory_fd)
-            memories = memorymap.fillable(directory_fd, inventory) if self._leaves_memory() else ()
-        except BadImage as error:
-            raise RestoreFailed(f"the image is not complete: {error}") from None
-        space = self._space(init, RestoreFailed)
-        _refuse_excess(space, directory_fd, inventory)
-        if space.members():
-            raise RestoreFailed("the job's PID namespace is not empty")
-        target = _Target(space, directory_fd, inherit, root_pid_ns, inventory, time.monotonic() + timeout_s)
-        try:
-            localfiles.put_back(init.pid, directory_fd)
             try:
                 self._place(target, memories, pages, ready)
             except CannotFill as error:
@@ -216,12 +244,11 @@ class Criu:
                 LOG.warning("CRIU fills the memory of this restore: %s", error)
                 self._place(target, (), pages, ready)
         except (UnreachableError, OSError) as error:
-            space.kill_all()
+            target.space.kill_all()
             raise RestoreFailed(f"the restore was given up: {error}") from None
         except CheckpointError:
-            space.kill_all()
+            target.space.kill_all()
             raise
-        return root_pid_ns
 
     def _leaves_memory(self) -> bool:
         """Whether CRIU and the kernel can leave memory to be filled by somebody else."""
@@ -235,10 +262,11 @@ class Criu:
 
     def _place(self, target: _Target, memories: Sequence[Memory], pages: Pages, ready: Callable[[], None]) -> None:
         """Restore the tree, ``memories`` filled here and everything else by CRIU."""
-        space, directory_fd, inherit = target.space, target.directory_fd, target.inherit
+        space, image, inherit = target.space, target.image, target.passed.fds
+        image.provide_pages(memories)
         with work_directory() as (work, work_fd), ExitStack() as stack:
             filler = (
-                stack.enter_context(Filler(work_fd, directory_fd, memories, beside(space.init.pid)))
+                stack.enter_context(Filler(work_fd, image.source_fd, memories, beside(space.init.pid)))
                 if memories
                 else None
             )
@@ -248,18 +276,19 @@ class Criu:
                     if filler is not None:
                         filler.begin(target.left_s())
                     pages.sound(target.left_s())
+                    image.check_compared()
                     if filler is not None:
                         filler.end()
 
             def look() -> None:
                 with self._or_none(space):
-                    _look(space, target.inventory.pids, [one.fd for one in inherit])
+                    _look(space, target.inventory.pids, target.passed)
                     ready()
 
-            pages.begin(None if filler is None else filler.take)
+            pages.begin(image.compare(None if filler is None else filler.take))
             arguments = [
                 "restore",
-                f"--images-dir=/proc/self/fd/{directory_fd}", f"--work-dir=/proc/self/fd/{work_fd}",
+                f"--images-dir=/proc/self/fd/{image.fd}", f"--work-dir=/proc/self/fd/{work_fd}",
                 f"--libdir=/proc/self/fd/{work_fd}", "--log-file=restore.log", f"-v{self._verbosity}",
                 "--restore-detached", "--pidfile=pid", Gate.OPTION, *_COMMON,
                 *([Filler.OPTION] if filler is not None else []),
@@ -271,7 +300,7 @@ class Criu:
                 try:
                     done = self._run(
                         argv, timeout_s=target.left_s() + _GRACE_S, env=_ENVIRONMENT, check=False, group=True,
-                        pass_fds=(directory_fd, work_fd, *fds, *(one.fd for one in inherit)),
+                        pass_fds=(image.fd, work_fd, *fds, *(one.fd for one in inherit)),
                     )  # fmt: skip
                     failed = done.returncode != 0
                 finally:
@@ -423,10 +452,10 @@ def _refuse_excess(space: Namespace, directory_fd: int, inventory: Inventory) ->
         raise RestoreFailed(f"the image is not complete: {error}") from None
 
 
-def _look(space: Namespace, pids: Collection[int], given: Collection[int]) -> None:
+def _look(space: Namespace, pids: Collection[int], passed: Inheritance) -> None:
     """Look at a restored tree before it runs on. Raises ``RestoreFailed`` where it has more rights than its run, or a
-    file open that its user may not open so. ``pids``: those of the tree, in its namespace."""
-    looks: dict[User, OpenFiles] = {}
+    file that was not passed to it. ``pids``: those of the tree, in its namespace."""
+    files = OpenFiles(passed.user, passed.rights, [one.fd for one in passed.given], passed.watched)
     allowed = credentials.of_process(space.init)
     try:
         for inner, one in space.processes():
@@ -436,12 +465,8 @@ def _look(space: Namespace, pids: Collection[int], given: Collection[int]) -> No
                 more = credentials.excess(credentials.of_process(one, int(thread)), allowed)
                 if more is not None:
                     raise RestoreFailed(f"process {inner} would have {more}")
-            facts = one.facts()
-            user = user_of(one.pid, facts.st_uid, facts.st_gid)
-            found = looks.setdefault(user, OpenFiles(user, given)).strange(one.pid)
+            found = files.strange(one)
             if found is not None:
-                raise RestoreFailed(
-                    f"{found} would be open as its user may not open it: it is not the file that it was"
-                )
+                raise RestoreFailed(f"{found} is open in the restored tree, and is not the file that it was")
     except OSError as error:
         raise RestoreFailed(f"what the restored tree has open cannot be looked at: {error}") from None

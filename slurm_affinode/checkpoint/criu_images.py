@@ -19,6 +19,7 @@ PAGE = 4096
 LAZY, PRESENT = 1 << 1, 1 << 2
 _LIMIT = 1 << 30
 _PAGEMAP = re.compile(r"pagemap-.+\.img")
+_NONE: Mapping[str, int] = {}
 
 Message = dict[int, list[int | bytes]]
 
@@ -90,7 +91,12 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def records(data: bytes) -> Iterator[Message]:
-    """The messages of an image file, behind its two magic numbers of four bytes. Raises ``BadImage``."""
+    """The messages of an image file. Raises ``BadImage``."""
+    return map(message, bodies(data))
+
+
+def bodies(data: bytes) -> Iterator[bytes]:
+    """The encoded messages of an image file, behind its two magic numbers of four bytes. Raises ``BadImage``."""
     at = 8
     if len(data) < at:
         raise BadImage("no header")
@@ -99,8 +105,29 @@ def records(data: bytes) -> Iterator[Message]:
         at += 4
         if at + length > len(data) or at > len(data):
             raise BadImage("a record is cut short")
-        yield message(data[at : at + length])
+        yield data[at : at + length]
         at += length
+
+
+def framed(body: bytes) -> bytes:
+    """A message as it stands in an image file."""
+    return len(body).to_bytes(4, "little") + body
+
+
+def encoded(number: int, value: int | bytes) -> bytes:
+    """A field of a message. Integers are not negative."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def varint(value: int) -> bytes:
+    """A number as protobuf writes it."""
+    made = bytearray()
+    while value > 0x7F:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*made, value])
 
 
 def integer(fields: Message, key: int, default: int | None = None) -> int:
@@ -121,14 +148,17 @@ def read_image(directory_fd: int, name: str) -> bytes:
         return file.read(_LIMIT)
 
 
-def inspect(directory_fd: int) -> Inventory:
-    """Look at the files of a dump: tree, memory maps, page files. Raises ``BadImage`` naming the file."""
+def inspect(directory_fd: int, elsewhere: Mapping[str, int] = _NONE) -> Inventory:
+    """Look at the files of a dump: tree, memory maps, page files. Raises ``BadImage`` naming the file.
+
+    ``elsewhere``: sizes of files that are not in the directory, by their names.
+    """
     with rootdir.reading(directory_fd) as fd, os.scandir(fd) as entries:
         sizes = {
             entry.name: entry.stat(follow_symlinks=False).st_size
             for entry in entries
             if entry.is_file(follow_symlinks=False)
-        }
+        } | dict(elsewhere)
     read_image(directory_fd, "inventory.img")
     parents: dict[int, int] = {}
     numbers: set[int] = set()

@@ -106,12 +106,13 @@ class Gate:
 
 
 @contextmanager
-def work_directory() -> Iterator[tuple[Path, int]]:
-    """A directory for CRIU to work in, where programs can be written and run (``noexec``), and a descriptor of it.
+def work_directory(place: str | None = None) -> Iterator[tuple[Path, int]]:
+    """A directory that root alone may enter, and a descriptor of it: in ``place``, or where programs can be written and
+    run (``noexec``).
 
     Those that agents have left which were killed during a restore go first.
     """
-    place = _place()
+    place = place or _place()
     _sweep(Path(place))
     while True:
         with tempfile.TemporaryDirectory(prefix=_NAME, dir=place) as name:

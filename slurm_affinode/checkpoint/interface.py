@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from slurm_affinode.checkpoint.asuser import User
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.suspension import Manifest
 from slurm_affinode.pinned import Id
@@ -239,6 +240,13 @@ class Pages(Protocol):
         """
         ...
 
+    def check(self, name: str, blocks: Iterable[memoryview]) -> None:
+        """Compare a file of CRIU's directory, as it was read, with the image's manifest.
+
+        ``blocks``: its contents in blocks of ``digest.BLOCK`` bytes, the last one shorter. Raises ``ImageDamaged``.
+        """
+        ...
+
 
 class Imager(Protocol):
     """Dumps and restores trees of processes that hold no GPU."""
@@ -263,9 +271,13 @@ class Imager(Protocol):
         root_pid_ns: int,
         timeout_s: float,
         pages: Pages,
+        user: User,
+        shared: bool,
         ready: Callable[[], None],
     ) -> int:
         """Put the tree below PID 1 of the namespace; its root's PID there.
+
+        ``user``: whose files the tree may open. ``shared``: other machines may write to the image's file system.
 
         The tree runs when ``pages`` are sound and ``ready`` has returned, which is called only where nothing is left
         that can be against it. Raises ``RestoreFailed``, and what ``pages`` raise: nothing of the tree is left.

@@ -13,12 +13,11 @@ again.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -228,8 +227,15 @@ def _next_data(fd: int, at: int, size: int) -> int:
         raise
 
 
-def put_back(init_pid: int, directory_fd: int, *, places: Sequence[str] = PLACES, proc: Path = PROC) -> list[str]:
-    """Make those that are missing in the mount namespace of a process; their paths. Raises ``RestoreFailed``."""
+def put_back(
+    init_pid: int, directory_fd: int, contents: Callable[[str], int], *, places: Sequence[str] = PLACES,
+    proc: Path = PROC,
+) -> list[str]:  # fmt: skip
+    """Make those that are missing in the mount namespace of a process; their paths. Raises ``RestoreFailed``.
+
+    ``directory_fd``: of a copy of the image that root alone can change. ``contents``: gives a descriptor of a file of
+    the image, which stays open.
+    """
     remaps.put_in_place(init_pid, directory_fd, proc=proc)
     if INDEX not in rootdir.names(directory_fd):
         return []
@@ -237,6 +243,9 @@ def put_back(init_pid: int, directory_fd: int, *, places: Sequence[str] = PLACES
         index = json.loads(rootdir.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT))
         files = [LocalFile(**one) for one in index["files"]]
         uid, gid = int(index["uid"]), int(index["gid"])
+        copies: dict[str | None, int] = {
+            one.copy: contents(one.copy) for one in files if one.kind == "file" and one.copy is not None
+        }
     except (ImageDamaged, ValueError, TypeError, KeyError) as error:
         raise RestoreFailed(f"the image's list of temporary files cannot be read: {error}") from None
     made: list[str] = []
@@ -246,7 +255,7 @@ def put_back(init_pid: int, directory_fd: int, *, places: Sequence[str] = PLACES
     def make() -> None:
         for one in files:
             try:
-                if one.path.startswith(tuple(f"{place}/" for place in places)) and _make(root, one, directory_fd):
+                if one.path.startswith(tuple(f"{place}/" for place in places)) and _make(root, one, copies):
                     made.append(one.path)
             except OSError as error:
                 failed.append(f"{one.path}: {error.strerror}")
@@ -264,7 +273,7 @@ def put_back(init_pid: int, directory_fd: int, *, places: Sequence[str] = PLACES
     return made
 
 
-def _make(root: int, one: LocalFile, directory_fd: int) -> bool:
+def _make(root: int, one: LocalFile, copies: Mapping[str | None, int]) -> bool:
     """Make a file where there is none; whether it was made. ``OSError`` where another one is in its place."""
     path = Path(one.path)
     parent = rootdir.open_below(root, str(path.parent))
@@ -272,21 +281,21 @@ def _make(root: int, one: LocalFile, directory_fd: int) -> bool:
         try:
             there = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
-            _create(parent, path.name, one, directory_fd)
+            _create(parent, path.name, one, copies)
             return True
         if one.kind == "link":
             target = os.stat(Path(one.copy or "").name, dir_fd=parent, follow_symlinks=False)
             if os.path.samestat(there, target):
                 return False
             raise OSError(17, "is there already, and is another one", one.path)
-        if not _equal(parent, path.name, one, there, directory_fd):
+        if not _equal(parent, path.name, one, there, copies):
             raise OSError(17, "is there already, and is another one", one.path)
         return False
     finally:
         os.close(parent)
 
 
-def _create(parent: int, name: str, one: LocalFile, directory_fd: int) -> None:
+def _create(parent: int, name: str, one: LocalFile, copies: Mapping[str | None, int]) -> None:
     if one.kind == "directory":
         os.mkdir(name, one.mode, dir_fd=parent)
     elif one.kind == "fifo":
@@ -297,11 +306,7 @@ def _create(parent: int, name: str, one: LocalFile, directory_fd: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(name, flags, one.mode, dir_fd=parent)
         try:
-            source = _saved(one, directory_fd)
-            try:
-                _copy(source, fd)
-            finally:
-                os.close(source)
+            _copy(copies[one.copy], fd)
             os.fchmod(fd, one.mode)
         except OSError:
             os.unlink(name, dir_fd=parent)
@@ -310,7 +315,7 @@ def _create(parent: int, name: str, one: LocalFile, directory_fd: int) -> None:
             os.close(fd)
 
 
-def _equal(parent: int, name: str, one: LocalFile, there: os.stat_result, directory_fd: int) -> bool:
+def _equal(parent: int, name: str, one: LocalFile, there: os.stat_result, copies: Mapping[str | None, int]) -> bool:
     """Whether what is there is what was there: on the node that it was on before, nobody has touched it."""
     kinds = {"directory": stat.S_ISDIR, "fifo": stat.S_ISFIFO, "file": stat.S_ISREG}
     if not kinds[one.kind](there.st_mode):
@@ -319,25 +324,15 @@ def _equal(parent: int, name: str, one: LocalFile, there: os.stat_result, direct
         return True
     if there.st_size != one.size:
         return False
-    fd, source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent), _saved(one, directory_fd)
+    # Another one may be there by now, a FIFO too.
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
     try:
         at = 0
         while at < one.size:
             chunk = os.pread(fd, _CHUNK, at)
-            if not chunk or chunk != os.pread(source, _CHUNK, at):
+            if not chunk or chunk != os.pread(copies[one.copy], _CHUNK, at):
                 return False
             at += len(chunk)
         return True
     finally:
         os.close(fd)
-        os.close(source)
-
-
-def _saved(one: LocalFile, directory_fd: int) -> int:
-    """Its copy in the image, which the user may not open: as root for a moment."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    uid = libc.setfsuid(0)
-    try:
-        return os.open(one.copy or "", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
-    finally:
-        libc.setfsuid(uid)

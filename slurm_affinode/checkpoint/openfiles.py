@@ -1,152 +1,126 @@
-"""What a restored tree has open, looked at before it runs on.
+"""What a restored tree has open, compared before it runs with what was passed to CRIU for it.
 
-CRIU opens files again by their path and as root; it compares size and mode, and follows links. While a job sleeps
-its user may put a link in the place of a file, and the job would come back with a file open that its user may not open,
-such as ``/etc/passwd`` for writing. So each file that the tree has open or mapped must belong to its user, or be one
-that the user may open in that way.
+Files reach a tree by descriptors that were checked before (``inheritance.py``). Here every descriptor, mapping,
+executable, working and root directory of every process is one of those files, or has no name, as files that CRIU makes.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from pathlib import Path
 
 from slurm_affinode.checkpoint.asuser import User, as_user
-from slurm_affinode.checkpoint.namespace import PROC
+from slurm_affinode.checkpoint.filetable import READ, WRITE, access_of
+from slurm_affinode.checkpoint.inheritance import Inode, accessible
+from slurm_affinode.checkpoint.watches import watched
+from slurm_affinode.pinned import Process
 
-_SYS_FACCESSAT2 = 439
-_AT_EMPTY_PATH, _AT_EACCESS = 0x1000, 0x200
-_AT_ONCE = 256
-"""Files that are looked at together: each takes a descriptor."""
 _FDINFO = 4096
-"""Of a descriptor's facts: the flags stand first, what an epoll waits for may go on for long."""
-_WRITE, _READ = os.W_OK, os.R_OK
-_HOW = {os.O_RDONLY: _READ, os.O_WRONLY: _WRITE}
+"""Bytes of a descriptor's facts: the flags stand first, locks may go on for long."""
+_TERMINAL_MAJORS = (5, *range(136, 144))
+_INOTIFY = "anon_inode:inotify"
 _Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    link: str
-    """In ``/proc``: leads to the file itself, wherever its name leads by now."""
+    name: str
+    """Below the process's directory in ``/proc``: leads to the file itself, wherever its own name leads by now."""
     how: int
-    """``R_OK``, ``W_OK`` or both."""
+    """``R_OK``, ``W_OK`` or both; 0: it is a place only."""
     key: _Key | None = None
     """Of a mapping: the file as ``/proc/PID/maps`` names it, and ``how``."""
 
 
 class OpenFiles:
-    """Looks at stopped processes of one user. What is the same file in several of them is asked for once."""
+    """Looks at stopped processes of one user. What is the same file in several of them is looked at once."""
 
-    def __init__(self, user: User, given: Collection[int] = (), *, proc: Path = PROC) -> None:
-        """``given``: descriptors that the processes were given: those files are right, for what they are open for."""
-        self._user = user
-        self._proc = proc
-        self._known: set[_Key] = {
-            _key(fd, _HOW.get(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE, _READ | _WRITE)) for fd in given
-        }
-
-    def strange(self, pid: int) -> str | None:
-        """The name of a file that the process has open in a way that its user may not; ``None``: there is none.
-
-        Files without a name any more do not count: CRIU has made them itself. Raises ``OSError`` where it cannot be
-        found out.
+    def __init__(
+        self, user: User, passed: Mapping[Inode, int], given: Collection[int] = (), watched: Collection[Inode] = ()
+    ) -> None:
+        """``passed``: files -> what may be done with them. ``given``: descriptors that the processes were given: those
+        files are right, for what they are open for. ``watched``: what may be watched: device as in ``fdinfo``, inode.
         """
-        files = (one for one in _files(self._proc / str(pid)) if one.key is None or one.key not in self._known)
-        while some := list(islice(files, _AT_ONCE)):
-            with ExitStack() as stack:
-                asked = [(fd, one) for one in some if (fd := self._doubtful(one, stack)) is not None]
-                bad = as_user(self._user, partial(_first_refused, asked)) if asked else None
-                if bad is not None:
-                    return os.readlink(bad.link)  # noqa: PTH115 - there are many of these, and text is quicker
-                self._known.update(_key(fd, one.how) for fd, one in asked)
-            self._known.update(one.key for one in some if one.key is not None)
+        self._user, self._watched = user, watched
+        self._rights = dict(passed)
+        for fd in given:
+            facts = os.fstat(fd)
+            inode = facts.st_dev, facts.st_ino
+            self._rights[inode] = self._rights.get(inode, 0) | access_of(fcntl.fcntl(fd, fcntl.F_GETFL))
+        self._known: set[_Key] = set()
+
+    def strange(self, process: Process) -> str | None:
+        """The name of a file that the process has and that was not passed so; ``None``: there is none.
+
+        Files without a name any more do not count. Raises ``OSError`` where it cannot be found out.
+        """
+        for one in _files(process):
+            if one.key is None or one.key not in self._known:
+                if not self._is_right(process, one):
+                    return process.link(one.name)
+                if one.key is not None:
+                    self._known.add(one.key)
+        for number in process.names("fd"):
+            if process.link(f"fd/{number}") == _INOTIFY:
+                for device, inode in watched(process.read(f"fdinfo/{number}")):
+                    if (device, inode) not in self._watched:
+                        return f"inode {inode}, which it watches"
         return None
 
-    def _doubtful(self, one: _Open, stack: ExitStack) -> int | None:
-        """A descriptor that the stack closes; ``None``: the file is right."""
-        facts = os.stat(one.link)  # noqa: PTH116 - as above; the process is stopped, so it is that file which is opened
-        known = (facts.st_dev, facts.st_ino, one.how) in self._known
-        if facts.st_uid == self._user.uid or not facts.st_nlink or known or not _can_be_opened(facts.st_mode):
-            return None
-        fd = os.open(one.link, os.O_PATH | os.O_CLOEXEC)
-        stack.callback(os.close, fd)
-        return fd
+    def _is_right(self, process: Process, one: _Open) -> bool:
+        facts = process.facts(one.name)  # the process is stopped, so it is that file which is opened
+        inode = facts.st_dev, facts.st_ino
+        if inode in self._rights and not one.how & ~self._rights[inode]:
+            return True
+        if not facts.st_nlink or not stat.S_IFMT(facts.st_mode):
+            return True
+        if stat.S_ISCHR(facts.st_mode) and os.major(facts.st_rdev) in _TERMINAL_MAJORS:
+            # CRIU has made it, or opened it by its number.
+            return facts.st_uid == self._user.uid or self._may_open(process, one)
+        return False
+
+    def _may_open(self, process: Process, one: _Open) -> bool:
+        fd = process.open(one.name, os.O_PATH)
+        try:
+            return as_user(self._user, partial(accessible, fd, one.how))
+        finally:
+            os.close(fd)
 
 
-def _first_refused(asked: Sequence[tuple[int, _Open]]) -> _Open | None:
-    return next((one for fd, one in asked if not _allowed(fd, one.how)), None)
-
-
-def _key(fd: int, how: int) -> _Key:
-    facts = os.fstat(fd)
-    return facts.st_dev, facts.st_ino, how
-
-
-def _can_be_opened(mode: int) -> bool:
-    return any(kind(mode) for kind in (stat.S_ISREG, stat.S_ISDIR, stat.S_ISCHR, stat.S_ISBLK, stat.S_ISFIFO))
-
-
-def _files(base: Path) -> Iterator[_Open]:
-    """Descriptors and mappings of files with a name, each file that is mapped once."""
-    for name in os.listdir(base / "fd"):  # noqa: PTH208 - as above
-        link = f"{base}/fd/{name}"
-        if not _named(link):
-            continue
-        flags = _flags(f"{base}/fdinfo/{name}")
-        if not flags & os.O_PATH:
-            yield _Open(link, _HOW.get(flags & os.O_ACCMODE, _READ | _WRITE))
+def _files(process: Process) -> Iterator[_Open]:
+    """Descriptors and mappings of files with a name, each file that is mapped once; what it runs, and where."""
+    for number in process.names("fd"):
+        if process.link(f"fd/{number}").startswith("/"):  # "pipe:[1]" is no path
+            flags = _flags(process, number)
+            yield _Open(f"fd/{number}", 0 if flags & os.O_PATH else access_of(flags))
     seen: set[_Key] = set()
-    for line in (base / "maps").read_bytes().splitlines():
+    for line in process.read("maps").splitlines():
         fields = line.split(None, 5)
         if len(fields) < 6 or not fields[5].startswith(b"/"):
             continue
         begin, _, end = fields[0].partition(b"-")
-        mapped = base / "map_files" / f"{int(begin, 16):x}-{int(end, 16):x}"
+        mapped = f"map_files/{int(begin, 16):x}-{int(end, 16):x}"
         # A private mapping reads, however its file was opened; of a shared one its mode says that.
-        how = _READ if fields[1].endswith(b"p") else _opened(mapped.lstat().st_mode)
+        how = READ if fields[1].endswith(b"p") else _opened(process.facts(mapped, follow=False).st_mode)
         key = (fields[3], fields[4], how)
         if key not in seen:
             seen.add(key)
-            yield _Open(str(mapped), how, key)
+            yield _Open(mapped, how, key)
+    for place in ("exe", "cwd", "root"):
+        yield _Open(place, 0)
 
 
 def _opened(mode: int) -> int:
-    return (_READ if mode & stat.S_IRUSR else 0) | (_WRITE if mode & stat.S_IWUSR else 0)
+    return (READ if mode & stat.S_IRUSR else 0) | (WRITE if mode & stat.S_IWUSR else 0)
 
 
-def _named(link: str) -> bool:
-    return os.readlink(link).startswith("/")  # noqa: PTH115 - "pipe:[1]" is no path
-
-
-def _flags(fdinfo: str) -> int:
-    with open(fdinfo, "rb", buffering=0) as file:  # noqa: PTH123 - as above
-        for line in file.read(_FDINFO).splitlines():
-            if line.startswith(b"flags:"):
-                return int(line.split()[1], 8)
-    raise OSError(errno.EINVAL, "no flags", fdinfo)
-
-
-def _allowed(fd: int, how: int) -> bool:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(_SYS_FACCESSAT2, fd, b"", how, _AT_EMPTY_PATH | _AT_EACCESS) == 0:
-        return True
-    if ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL):
-        return False
-    # Before Linux 5.8. Opening a device may do something to it, and they are not what can be put in a file's place.
-    if not (stat.S_ISREG(mode := os.fstat(fd).st_mode) or stat.S_ISDIR(mode)):
-        return True
-    flags = {_READ: os.O_RDONLY, _WRITE: os.O_WRONLY}.get(how, os.O_RDWR)
-    with suppress(OSError):
-        os.close(os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC | os.O_NONBLOCK))
-        return True
-    return False
+def _flags(process: Process, number: str) -> int:
+    for line in process.read(f"fdinfo/{number}", _FDINFO).splitlines():
+        if line.startswith(b"flags:"):
+            return int(line.split()[1], 8)
+    raise OSError(errno.EINVAL, "no flags", number)

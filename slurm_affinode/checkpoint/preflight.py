@@ -25,7 +25,8 @@ _STUCK = re.compile(
 # A driver may have one of its own, which goes with its other files when the process is checkpointed.
 _FAULTS = re.compile(r"anon_inode:\[?userfaultfd\]?")
 # CRIU dumps these, and restores another thing (4.2: an eventfd without EFD_SEMAPHORE), or nothing.
-_WRONG = re.compile(re.escape(SEMAPHORE) + r"|/proc/\d+")
+# What is below /proc/PID would be another process's, and asks for the rights of whoever opens it.
+_WRONG = re.compile(re.escape(SEMAPHORE) + r"|/proc/\d+(/.*)?")
 _SOCKETS_FIXED, _SOCKETS_BROKE = (4, 2), (6, 16)
 _SOME_GPUS = (575, 57, 8)
 """The first driver that checkpoints and restores a process that may use only some of the GPUs (its release notes)."""
@@ -164,7 +165,7 @@ def of_tree(tree: TreeFacts, cuda_users: Collection[int], uid: int) -> list[Refu
            [one for one in having(_NVIDIA) if one.pid not in cuda_users])  # fmt: skip
     stuck = [*having(_STUCK), *(one for one in having(_FAULTS) if one.pid not in cuda_users)]
     refuse("undumpable", "holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
-    refuse("undumpable", "holds something that would not come back (a semaphore of eventfd(2), a directory /proc/PID)",
+    refuse("undumpable", "holds something that would not come back (a semaphore of eventfd(2), a file below /proc/PID)",
            having(_WRONG))  # fmt: skip
     if tree.lost_streams:
         # CRIU finds a deleted file by its mount, which is slurmstepd's and not one of the job's.

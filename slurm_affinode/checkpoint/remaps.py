@@ -128,7 +128,9 @@ def gone(store: DirectoryStore, image: Image, pid: int | None = None) -> None:
     with suppress(OSError, CheckpointError):
         directory_fd = store.open_criu(image)
         try:
-            _take_away(pid or os.getpid(), directory_fd, lambda one: one.aside, PROC)
+            # Its list is not verified: what it says of the owner need not be so.
+            owner = image.manifest.uid, image.manifest.gid
+            _take_away(pid or os.getpid(), directory_fd, lambda one: one.aside, PROC, owner)
         finally:
             os.close(directory_fd)
 
@@ -199,7 +201,9 @@ def _read(directory_fd: int) -> tuple[tuple[int, int], list[Remap]]:
 # ---
 
 
-def _take_away(pid: int, directory_fd: int, which: Callable[[Remap], str], proc: Path) -> None:
+def _take_away(
+    pid: int, directory_fd: int, which: Callable[[Remap], str], proc: Path, known: tuple[int, int] | None = None
+) -> None:
     def remove(root: int) -> None:
         for one in remaps:
             with suppress(OSError), _opened(root, one.directory) as parent:
@@ -208,7 +212,7 @@ def _take_away(pid: int, directory_fd: int, which: Callable[[Remap], str], proc:
     with suppress(OSError, RestoreFailed):
         owner, remaps = _read(directory_fd)
         if remaps:
-            _below(pid, user_of(pid, *owner, proc=proc), proc, remove)
+            _below(pid, user_of(pid, *(known or owner), proc=proc), proc, remove)
 
 
 def _nameless(pids: Collection[int], proc: Path) -> Iterator[tuple[int, str, os.stat_result]]:

@@ -211,7 +211,12 @@ def _size_of_entry(at: int, entry: os.DirEntry[str]) -> int:
 
 def open_below(root: int, path: str) -> int:
     """A directory, with ``root`` as the root of its path and of every link on the way. The caller closes it."""
-    how = (ctypes.c_uint64 * 3)(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE)
+    return open_place(root, path, os.O_DIRECTORY)
+
+
+def open_place(root: int, path: str, flags: int = 0) -> int:
+    """As ``open_below``, of any kind: a descriptor of the place alone (``O_PATH``), by which nothing was opened yet."""
+    how = (ctypes.c_uint64 * 3)(os.O_PATH | os.O_CLOEXEC | flags, 0, _RESOLVE)
     libc = ctypes.CDLL(None, use_errno=True)
     fd = int(libc.syscall(_SYS_OPENAT2, root, path.encode(errors="surrogateescape"), how, ctypes.sizeof(how)))
     if fd < 0:

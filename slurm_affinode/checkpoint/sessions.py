@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_affinode.checkpoint import rootdir
-from slurm_affinode.checkpoint.criu_images import BadImage, read_image, spans
+from slurm_affinode.checkpoint.criu_images import BadImage, encoded, read_image, spans
 from slurm_affinode.checkpoint.interface import DumpFailed
 
 _TREE = "pstree.img"
@@ -150,13 +150,5 @@ def _process(body: bytes, names: Collection[str]) -> Process:
 def _with(body: bytes, field: int, wanted: int) -> bytes:
     for number, value, begin, end in spans(body):
         if number == field and value != wanted:
-            return body[:begin] + bytes([field << 3]) + _varint(wanted) + body[end:]
+            return body[:begin] + encoded(field, wanted) + body[end:]
     return body
-
-
-def _varint(value: int) -> bytes:
-    made = bytearray()
-    while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*made, value])

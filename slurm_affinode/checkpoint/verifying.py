@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -60,7 +60,7 @@ def same_contents(
         if not known:
             files.verify(others, progress)
         try:
-            yield _Pages(partial(ahead.submit, files.verify, pages, progress), known)
+            yield _Pages(partial(ahead.submit, files.verify, pages, progress), known, facts.files, kind)
         finally:
             files.stop.set()
 
@@ -68,8 +68,11 @@ def same_contents(
 class _Pages:
     """Of an image."""
 
-    def __init__(self, verify: Callable[[Take | None], Future[None]], known: bool) -> None:
+    def __init__(
+        self, verify: Callable[[Take | None], Future[None]], known: bool, facts: Sequence[FileFact], kind: digest.Kind
+    ) -> None:
         self._verify, self._known = verify, known
+        self._facts, self._kind = {fact.path: fact for fact in facts}, kind
         self._under_way: Future[None] | None = None
 
     def begin(self, take: Take | None = None) -> None:
@@ -85,6 +88,16 @@ class _Pages:
         if not wait([self._under_way], timeout_s).done:
             raise CheckpointError("could not be verified in time")
         self._under_way.result()
+
+    def check(self, name: str, blocks: Iterable[memoryview]) -> None:
+        """As ``Pages.check``."""
+        path = f"{CRIU}/{name}"
+        if self._kind is digest.NOTHING:
+            return
+        if path not in self._facts:
+            raise ImageDamaged(f"{path}: does not belong there")
+        if self._kind.of_blocks(blocks) != self._facts[path].digest:
+            raise ImageDamaged(f"{path}: its contents have changed")
 
 
 class _Stopped(Exception):  # noqa: N818 - not a failure
@@ -155,6 +168,11 @@ class NamedPages:
         """As ``Pages.sound``."""
         with named(self.label):
             self.pages.sound(timeout_s)
+
+    def check(self, name: str, blocks: Iterable[memoryview]) -> None:
+        """As ``Pages.check``."""
+        with named(self.label):
+            self.pages.check(name, blocks)
 
 
 @contextmanager

@@ -262,19 +262,19 @@ def test_a_changed_image_is_not_restored(drive: Callable[..., Drive], what: str)
 
 
 def test_what_cannot_be_restored_leaves_nothing(drive: Callable[..., Drive]) -> None:
-    """A file that the tree has open has changed: CRIU's reason is told, and no process is left."""
+    """A file that the tree has open has changed: that is told, and no process is left."""
     on = drive()
     on("start", ["files", "children"])
     on("dump")
     on("change_file")
-    with pytest.raises(DriveError, match=r"RestoreFailed: CRIU could not restore it: .*bad size") as caught:
+    with pytest.raises(DriveError, match=r"RestoreFailed: .*/read: has bad size") as caught:
         on("restore")
     assert "\n" not in caught.value.text
     assert on("members") == []
 
 
 def test_a_link_in_the_place_of_a_file_opens_nothing(drive: Callable[..., Drive], programs: Cluster) -> None:
-    """CRIU follows it as root. No process runs with a file that its user may not open, and the file is as it was."""
+    """It is followed as the user: no process gets a file that its user may not open, and the file is as it was."""
     on = drive()
     on("start", ["files", "children"])
     on("dump")

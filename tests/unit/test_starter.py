@@ -45,6 +45,21 @@ def test_it_is_as_if_we_had_started_it(starter: Starter) -> None:
         os.close(writable)
 
 
+def test_hundreds_of_descriptors_are_passed(starter: Starter) -> None:
+    """More than the kernel takes with one message, under their numbers."""
+    process.raise_file_limit()
+    fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(600)]
+    readable, writable = os.pipe()
+    try:
+        script = 'for fd; do [ -e "/dev/fd/$fd" ] || exit 9; done; echo all >&1'
+        argv = ["bash", "-c", script, "bash", *map(str, (*fds, writable))]
+        done = run(argv, timeout_s=DEADLINE_S, pass_fds=(*fds, writable), check=False)
+        assert (done.returncode, done.stdout) == (0, b"all\n")
+    finally:
+        for fd in (*fds, readable, writable):
+            os.close(fd)
+
+
 @pytest.mark.parametrize(
     ("argv", "timeout_s", "said"),
     [

@@ -17,6 +17,7 @@ from typing import Any
 import pynvml
 
 from slurm_affinode.checkpoint import namespace
+from slurm_affinode.checkpoint.asuser import User
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.facts import collect, memory_facts, process_facts
@@ -196,7 +197,13 @@ class Session:
             inherit = [InheritFd(out.fileno(), str(self.out).lstrip("/"))] if self.out.exists() else []
             try:
                 self.criu.restore(
-                    Process(init).id, fd, inherit, root_pid_ns=self.root, timeout_s=60, pages=self.verified(pages)
+                    Process(init).id,
+                    fd,
+                    inherit,
+                    root_pid_ns=self.root,
+                    timeout_s=60,
+                    pages=self.verified(pages),
+                    user=User(UID, UID),
                 )
             finally:
                 os.close(fd)

@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 from namespace_job import EmptyNamespace
 
 from slurm_affinode.checkpoint import rootdir
+from slurm_affinode.checkpoint.asuser import User
 from slurm_affinode.checkpoint.criu import Criu, cgroup_files
 from slurm_affinode.checkpoint.criu_images import PAGE, BadImage, failure, inspect, message, records
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, RestoreFailed, Tree
 from slurm_affinode.errors import UnreachableError
 from slurm_affinode.pinned import Id
 from slurm_affinode.process import Completed
+
+from . import criu_files
 
 
 def varint(value: int) -> bytes:
@@ -39,6 +42,7 @@ def record(*fields: tuple[int, int]) -> bytes:
 
 
 HEADER = b"\0" * 8
+ME = User(os.geteuid(), os.getegid())
 ID = Id(12345, 1)
 
 
@@ -52,10 +56,12 @@ def make_image(directory: Path) -> None:
     tree = record((1, 7), (2, 0), (3, 7), (4, 7), (5, 7), (5, 9)) + record((1, 8), (2, 7), (3, 8), (4, 300), (5, 8))
     (directory / "inventory.img").write_bytes(HEADER)
     (directory / "pstree.img").write_bytes(HEADER + tree)
+    (directory / "files.img").write_bytes(criu_files.image(criu_files.root(1)))
     for thread in (7, 8, 9):
         (directory / f"core-{thread}.img").write_bytes(HEADER + record((1, 1)))
     for pid in (7, 8):
-        (directory / f"mm-{pid}.img").write_bytes(HEADER + record((1, 1)))
+        (directory / f"mm-{pid}.img").write_bytes(criu_files.memory(1))
+        (directory / f"fs-{pid}.img").write_bytes(criu_files.places(1, 1))
         rows = record((1, pid)) + record((1, 4096), (2, 3), (4, 4)) + record((1, 99999), (2, 5), (4, 2))
         (directory / f"pagemap-{pid}.img").write_bytes(HEADER + rows)
         (directory / f"pages-{pid}.img").write_bytes(bytes(3 * PAGE))
@@ -215,7 +221,7 @@ def test_a_namespace_must_be_empty(image: tuple[Path, int], monkeypatch: pytest.
     """Nothing is restored beside something that runs."""
     monkeypatch.setattr(EmptyNamespace, "members", lambda self: {2: 12345})
     with pytest.raises(RestoreFailed, match="not empty"):
-        made(Program()).restore(ID, image[1], [], root_pid_ns=7, timeout_s=5, pages=Mock())
+        made(Program()).restore(ID, image[1], [], root_pid_ns=7, timeout_s=5, pages=Mock(), user=ME)
 
 
 def test_cgroups_are_those_of_the_process(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from slurm_affinode.errors import UnreachableError
 from slurm_affinode.pinned import Namespace, Number
 from slurm_affinode.process import Completed
 
-from .test_criu import ID, make_image
+from .test_criu import ID, ME, make_image
 from .test_memorymap import CHILD, LAZY, PRESENT, fill
 
 ROOT = 7
@@ -80,7 +80,14 @@ def restore(tmp_path: Path, log: Log) -> Iterator[Callable[..., int]]:
     def run(program: Program, pages: Pages) -> int:
         space = EmptyNamespace(lambda: log.append("killed"))
         return Criu(program="/bin/true", runner=program, cgroup_root=tmp_path, hold=lambda init: space).restore(  # type: ignore[arg-type,return-value]
-            ID, fd, [], root_pid_ns=ROOT, timeout_s=5, pages=pages, ready=lambda: program.log.append("ready")
+            ID,
+            fd,
+            [],
+            root_pid_ns=ROOT,
+            timeout_s=5,
+            pages=pages,
+            user=ME,
+            ready=lambda: program.log.append("ready"),
         )
 
     yield run
@@ -104,6 +111,9 @@ class Answers:
         self.log.append("sound?")
         if self.error is not None:
             raise self.error
+
+    def check(self, name: str, blocks: Iterable[memoryview]) -> None:
+        """As it was written."""
 
 
 DAMAGED = ImageDamaged("alpha.7/0001: criu/pages-1.img: its contents have changed")

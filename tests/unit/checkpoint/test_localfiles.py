@@ -31,7 +31,17 @@ class Place:
 
     def put_back(self) -> list[str]:
         """Seen by this process."""
-        return put_back(os.getpid(), self.fd, places=[str(self.tmp)])
+        opened: list[int] = []
+
+        def contents(name: str) -> int:
+            opened.append(os.open(name, os.O_RDONLY, dir_fd=self.fd))
+            return opened[-1]
+
+        try:
+            return put_back(os.getpid(), self.fd, contents, places=[str(self.tmp)])
+        finally:
+            for fd in opened:
+                os.close(fd)
 
 
 @pytest.fixture

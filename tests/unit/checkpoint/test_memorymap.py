@@ -23,9 +23,10 @@ def fill(directory: Path, pid: int, entries: Sequence[Entry], mappings: Sequence
     """The memory of a process of the image; numbers are pages."""
     areas = b"".join(
         varint(14 << 3 | 2) + varint(len(area)) + area
-        for area in (record((1, begin * PAGE), (2, end * PAGE))[4:] for begin, end in mappings)
+        for area in (record((1, begin * PAGE), (2, end * PAGE), (7, 0))[4:] for begin, end in mappings)
     )
-    (directory / f"mm-{pid}.img").write_bytes(HEADER + len(areas).to_bytes(4, "little") + areas)
+    body = areas + varint(12 << 3) + varint(1)
+    (directory / f"mm-{pid}.img").write_bytes(HEADER + len(body).to_bytes(4, "little") + body)
     rows = record((1, pid)) + b"".join(
         record((1, page * PAGE), (2, count), (4, flags)) for page, count, flags in entries
     )

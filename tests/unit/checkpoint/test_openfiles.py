@@ -1,4 +1,4 @@
-"""Files that a restored tree has open: only such as its user may open."""
+"""Files that a restored tree has: only those that were passed to it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import openfiles
 from slurm_affinode.checkpoint.asuser import User
 from slurm_affinode.checkpoint.openfiles import OpenFiles
+from slurm_affinode.checkpoint.watches import watched
+from slurm_affinode.pinned import Process
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root looks at what others may open")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root looks at what others have open")
 ALICE = User(2001, 2001, (2001, 2077))
-Case = tuple[int, int, int, str, bool]
-"""Owner, group, mode, how it is open, whether that is as it should be."""
 HOW = {"r": os.O_RDONLY, "w": os.O_WRONLY, "rw": os.O_RDWR, "path": os.O_PATH}
-
-
-@pytest.fixture(params=["faccessat2", "open"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of asking the kernel: the second is for older ones."""
-    if request.param == "open":
-        monkeypatch.setattr(openfiles, "_SYS_FACCESSAT2", 9999)
+Inode = tuple[int, int]
 
 
 @pytest.fixture
@@ -35,85 +28,123 @@ def held() -> Iterator[ExitStack]:
         yield stack
 
 
-def running(held: ExitStack, code: str, *fds: int) -> int:
-    """A process of root's that has done this and waits; it has these descriptors."""
+def running(held: ExitStack, code: str, *fds: int, cwd: Path | None = None) -> Process:
+    """A process that has done this and waits; it has these descriptors."""
     argv = (sys.executable, "-c", f"{code}\nprint(flush=True)\ninput()")
-    process = held.enter_context(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=fds))
-    held.callback(process.kill)
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process.pid
+    started = held.enter_context(
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=fds, cwd=cwd)
+    )
+    held.callback(started.kill)
+    assert started.stdout is not None
+    started.stdout.readline()
+    return held.enter_context(Process(started.pid))
 
 
-@pytest.mark.usefixtures("way")
+def inode(path: Path | str) -> Inode:
+    facts = os.stat(path)  # noqa: PTH116 - of links in /proc, too
+    return facts.st_dev, facts.st_ino
+
+
+def usual(process: Process, *but: Path) -> dict[Inode, int]:
+    """All that the process has, as if it had been passed; without some."""
+    base = Path(f"/proc/{process.pid}")
+    links = [base / "exe", base / "cwd", base / "root", *(base / "map_files").iterdir(), *(base / "fd").iterdir()]
+    found = {inode(link): os.R_OK | os.W_OK for link in links}
+    return {one: how for one, how in found.items() if one not in {inode(path) for path in but}}
+
+
 @pytest.mark.parametrize(
-    "case",
+    ("how", "right", "good"),
     [
-        (0, 0, 0o644, "r", True),
-        (0, 0, 0o644, "rw", False),
-        (0, 0, 0o644, "w", False),
-        (0, 0, 0o600, "r", False),
-        (0, 0, 0o600, "path", True),
-        (0, 2077, 0o660, "rw", True),
-        (0, 2077, 0o640, "rw", False),
-        (2001, 2001, 0o400, "rw", True),
-        (2002, 2002, 0o622, "w", True),
+        ("r", os.R_OK, True), ("w", os.W_OK, True), ("rw", os.R_OK | os.W_OK, True), ("path", 0, True),
+        ("rw", os.R_OK, False), ("w", os.R_OK, False), ("r", 0, False), ("r", None, False), ("path", None, False),
     ],
-)
-def test_a_file_that_the_user_may_not_open_is_seen(tmp_path: Path, held: ExitStack, case: Case) -> None:
-    """By its owner, its groups and its mode, for what it is open for. What the user owns he can open."""
-    owner, group, mode, how, good = case
+)  # fmt: skip
+def test_descriptor_is_of_a_file_that_was_passed_so(
+    tmp_path: Path, held: ExitStack, how: str, right: int | None, good: bool
+) -> None:
+    """And not of another one, or open for more."""
     path = tmp_path / "file"
     path.write_text("x")
-    os.chown(path, owner, group)
-    path.chmod(mode)
     fd = os.open(path, HOW[how])
     held.callback(os.close, fd)
-    assert OpenFiles(ALICE).strange(running(held, "", fd)) == (None if good else str(path))
+    process = running(held, "", fd)
+    passed = usual(process, path) | ({} if right is None else {inode(path): right})
+    assert OpenFiles(ALICE, passed).strange(process) == (None if good else str(path))
 
 
-def test_what_it_was_given_is_no_surprise(tmp_path: Path, held: ExitStack) -> None:
+def test_given_stream_is_right_for_what_it_is_open_for(tmp_path: Path, held: ExitStack) -> None:
     """The new run's own output; for writing only, if that is what it is open for."""
     path = tmp_path / "out"
     path.touch(mode=0o600)
-    out = os.open(path, os.O_WRONLY)
+    out, both = os.open(path, os.O_WRONLY), os.open(path, os.O_RDWR)
     held.callback(os.close, out)
-    pid = running(held, "", out)
-    assert OpenFiles(ALICE).strange(pid) == str(path)
-    assert OpenFiles(ALICE, [out]).strange(pid) is None
-    both = os.open(path, os.O_RDWR)
     held.callback(os.close, both)
-    assert OpenFiles(ALICE, [out]).strange(running(held, "", both)) == str(path)
+    process = running(held, "", out)
+    passed = usual(process, path)
+    assert OpenFiles(ALICE, passed).strange(process) == str(path)
+    assert OpenFiles(ALICE, passed, [out]).strange(process) is None
+    assert OpenFiles(ALICE, passed, [out]).strange(running(held, "", both)) == str(path)
 
 
-def test_a_mapping_is_seen_as_well(tmp_path: Path, held: ExitStack) -> None:
+def test_mapping_is_of_a_file_that_was_passed_so(tmp_path: Path, held: ExitStack) -> None:
     """Its descriptor is closed. Once it has no name it is one that CRIU made."""
     path = tmp_path / "file"
     path.write_bytes(b"x" * 4096)
-    path.chmod(0o644)
-    pid = running(held, f"import mmap\nwith open({str(path)!r}, 'r+b') as f: m = mmap.mmap(f.fileno(), 4096)")
-    assert OpenFiles(ALICE).strange(pid) == str(path)
+    shared = running(held, f"import mmap\nwith open({str(path)!r}, 'r+b') as f: m = mmap.mmap(f.fileno(), 4096)")
     private = running(held, f"import mmap\nwith open({str(path)!r}) as f: m = mmap.mmap(f.fileno(), 4096, 2, 3)")
-    assert OpenFiles(ALICE).strange(private) is None
+    passed = usual(shared, path)
+    for process in (shared, private):
+        assert OpenFiles(ALICE, passed).strange(process) == str(path)
+    files = OpenFiles(ALICE, passed | {inode(path): os.R_OK})
+    assert files.strange(private) is None
+    assert files.strange(shared) == str(path)
     path.unlink()
-    assert OpenFiles(ALICE).strange(pid) is None
+    assert OpenFiles(ALICE, passed).strange(shared) is None
 
 
-def test_each_process_is_looked_at(tmp_path: Path, held: ExitStack) -> None:
-    """Also where another one has the same file mapped, and may: what it is open for counts."""
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * 4096)
-    path.chmod(0o644)
-    maps = f"import mmap\nwith open({str(path)!r}, 'r+b') as f: m = mmap.mmap(f.fileno(), 4096, 1, "
-    look = OpenFiles(ALICE)
-    assert look.strange(running(held, maps.replace("r+b", "rb") + "1)")) is None
-    assert look.strange(running(held, maps + "3)")) == str(path)
-    assert look.strange(running(held, maps + "1)")) == str(path)
+@pytest.mark.parametrize("what", ["cwd", "exe", "root"])
+def test_place_of_a_process_was_passed(tmp_path: Path, held: ExitStack, what: str) -> None:
+    """Its working directory, its program, its root: to have it is to get at what is below it."""
+    process = running(held, "import os; os.chroot('.')" if what == "root" else "", cwd=tmp_path)
+    there = Path(f"/proc/{process.pid}/{what}")
+    place = inode(there)
+    passed = {one: how for one, how in usual(process).items() if one != place}
+    assert OpenFiles(ALICE, passed).strange(process) is not None
+    assert OpenFiles(ALICE, passed | {place: os.R_OK}).strange(process) is None
 
 
-def test_an_ordinary_process_has_nothing_strange(held: ExitStack) -> None:
-    """Libraries, devices, pipes, memory without a file."""
-    pid = running(
-        held, "import mmap, os, numpy; m = mmap.mmap(-1, 4096); f = os.memfd_create('x'); n = open('/dev/null')"
+def test_watch_is_of_a_file_that_may_be_watched(tmp_path: Path, held: ExitStack) -> None:
+    """As the kernel counts files."""
+    process = running(
+        held,
+        f"import ctypes; l = ctypes.CDLL(None); i = l.inotify_init(); l.inotify_add_watch(i, {bytes(tmp_path)!r}, 2)",
     )
-    assert OpenFiles(ALICE).strange(pid) is None
+    (number,) = [one for one in process.names("fd") if process.link(f"fd/{one}") == "anon_inode:inotify"]
+    (watch,) = watched(process.read(f"fdinfo/{number}"))
+    assert watch[1] == tmp_path.stat().st_ino
+    assert "which it watches" in str(OpenFiles(ALICE, usual(process)).strange(process))
+    assert OpenFiles(ALICE, usual(process), watched={watch}).strange(process) is None
+
+
+def test_terminal_is_the_users(held: ExitStack) -> None:
+    """CRIU makes it, or finds it by its number."""
+    master, slave = os.openpty()
+    held.callback(os.close, master)
+    held.callback(os.close, slave)
+    process = running(held, "", slave)
+    name = os.ttyname(slave)
+    passed = usual(process, Path(name))
+    os.chown(slave, 0, 0)
+    os.fchmod(slave, 0o600)
+    assert OpenFiles(ALICE, passed).strange(process) == name
+    os.chown(slave, ALICE.uid, 5)
+    assert OpenFiles(ALICE, passed).strange(process) is None
+
+
+def test_ordinary_process_has_nothing_strange(held: ExitStack) -> None:
+    """Pipes, sockets, memory without a file are no files."""
+    modules = "import mmap, os, socket; "
+    code = modules + "m = mmap.mmap(-1, 4096); f = os.memfd_create('x'); s = socket.socketpair()"
+    passed = usual(running(held, modules))
+    assert OpenFiles(ALICE, passed).strange(running(held, code)) is None

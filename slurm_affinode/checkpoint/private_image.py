@@ -1,0 +1,327 @@
+"""A private copy of an image's small files: what is verified is what CRIU reads, whoever may write to the store.
+
+Every file but the pages is read once, digested on the way, and written to a directory that root alone may enter, on a
+file system in memory. CRIU, and whoever looks at the image for a restore, read that copy.
+
+Pages are too large for it. On a file system of this node, where root alone can change them, CRIU reads them where they
+are. On one that other machines can write to, it would read them apart from those who verify them: so what CRIU reads
+itself is copied, too, and compared when the pages are verified.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from slurm_affinode.checkpoint import digest, rootdir
+from slurm_affinode.checkpoint.criu_images import BadImage, read_image
+from slurm_affinode.checkpoint.gate import work_directory
+from slurm_affinode.checkpoint.interface import (
+    CheckpointError,
+    ImageDamaged,
+    ImageUnreadable,
+    Pages,
+    RestoreFailed,
+    Take,
+)
+from slurm_affinode.checkpoint.memorymap import Memory
+from slurm_affinode.checkpoint.writer import CRIU
+
+_PAGES = re.compile(r"pages-[^/]+\.img")
+_OURS = ("ghost-file-", "local-")
+"""Files of a size that the job chose, which CRIU does not read."""
+_LARGE = 4 << 20
+_CHUNK = 1 << 20
+_PLACES = ("/run", "/dev/shm")  # noqa: S108 - a directory of root's own is made there
+_MARGIN = 16 << 20
+_TMPFS = 0x01021994
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class PrivateImage:
+    """For one restore."""
+
+    def __init__(self, path: Path, fd: int, source_fd: int, sizes: Mapping[str, int], *, shared: bool) -> None:
+        """``path``, ``fd``: the private directory. ``source_fd``: that of the store; ``sizes``: of its files."""
+        self.path, self.fd, self.source_fd, self.shared = path, fd, source_fd, shared
+        self.pages = {name: size for name, size in sizes.items() if _PAGES.fullmatch(name)}
+        """Sizes of the files of pages, by their names."""
+        self._opened: dict[str, int] = {}
+        self._held: dict[str, list[tuple[int, int]]] = {}
+        self._changed: str | None = None
+        self._lock = threading.Lock()
+
+    def read(self, name: str) -> bytes:
+        """A file. Raises ``BadImage``."""
+        return read_image(self.fd, name)
+
+    def names(self) -> list[str]:
+        """Of its files, but for pages and large files."""
+        return [name for name in rootdir.names(self.fd) if not _PAGES.fullmatch(name)]
+
+    def replace(self, name: str, data: bytes | None) -> None:
+        """Have CRIU read something else; ``None``: nothing."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.fd)
+        if data is not None:
+            _write(self.fd, name, [memoryview(data)])
+
+    def open(self, name: str) -> int:
+        """A file, to be read with ``pread``; closed with the image. Raises ``BadImage`` where there is none."""
+        if name not in self._opened:
+            try:
+                self._opened[name] = os.open(name, _FILE, dir_fd=self.fd)
+            except OSError as error:
+                raise BadImage(f"{name}: {error.strerror}") from None
+        return self._opened[name]
+
+    def keep(self, name: str, fd: int) -> None:
+        """Have ``open`` give this descriptor, which is the image's from now on."""
+        self._opened[name] = fd
+
+    def close(self) -> None:
+        """Close its files."""
+        while self._opened:
+            os.close(self._opened.popitem()[1])
+
+    # --- pages
+
+    def provide_pages(self, memories: Sequence[Memory]) -> None:
+        """Let CRIU find the pages that it puts in place itself: all but those of ``memories``.
+
+        Raises ``RestoreFailed`` where there is no room for a copy of them.
+        """
+        for name in self.pages:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self.fd)
+        if not self.shared:
+            for name in self.pages:
+                self._link(name)
+            return
+        filled = {memory.file: memory for memory in memories}
+        self._held = {name: _gaps(size, filled.get(name)) for name, size in self.pages.items()}
+        self._changed = None
+        needed = sum(length for ranges in self._held.values() for _, length in ranges)
+        if needed > _room(self.path):
+            raise RestoreFailed(
+                f"{self.path.parent}: there is no room for {needed} bytes of memory that CRIU has to read from a "
+                "private copy, as the image is in the shared store and no tier of this node took it"
+            )
+        for name, ranges in self._held.items():
+            self._copy(name, ranges)
+
+    def _link(self, name: str) -> None:
+        """A link that leads up to the root of this process's own file systems, whatever namespace CRIU is in: nothing
+        of it is resolved below a root that a job has."""
+        target = f"{os.readlink(f'/proc/self/fd/{self.source_fd}')}/{name}"  # noqa: PTH115 - of a descriptor
+        above = "../" * (len(self.path.resolve().parts) - 1)
+        os.symlink(above + target.lstrip("/"), name, dir_fd=self.fd)
+        try:
+            there = os.stat(name, dir_fd=self.fd)
+            wanted = os.stat(name, dir_fd=self.source_fd, follow_symlinks=False)
+        except OSError as error:
+            raise RestoreFailed(f"{name}: cannot be reached: {error.strerror}") from None
+        if not stat.S_ISREG(wanted.st_mode) or not os.path.samestat(there, wanted):
+            raise RestoreFailed(f"{name}: is another file than that of the image")
+
+    def _copy(self, name: str, ranges: Sequence[tuple[int, int]]) -> None:
+        source, target = _opened(self.source_fd, name), os.open(name, _NEW, rootdir.FILE_MODE, dir_fd=self.fd)
+        try:
+            os.ftruncate(target, self.pages[name])
+            for begin, length in ranges:
+                for at in range(begin, begin + length, _CHUNK):
+                    data = os.pread(source, min(_CHUNK, begin + length - at), at)
+                    if not data:
+                        raise ImageDamaged(f"{CRIU}/{name}: is not complete")
+                    _write_at(target, memoryview(data), at)
+        except OSError as error:
+            raise RestoreFailed(f"{name}: cannot be copied: {error.strerror}") from None
+        finally:
+            os.close(source)
+            os.close(target)
+
+    def compare(self, then: Take | None) -> Take | None:
+        """What is to be done with the pages as they are verified: compare what CRIU reads, and do ``then``."""
+        if not self.shared:
+            return then
+
+        def take(name: str, at: int, view: memoryview) -> None:
+            self._compare(name, at, view)
+            if then is not None:
+                then(name, at, view)
+
+        return take
+
+    def _compare(self, name: str, at: int, view: memoryview) -> None:
+        end = at + len(view)
+        for begin, length in self._held.get(name, ()):
+            first, last = max(at, begin), min(end, begin + length)
+            if first < last:
+                with self._lock:
+                    fd = self.open(name)
+                try:
+                    same = os.pread(fd, last - first, first) == view[first - at : last - at]
+                except OSError:
+                    same = False
+                if not same:
+                    self._changed = name
+
+    def check_compared(self) -> None:
+        """When all pages are verified. Raises ``ImageDamaged``."""
+        if self._changed is not None:
+            raise ImageDamaged(f"{CRIU}/{self._changed}: its contents change from one look to the next")
+
+
+@contextmanager
+def private_image(source_fd: int, pages: Pages, *, shared: bool) -> Iterator[PrivateImage]:
+    """Copy an image. ``source_fd``: CRIU's directory in the store. ``shared``: other machines may write to it.
+
+    Raises ``ImageDamaged`` where a file is not what the manifest says, ``BadImage`` where one cannot be read.
+    """
+    sizes = _sizes(source_fd)
+    large = [name for name, size in sizes.items() if name.startswith(_OURS) and size > _LARGE]
+    small = [name for name in sizes if name not in large and not _PAGES.fullmatch(name)]
+    with ExitStack() as stack:
+        place = _place(sum(sizes[name] for name in small))
+        path, fd = stack.enter_context(work_directory(place))
+        image = PrivateImage(path, fd, source_fd, sizes, shared=shared)
+        stack.callback(image.close)
+        for name in small:
+            contents = _verified(source_fd, name, pages)
+            try:
+                _write(fd, name, contents)
+            except OSError as error:
+                raise CheckpointError(f"{path}: the image cannot be copied there: {error.strerror}") from None
+        for name in large:
+            image.keep(name, _spooled(source_fd, name, pages) if shared else _opened(source_fd, name))
+        yield image
+
+
+def _sizes(directory_fd: int) -> dict[str, int]:
+    with rootdir.reading(directory_fd) as fd, os.scandir(fd) as entries:
+        return {
+            entry.name: entry.stat(follow_symlinks=False).st_size
+            for entry in entries
+            if entry.is_file(follow_symlinks=False)
+        }
+
+
+def _opened(directory_fd: int, name: str) -> int:
+    """Raises ``BadImage``."""
+    try:
+        fd = os.open(name, _FILE, dir_fd=directory_fd)
+    except OSError as error:
+        raise BadImage(f"{name}: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise BadImage(f"{name}: is not a regular file")
+    return fd
+
+
+def _blocks(fd: int) -> Iterator[memoryview]:
+    while True:
+        block = bytearray()
+        while len(block) < digest.BLOCK and (data := os.read(fd, min(_CHUNK, digest.BLOCK - len(block)))):
+            block += data
+        if block:
+            yield memoryview(block)
+        if len(block) < digest.BLOCK:
+            return
+
+
+def _verified(directory_fd: int, name: str, pages: Pages) -> list[memoryview]:
+    """All of a file, read once."""
+    fd = _opened(directory_fd, name)
+    try:
+        found = list(_blocks(fd))
+    except OSError as error:
+        raise ImageUnreadable(f"{CRIU}/{name}: cannot be read: {error.strerror}") from None
+    finally:
+        os.close(fd)
+    pages.check(name, found)
+    return found
+
+
+def _spooled(directory_fd: int, name: str, pages: Pages) -> int:
+    """A copy without a name, on a disk of this node; blocks of zeros become holes."""
+    source = _opened(directory_fd, name)
+    try:
+        with work_directory() as (path, _), tempfile.TemporaryFile(dir=path, buffering=0) as made:
+
+            def copied() -> Iterator[memoryview]:
+                at = 0
+                for block in _blocks(source):
+                    if block.tobytes().count(0) != len(block):
+                        _write_at(made.fileno(), block, at)
+                    at += len(block)
+                    yield block
+                os.ftruncate(made.fileno(), at)
+
+            pages.check(name, copied())
+            return os.dup(made.fileno())
+    except OSError as error:
+        raise CheckpointError(f"{CRIU}/{name}: cannot be copied: {error.strerror}") from None
+    finally:
+        os.close(source)
+
+
+def _write(directory_fd: int, name: str, blocks: Sequence[memoryview]) -> None:
+    fd = os.open(name, _NEW, rootdir.FILE_MODE, dir_fd=directory_fd)
+    try:
+        at = 0
+        for block in blocks:
+            _write_at(fd, block, at)
+            at += len(block)
+    finally:
+        os.close(fd)
+
+
+def _write_at(fd: int, data: memoryview, at: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], at + done)
+
+
+def _gaps(size: int, memory: Memory | None) -> list[tuple[int, int]]:
+    """Where, in a file of pages, those are that CRIU puts in place: begin and length."""
+    found, at = [], 0
+    for run in sorted(memory.runs, key=lambda one: one.offset) if memory is not None else ():
+        if run.offset > at:
+            found.append((at, run.offset - at))
+        at = max(at, run.offset + run.length)
+    return [*found, (at, size - at)] if size > at else found
+
+
+def _place(needed: int) -> str | None:
+    """A file system in memory with so much room; ``None``: there is none."""
+    for place in _PLACES:
+        with contextlib.suppress(OSError):
+            if os.access(place, os.W_OK) and filesystem_type(place) == _TMPFS and _room(Path(place)) > needed + _MARGIN:
+                return place
+    return None
+
+
+def _room(path: Path) -> int:
+    facts = os.statvfs(path)
+    return facts.f_bavail * facts.f_frsize
+
+
+def filesystem_type(file: str | int) -> int:
+    """Number of the kind of the file system that a file is on (statfs(2)). ``file``: a path or a descriptor."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    facts = (ctypes.c_long * 64)()
+    call = libc.fstatfs(file, facts) if isinstance(file, int) else libc.statfs(os.fsencode(file), facts)
+    if call != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), None if number == errno.EBADF else str(file))
+    return int(facts[0]) & 0xFFFFFFFF

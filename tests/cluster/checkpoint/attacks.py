@@ -1,0 +1,326 @@
+"""What a job's user does to its files while it sleeps, and to its processes while they are restored.
+
+Told as ``drive.py`` is. Whatever is done to files is done by a process of the user's own, and so is stealing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from drive import Driven, serve
+from session import JOB, PYTHON, UID, wait_for
+
+from slurm_affinode.checkpoint import namespace, remaps
+from slurm_affinode.checkpoint.asuser import User
+from slurm_affinode.checkpoint.interface import InheritFd
+from slurm_affinode.model.suspension import LiveRun
+from slurm_affinode.pinned import Process
+
+THEIRS = Path("/srv/checkpoint-attack")
+"""Root's directory; everybody may look."""
+HIDDEN = Path("/home/bob/project")
+"""Of another user, whose home is closed."""
+BOB = 2002
+EVENTS = {0x2: "modify", 0x4: "attrib", 0x20: "open", 0x100: "create", 0x200: "delete", 0x400: "delete"}
+
+# Each sets something up in the directory that it is in, and waits.
+VICTIMS = {
+    "append": "f = open('file', 'a'); f.write('mine\\n'); f.flush()",
+    "file": "open('file', 'w').close(); f = open('file')",
+    "cwd": "os.mkdir('project'); os.chmod('project', 0o755); os.chdir('project')",
+    "directory": "os.mkdir('project'); os.chmod('project', 0o755); f = os.open('project', os.O_RDONLY)",
+    "socket": (
+        "os.mkdir('place'); s = socket.socket(socket.AF_UNIX); s.bind(os.getcwd() + '/place/socket'); s.listen(1)"
+    ),
+    "datagrams": (
+        "os.mkdir('place'); s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\ns.bind(os.getcwd() + '/place/socket')"
+    ),
+    "ghost": ("os.mkdir('place'); f = open('place/file', 'w+'); f.write('mine'); f.flush(); os.unlink('place/file')"),
+    "watch": (
+        "os.mkdir('place'); libc = ctypes.CDLL(None); i = libc.inotify_init()\n"
+        "assert libc.inotify_add_watch(i, b'place', 0x300) > 0"
+    ),
+    "plain": "f = open('file', 'w+'); f.write('mine'); f.flush(); m = open('mapped', 'w+b'); m.write(bytes(4096))\n"
+    "m.flush(); m = mmap.mmap(m.fileno(), 4096)",
+    "libraries": (
+        "maps = []\n"
+        "for number in range(600):\n"
+        "    with open(f'library-{number}', 'w+b') as f:\n"
+        "        f.write(bytes(4096)); f.flush(); maps.append(mmap.mmap(f.fileno(), 4096, mmap.MAP_PRIVATE))"
+    ),
+    "gone": (
+        "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); os.chdir('.')\n"
+        "shutil.copy('/bin/sleep', '/home/alice/checkpoint-test/program')\n"
+        "child = subprocess.Popen(['/home/alice/checkpoint-test/program', '1000'], cwd='/', close_fds=True)\n"
+        "while not os.readlink(f'/proc/{child.pid}/exe').endswith('/program'): time.sleep(0.01)\n"
+        "os.unlink('/home/alice/checkpoint-test/program')\n"
+        "p = '/home/alice/checkpoint-test/'; os.mkfifo(p + 'pipe'); f = os.open(p + 'pipe', os.O_RDWR)\n"
+        "os.write(f, b'x'); os.unlink(p + 'pipe')\n"
+        "h = open(p + 'linked', 'w+'); h.write('linked'); h.flush(); os.link(p + 'linked', p + 'other')\n"
+        "os.unlink(p + 'linked')"
+    ),
+    "fifo": "os.mkfifo('fifo'); f = os.open('fifo', os.O_RDWR); os.write(f, b'mine')",
+    "listeners": (
+        "s = socket.socket(socket.AF_UNIX); s.bind(os.getcwd() + '/socket'); os.chmod('socket', 0o640); s.listen(3)\n"
+        "d = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); d.bind('datagrams')\n"
+        "g = socket.socket(socket.AF_UNIX); g.bind(os.getcwd() + '/gone'); g.listen(3); os.unlink('gone')\n"
+        "c = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); c.connect('/srv/checkpoint-attack/log')"
+    ),
+    "waiting": (
+        "s = socket.socket(socket.AF_UNIX); s.bind(os.getcwd() + '/socket'); s.listen(3)\n"
+        "c = socket.socket(socket.AF_UNIX); c.connect(os.getcwd() + '/socket')"
+    ),
+    "process": "f = open(f'/proc/{os.getpid()}/status')",
+}
+ASK = {
+    "gone": (
+        "h.seek(0); said = [os.readlink('/proc/self/cwd'), os.readlink(f'/proc/{child.pid}/exe'), child.poll(),\n"
+        "        os.read(f, 1).decode(), h.read(), os.readlink(f'/proc/self/fd/{h.fileno()}'),\n"
+        "        sorted(os.listdir(p))]; child.kill()"
+    ),
+    "ghost": "f.seek(0); said = f.read()",
+    "plain": "f.seek(0); said = [f.read(), m[:4].hex()]",
+    "libraries": "said = len(open('/proc/self/maps').read().split('library-')) - 1",
+    "fifo": "said = os.read(f, 4).decode()",
+    "cwd": "said = os.getcwd()",
+    "listeners": (
+        "c2 = socket.socket(socket.AF_UNIX); c2.connect(s.getsockname()); a, _ = s.accept(); c2.send(b'hello')\n"
+        "e = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); e.sendto(b'data', 'datagrams')\n"
+        "c.send(b'logged')\n"
+        "said = [a.recv(9).decode(), d.recv(9).decode(), s.getsockname(), g.getsockname(), os.path.exists('gone'),\n"
+        "        os.stat('socket').st_uid, oct(os.stat('socket').st_mode)]"
+    ),
+}
+VICTIM = """
+import ctypes, json, mmap, os, shutil, socket, subprocess, sys, time
+os.chdir(sys.argv[1])
+{setup}
+open(sys.argv[1] + '/ready', 'w').close()
+while not os.path.exists(sys.argv[1] + '/go'):
+    time.sleep(0.01)
+said = 'nothing'
+{ask}
+with open(sys.argv[1] + '/said.new', 'w') as out:
+    json.dump(said, out)
+os.rename(sys.argv[1] + '/said.new', sys.argv[1] + '/said')
+"""
+
+THIEF = """
+import ctypes, fcntl, json, os, signal, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+taken, beyond, traced, memory, over = {}, [], [], [], []
+signal.signal(signal.SIGTERM, lambda *_: over.append(1))
+print(flush=True)
+me = os.getpid()
+while not over:
+    for name in os.listdir('/proc'):
+        if not name.isdigit() or int(name) == me:
+            continue
+        try:
+            if os.stat('/proc/' + name).st_uid != os.getuid():
+                continue
+            pid = int(name)
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            continue
+        for number in range(3, 24):
+            fd = libc.syscall(438, pidfd, number, 0)
+            if fd < 0:
+                continue
+            try:
+                path = os.readlink(f'/proc/self/fd/{fd}')
+                flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+                if path.startswith('/') and not flags & os.O_PATH:
+                    taken.setdefault(path, time.time())
+                    if os.fstat(fd).st_uid != os.getuid():
+                        try:
+                            os.close(os.open(f'/proc/self/fd/{fd}', flags & 3 | os.O_NONBLOCK))
+                        except OSError:
+                            beyond.append(path)
+                        os.write(fd, b'stolen by its user!!\\n')
+            except OSError:
+                pass
+            finally:
+                os.close(fd)
+        os.close(pidfd)
+        if pid not in traced and libc.ptrace(0x4206, pid, 0, 0) == 0:
+            traced.append(pid)
+            libc.ptrace(17, pid, 0, 0)
+        try:
+            with open(f'/proc/{pid}/mem', 'rb'):
+                memory.append(time.time())
+        except OSError:
+            pass
+print(json.dumps({'taken': taken, 'beyond': beyond, 'memory': memory[:1]}), flush=True)
+"""
+
+
+def as_user(code: str, *arguments: str, uid: int = UID) -> subprocess.Popen[str]:
+    """A program of a user's."""
+    rights = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+    words = [*rights, PYTHON, "-c", code, *arguments]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+class Seen:
+    """What happens to files and directories of root's, as the kernel tells."""
+
+    def __init__(self, *paths: Path) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = libc.inotify_init1(os.O_NONBLOCK)
+        for path in paths:
+            assert libc.inotify_add_watch(self._fd, os.fsencode(path), sum(EVENTS)) > 0, path
+
+    def events(self) -> list[str]:
+        """Up to now."""
+        found, data = set(), b""
+        with suppress(BlockingIOError):
+            data = os.read(self._fd, 1 << 16)
+        while data:
+            mask, length = int.from_bytes(data[4:8], "little"), int.from_bytes(data[12:16], "little")
+            # A directory is opened to be searched or listed by anybody.
+            found |= {name for bit, name in EVENTS.items() if mask & bit and not (bit == 0x20 and mask & 0x40000000)}
+            data = data[16 + length :]
+        return sorted(found)
+
+
+class Attacks(Driven):
+    """A session whose user means harm."""
+
+    seen: Seen | None = None
+    thief: subprocess.Popen[str] | None = None
+    held: tuple[float, float] = (0.0, 0.0)
+
+    def victim(self, name: str) -> None:
+        """A tree that has something open, ready."""
+        shutil.rmtree(THEIRS, ignore_errors=True)
+        THEIRS.mkdir(mode=0o755)
+        shutil.rmtree(HIDDEN, ignore_errors=True)
+        HIDDEN.mkdir(mode=0o755)
+        os.chown(HIDDEN, BOB, BOB)
+        HIDDEN.parent.chmod(0o700)
+        if name == "listeners":
+            self.log = subprocess.Popen(
+                [PYTHON, "-c", "import socket, sys, os\ns = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+                 f"s.bind('{THEIRS}/log'); os.chmod('{THEIRS}/log', 0o666)\n"
+                 f"open('{THEIRS}/heard', 'wb').write(s.recv(99))"],
+            )  # fmt: skip
+            wait_for("the log", (THEIRS / "log").exists)
+        code = VICTIM.format(setup=VICTIMS[name], ask=ASK.get(name, ""))
+        self.shepherd(PYTHON, "-Wignore", "-c", code, str(self.work))
+        wait_for("the victim", (self.work / "ready").exists)
+        self.see_stopped()
+        self.root = min(namespace.members(self.init))
+
+    def swap(self, name: str, what: str) -> None:
+        """While it sleeps: something else in the place of a file or a directory of the user's."""
+        self.end()
+        (path := self.work / name).lstat()
+        mode = stat.S_IMODE(path.stat().st_mode)
+        target = THEIRS / path.name
+        if what == "file":
+            target.write_text("root's\n")
+            target.chmod(mode)
+        elif what == "fifo":
+            os.mkfifo(target)
+            target.chmod(0o600)
+        elif what == "device":
+            os.mknod(target, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        elif what == "directory":
+            target.mkdir()
+            target.chmod(mode)
+            if name == "place":
+                made = subprocess.run(
+                    [PYTHON, "-c", f"import socket; socket.socket(socket.AF_UNIX).bind('{target}/socket')"], check=True
+                )
+                assert made.returncode == 0
+        elif what == "hidden":
+            target = HIDDEN
+        elif what == "own fifo":
+            code = "import os, sys; os.unlink(sys.argv[1]); os.mkfifo(sys.argv[1], 0o644)"
+            assert as_user(code, str(path)).wait() == 0
+            return
+        code = "import os, sys; os.rename(sys.argv[1], sys.argv[1] + '.before'); os.symlink(sys.argv[2], sys.argv[1])"
+        assert as_user(code, str(path), str(target)).wait() == 0
+        self.seen = Seen(target)
+
+    def steal(self) -> None:
+        """Begin to take what any process of the user's has open."""
+        self.thief = as_user(THIEF)
+        assert self.thief.stdout is not None
+        self.thief.stdout.readline()
+
+    def stolen(self) -> dict[str, Any]:
+        """What was taken; when a restored tree was held."""
+        assert self.thief is not None
+        self.thief.send_signal(signal.SIGTERM)
+        said, _ = self.thief.communicate(timeout=30)
+        return {**json.loads(said), "held": self.held}
+
+    def put_back(self, shared: bool = False, swap: str | None = None) -> float:
+        """Restore it; how long that took. ``swap``: what of the image is changed behind its verification."""
+        self.end()
+        init = self.shepherd()
+        image = self.store.find(LiveRun(replace(JOB, submit_epoch=200), UID, 1))
+        assert image is not None
+        self.root = image.manifest.root_pid
+        began = time.monotonic()
+
+        def ready() -> None:
+            self.held = self.held[0], time.time()
+
+        with self.store.verifying(image) as pages, self.out.open("ab") as out:
+            fd = self.store.open_criu(image)
+            try:
+                if swap is not None:
+                    self._change(fd, swap)
+                self.criu.restore(
+                    Process(init).id, fd, [InheritFd(out.fileno(), str(self.out).lstrip("/"))], root_pid_ns=self.root,
+                    timeout_s=40, pages=pages, user=User(UID, UID), shared=shared, ready=ready,
+                )  # fmt: skip
+            finally:
+                os.close(fd)
+        remaps.gone(self.store, image, init)
+        return time.monotonic() - began
+
+    def _change(self, fd: int, name: str) -> None:
+        """As somebody who may write to the file server."""
+        path = Path(f"/proc/self/fd/{fd}").readlink() / name
+        data = path.read_bytes()
+        path.unlink()
+        path.write_bytes(data.replace(b"file", b"life"))
+        path.chmod(0o600)
+
+    def happened(self) -> list[str]:
+        """To root's files."""
+        return [] if self.seen is None else self.seen.events()
+
+    def says(self) -> Any:
+        """What the victim finds when it runs again."""
+        (self.work / "go").touch()
+        wait_for("the victim", (self.work / "said").exists)
+        return json.loads((self.work / "said").read_text())
+
+    def heard(self) -> str:
+        """What came to root's socket."""
+        wait_for("what was sent", lambda: (THEIRS / "heard").exists() and (THEIRS / "heard").read_text())
+        return (THEIRS / "heard").read_text()
+
+    def root_names(self) -> list[str]:
+        """What there is in root's directory."""
+        return sorted(path.name for path in THEIRS.rglob("*"))
+
+
+if __name__ == "__main__":
+    serve(Attacks)
