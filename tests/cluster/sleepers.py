@@ -47,12 +47,13 @@ def steps(output: str) -> list[int]:
 def suspend(cluster: Cluster, job: str, user: str = "alice") -> None:
     """By hand, from the login node; returns when the job's tree is gone.
 
-    The agent does not ask slurmctld at once about each job that has just begun: until it has, it says so.
+    The agent does not ask slurmctld at once about each job that has just begun: until it has, it says so. And each run
+    lasts for ``min_run`` and ``backoff``.
     """
     done = wait_until(
         f"slurmctld has told the agent of job {job}",
         lambda: cluster.run("login", "slurm-affinode", "suspend", job, user=user),
-        lambda done: "has not said anything" not in done.stderr,
+        lambda done: not any(text in done.stderr for text in ("has not said anything", "cannot be suspended yet")),
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

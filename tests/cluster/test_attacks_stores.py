@@ -7,7 +7,17 @@ from contextlib import contextmanager
 
 import pytest
 from cluster.driver import Cluster, docker, wait_until
-from cluster.sleepers import BY_HAND, SHARED, asleep, finish, idle_job, wait_for_agents, wait_for_nodes, wake
+from cluster.sleepers import (
+    BY_HAND,
+    SHARED,
+    asleep,
+    configured,
+    finish,
+    idle_job,
+    wait_for_agents,
+    wait_for_nodes,
+    wake,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600, func_only=True)]
 STATE = "/var/lib/slurm/slurmctld"
@@ -78,3 +88,48 @@ def test_image_outlives_slurmctld_that_lost_its_state(cluster: Cluster) -> None:
     wait_until("slurmctld knows the job again", lambda: cluster.job(job)["JobState"], lambda state: state == "PENDING")
     wake(cluster, job)
     assert "restored on" in finish(cluster, job, timeout_s=180)
+
+
+def test_forged_note_and_claim_change_nothing(cluster: Cluster) -> None:
+    """A writer of the shared store without the key: the image is not given up, and its restore is nobody's."""
+    job = asleep(cluster, idle_job(BY_HAND))
+    before = images(cluster, job)
+    note, claim = f"{SHARED}/asleep/affinode.{job}.json", f"{SHARED}/claims/affinode.{job}.1"
+    forged = (
+        "import json, os, sys\n"
+        "note, claim = sys.argv[1:]\n"
+        "os.rename(note, note + '.kept')\n"
+        "value = json.load(open(note + '.kept'))\n"
+        "open(note, 'w').write(json.dumps({**value, 'given_up': True}))\n"
+        "os.makedirs(os.path.dirname(claim), exist_ok=True)\n"
+        "open(claim, 'w').write('c9/1/1')\n"
+    )
+    cluster.exec("c1", "/opt/slurm-affinode/bin/python", "-c", forged, note, claim)
+    listed = cluster.run("c1", "slurm-affinode", "images", "list")
+    assert listed.returncode == 1
+    assert f"ignored: {note}: was changed" in listed.stderr + listed.stdout
+    # A sweep: each agent makes one a minute.
+    cluster.shell("c1", "sleep 75", timeout_s=120)
+    assert images(cluster, job) == before
+    assert cluster.job(job)["JobState"] == "PENDING"
+    cluster.exec("c1", "mv", f"{note}.kept", note)
+    wake(cluster, job)
+    assert "restored on" in finish(cluster, job, timeout_s=180)
+
+
+def test_suspension_by_hand_cannot_be_repeated_at_once(cluster: Cluster) -> None:
+    """The job has to run for ``suspend.backoff`` first; an administrator may insist."""
+    with configured(cluster, backoff="1h", min_run="1s"):
+        job = asleep(cluster, idle_job(BY_HAND, idle=60))
+        wake(cluster, job)
+        cluster.wait_for_state(job, "RUNNING")
+        wait_until("it is restored", lambda: cluster.output(job), lambda text: "restored on" in text)
+
+        def again(*options: str, user: str = "alice") -> str:
+            return cluster.run("login", "slurm-affinode", "suspend", job, "--no-wait", *options, user=user).stderr
+
+        wait_until("it is refused", again, lambda said: "it runs at least 1h now" in said)
+        assert "only administrators" in again("--force")
+        assert again("--force", user="admin") == ""
+        cluster.wait_for_state(job, "PENDING")
+        cluster.run("login", "scancel", job, user="alice")
