@@ -12,12 +12,14 @@ from slurm_affinode.agent.parts import Parts
 from slurm_affinode.checkpoint.interface import Image
 from slurm_affinode.model.suspension import Phase
 
+UNKNOWN = "Slurm does not know this job: has slurmctld lost its state? Its image is kept for a time"
+
 
 def asleep(parts: Parts, aftermath: Aftermath) -> list[SuspendedJob]:
     """Those with a note whose image this node sees."""
     shared = _present([] if parts.shared is None else parts.shared.images())
     local = _present([image for tier in parts.tiers.node for image in tier.store.images()])
-    found = []
+    found, unknown = [], parts.absences.all()
     for note in (*parts.notes.all(), *_without_note(parts, aftermath)):
         where = "shared" if (note.key.name, note.seq) in shared else "node"
         here = where == "shared" or (note.key.name, note.seq) in local or note.node != parts.node
@@ -27,7 +29,8 @@ def asleep(parts: Parts, aftermath: Aftermath) -> list[SuspendedJob]:
             SuspendedJob(
                 key=note.key, uid=note.uid, node=note.node, seq=note.seq, since_epoch=note.since_epoch,
                 image_bytes=note.image_bytes, gpu_bytes=note.gpu_bytes, gpus=note.gpus, where=where,
-                wake=note.wake if note.failure is None else "hold", why=note.why, failure=note.problem,
+                wake=note.wake if note.failure is None else "hold", why=note.why,
+                failure=UNKNOWN if note.key.name in unknown else note.problem,
                 passed=note.passed, shown=note.shown,
             )
         )  # fmt: skip

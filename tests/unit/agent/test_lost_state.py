@@ -63,6 +63,7 @@ def test_image_outlives_slurmctld_that_lost_its_state(asleep):
     pass_time(world, agent, 2 * HOUR_S)
     assert agent.images(shared=True) == [1]
     assert len(agent.parts.notes.all()) == 1
+    assert "Slurm does not know this job" in agent.keeper.suspended()[0].failure
     del agent.parts.slurm.jobs, agent.parts.slurm.job
     pass_time(world, agent, 700)
     assert agent.images(shared=True) == [1]
