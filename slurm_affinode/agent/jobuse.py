@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm_affinode import kerneltext
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.pinned import PROC, Process, pids, processes
 
@@ -59,7 +60,7 @@ def uses(finder: JobFinder, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> di
         use = found.setdefault(ref.job_id, Use())
         # User and system time, and that of the children that it has waited for.
         own = slice(11, 15) if stepd is None else slice(13, 15)
-        use.cpu_s += sum(map(int, stat.fields[own])) / _TICKS
+        use.cpu_s += sum(kerneltext.number(word) or 0 for word in stat.fields[own]) / _TICKS
         if stepd is None:
             use.memory_mib += _peak_mib(process)
         group = _group(process) if ref.source == "cgroup" else None
@@ -73,10 +74,9 @@ def uses(finder: JobFinder, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> di
 def _peak_mib(process: Process) -> float:
     """The most that it held at a time; 0 where that is not known: a kernel thread, or one that has ended."""
     try:
-        size, _, unit = process.status().get("VmHWM", "").partition(" ")
+        return (kerneltext.kib(process.status().get("VmHWM")) or 0) / 2**20
     except OSError:
         return 0.0
-    return int(size) / 1024 if size.isdecimal() and unit == "kB" else 0.0
 
 
 def _group(process: Process) -> str | None:
@@ -91,9 +91,10 @@ def _group(process: Process) -> str | None:
 
 def _by_cgroup(use: Use, group: Path) -> None:
     spent, peak = _USAGE.search(_text(group / "cpu.stat")), _text(group / "memory.peak").strip()
-    if spent is None or not peak.isdigit():
+    spent_us, peak_bytes = kerneltext.number(spent and spent[1]), kerneltext.number(peak)
+    if spent_us is None or peak_bytes is None:
         return
-    use.cpu_s, use.memory_mib, use.by = int(spent[1]) / 1e6, int(peak) / 2**20, "cgroup"
+    use.cpu_s, use.memory_mib, use.by = spent_us / 1e6, peak_bytes / 2**20, "cgroup"
 
 
 def _text(path: Path) -> str:

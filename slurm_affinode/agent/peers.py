@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurm_affinode import kerneltext
 from slurm_affinode.agent.announcements import DIRECTORY, Announcement, AnnouncementError, Announcements
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.nodeconfig import RUN_DIR, SHEPHERD
@@ -208,7 +209,7 @@ class Inspector:
         # Not splitlines(): the process chooses its name, which comes first and may hold more than one kind of line end.
         for line in self._text(pid, "status").split("\n"):
             if line.startswith("NSpid:"):
-                return tuple(int(word) for word in line.split()[1:])
+                return kerneltext.numbers(line.partition(":")[2])
         return ()
 
     def tree(self, init_pid: int) -> list[int]:
@@ -230,7 +231,7 @@ class Inspector:
 
     def io_bytes(self, pid: int) -> tuple[int, int] | None:
         """Bytes from and to storage, and through reads and writes of any kind."""
-        values = dict(line.split(": ", 1) for line in self._text(pid, "io").splitlines() if ": " in line)
+        values = kerneltext.table(self._text(pid, "io").split("\n"))
         try:
             return int(values["read_bytes"]) + int(values["write_bytes"]), int(values["rchar"]) + int(values["wchar"])
         except (KeyError, ValueError):
@@ -241,7 +242,7 @@ class Inspector:
             with Process(pid, proc=self._proc) as process:
                 for thread in process.names("task"):
                     with contextlib.suppress(FileNotFoundError):  # it has ended
-                        yield from map(int, process.text(f"task/{thread}/children").split())
+                        yield from kerneltext.numbers(process.text(f"task/{thread}/children"))
         except (OSError, ValueError):
             return
 

@@ -228,7 +228,7 @@ def _of_a_thread(process: Process) -> str:
     """A program whose first thread has ended by itself runs on in the others."""
     for task in process.names("task"):
         with contextlib.suppress(OSError, IndexError):
-            state = process.read(f"task/{task}/stat").rpartition(b")")[2].split()[0].decode()
+            state = process.read(f"task/{task}/stat").rpartition(b")")[2].split()[0].decode("ascii", "replace")
             if state not in "ZX":
                 return state
     return "Z"

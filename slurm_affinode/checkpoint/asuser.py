@@ -8,6 +8,7 @@ rights on files are the user's (``setfsuid(2)``, which also takes away root's), 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import threading
@@ -16,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from slurm_affinode import kerneltext
 from slurm_affinode.pinned import PROC, Process
 
 T = TypeVar("T")
 _CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
+MOST_ID = (1 << 32) - 2
+"""The largest number of a user or a group; the next one stands for none."""
 _SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159, "ppc64le": 81, "riscv64": 159}
 """The call itself: libc's function of that name changes the groups of all threads."""
 
@@ -42,7 +46,7 @@ def user_of(pid: int, uid: int, gid: int, *, proc: Path = PROC) -> User:
         return User(uid, gid)
     if set(facts.get("Uid", "").split()) != {str(uid)}:
         return User(uid, gid)
-    return User(uid, gid, tuple(int(word) for word in facts.get("Groups", "").split()))
+    return User(uid, gid, kerneltext.numbers(facts.get("Groups", "")))
 
 
 def as_user(user: User, call: Callable[[], T], *, namespace_fd: int | None = None) -> T:
@@ -85,6 +89,9 @@ def _enter(namespace_fd: int) -> None:
 
 def _become(user: User) -> None:
     """This thread alone, for good: it ends soon."""
+    if not all(0 <= one <= MOST_ID for one in (user.uid, user.gid, *user.groups)):
+        # ctypes takes a number modulo 2**32: 4294967296 would be root.
+        raise OSError(errno.EINVAL, "setfsuid: not the number of a user or group")
     libc = ctypes.CDLL(None, use_errno=True)
     number = _SYS_SETGROUPS.get(platform.machine())
     if number is None:

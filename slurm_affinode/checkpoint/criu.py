@@ -10,6 +10,7 @@ What CRIU says at its end is not trusted: the files of a dump are looked at, and
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from slurm_affinode import pinned, process
+from slurm_affinode import kerneltext, pinned, process
 from slurm_affinode.checkpoint import (
     credentials,
     inheritance,
@@ -390,22 +391,23 @@ def _cgroup_files(
     held: Process, root: Path = _CGROUPS, *, proc: Path = pinned.PROC, also_ours: bool = False
 ) -> list[Path]:
     try:
-        theirs = held.text("cgroup").splitlines()
-        ours = set((proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines())
+        theirs = os.fsdecode(held.read("cgroup")).split("\n")
+        ours = set(kerneltext.lines(proc / "self" / "cgroup"))
     except OSError:
         return []
     found = []
     for line in theirs:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if (line in ours and not also_ours) or ".." in path.split("/"):
+        if (line in ours and not also_ours) or ".." in path.split("/") or not path.startswith("/"):
             continue
         base = root / controllers.removeprefix("name=") if controllers else root
         if not controllers and (root / "unified").is_dir():
             base = root / "unified"
         file = base / path.lstrip("/") / "cgroup.procs"
-        if file.exists():
-            found.append(file)
+        with contextlib.suppress(OSError, ValueError):  # a name that is too long, or none
+            if file.exists():
+                found.append(file)
     return found
 
 

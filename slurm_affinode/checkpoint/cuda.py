@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from slurm_affinode import process
+from slurm_affinode import kerneltext, process
 from slurm_affinode.checkpoint import abilities
 from slurm_affinode.checkpoint.interface import (
     Capabilities,
@@ -104,10 +104,11 @@ def host_bytes(pid: int, proc: Path = PROC) -> int | None:
     """
     try:
         with Process(pid, proc=proc) as held:
-            kib = {name: int(said.split()[0]) for name, said in held.status().items() if name in _COSTS}
+            status = held.status()
     except OSError:
         return None
-    return sum(_COSTS[name] * count << 10 for name, count in kib.items()) if "VmRSS" in kib else None
+    sizes = {name: size for name in _COSTS if (size := kerneltext.kib(status.get(name))) is not None}
+    return sum(_COSTS[name] * size for name, size in sizes.items()) if "VmRSS" in sizes else None
 
 
 def _start(env: Mapping[str, str] | None) -> Conversation:

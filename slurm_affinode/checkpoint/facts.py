@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurm_affinode import kerneltext
 from slurm_affinode.checkpoint.criu import cgroup_files
 from slurm_affinode.pinned import DELETED, PROC, Id, Process, ancestors, processes
 
@@ -22,6 +23,7 @@ _EVENTFD = "anon_inode:[eventfd]"
 SEMAPHORE = "anon_inode:[eventfd-semaphore]"
 """How an eventfd that counts down (``EFD_SEMAPHORE``) is called here; ``/proc`` has one name for both kinds."""
 _COUNTS_DOWN = re.compile(r"^eventfd-semaphore:\s*1$", re.MULTILINE)
+_DEVICE = re.compile(r"/dev/(?!zero|shm/|hugepages)\S+")
 _SYSV = {"sem": "semid", "msg": "msqid", "shm": "shmid"}
 _MPS = "nvidia-cuda-mps"
 """Names of its daemon and its servers, as far as the kernel keeps them."""
@@ -177,12 +179,12 @@ def _facts_of(process: Process, proc: Path) -> ProcessFacts:
     """Raises ``OSError`` where it is gone. What ends meanwhile has fewer files and namespaces."""
     status = process.status()
     files, deleted = _files(process)
-    uids = tuple(int(word) for word in status.get("Uid", "").split())
+    uids = kerneltext.numbers(status.get("Uid", ""))
     return ProcessFacts(
         process.pid,
         status.get("Name", "?"),
         uids,
-        int(status.get("TracerPid", "0") or 0),
+        kerneltext.number(status.get("TracerPid")) or 0,
         status.get("State", "S")[:1],
         files,
         _mapped_devices(process),
@@ -195,10 +197,7 @@ def _facts_of(process: Process, proc: Path) -> ProcessFacts:
 
 def available_memory(*, proc: Path = PROC) -> int | None:
     """Bytes of host memory that can be had without swapping; ``None``: the kernel does not say."""
-    for line in _text(proc / "meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+    return kerneltext.kib(kerneltext.table(_lines(proc / "meminfo")).get("MemAvailable"))
 
 
 def memory_facts(pid: int, *, proc: Path = PROC, cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
@@ -217,26 +216,26 @@ def memory_facts(pid: int, *, proc: Path = PROC, cgroups: Path = Path("/sys/fs/c
 def _headroom(directory: Path) -> int | None:
     """Of one cgroup, of either version; ``None``: it has no limit."""
     for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-        most, used = _text(directory / limit).strip(), _text(directory / usage).strip()
-        if most.isdecimal() and used.isdecimal() and int(most) < _NO_LIMIT:
-            return int(most) - int(used) + _reclaimable(directory)
+        most, used = (kerneltext.number("".join(_lines(directory / name)).strip()) for name in (limit, usage))
+        if most is not None and used is not None and most < _NO_LIMIT:
+            return most - used + _reclaimable(directory)
     return None
 
 
 def _reclaimable(directory: Path) -> int:
     """File pages that go when memory is needed."""
-    for line in _text(directory / "memory.stat").splitlines():
+    for line in _lines(directory / "memory.stat"):
         key, _, value = line.partition(" ")
         if key in ("inactive_file", "total_inactive_file"):
-            return int(value)
+            return kerneltext.number(value) or 0
     return 0
 
 
-def _text(path: Path) -> str:
+def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return kerneltext.lines(path)
     except OSError:
-        return ""
+        return []
 
 
 def _text_of(process: Process, name: str) -> str:
@@ -280,24 +279,27 @@ def _sysv(init: Process, root: Process, proc: Path) -> tuple[str, ...]:
         ours = None
     if _namespaces(init).get("ipc") != ours:
         return ()  # the tables below are not theirs
-    booted = re.search(r"^btime (\d+)$", _text(proc / "stat"), re.MULTILINE)
+    rows = (row.partition(" ") for row in _lines(proc / "stat"))
+    booted = next((kerneltext.number(value) for key, _, value in rows if key == "btime"), None)
     uids = root.status().get("Uid", "").split()
     if booted is None or not uids:
         return ()
-    began = int(booted[1]) + root.started // os.sysconf("SC_CLK_TCK")
+    began = booted + root.started // os.sysconf("SC_CLK_TCK")
     found = []
     for kind, key in _SYSV.items():
-        head, *rows = _text(proc / "sysvipc" / kind).splitlines() or [""]
-        made = (dict(zip(head.split(), line.split(), strict=False)) for line in rows)
+        head, *lines = _lines(proc / "sysvipc" / kind) or [""]
+        made = (dict(zip(head.split(), line.split(), strict=False)) for line in lines)
         found += [
-            f"{kind} {one[key]}" for one in made if one.get("cuid") == uids[0] and int(one.get("ctime", 0)) >= began
+            f"{kind} {one[key]}"
+            for one in made
+            if one.get("cuid") == uids[0] and (kerneltext.number(one.get("ctime")) or 0) >= began
         ]
     return tuple(found)
 
 
 def _mapped_devices(process: Process) -> tuple[str, ...]:
-    found = set(re.findall(r"(/dev/(?!zero|shm/|hugepages)\S+)$", _text_of(process, "maps"), re.MULTILINE))
-    return tuple(sorted(found))
+    rows = (line.split(None, 5) for line in _text_of(process, "maps").split("\n"))
+    return tuple(sorted({row[5] for row in rows if len(row) == 6 and _DEVICE.fullmatch(row[5])}))
 
 
 def _namespaces(process: Process) -> dict[str, str]:
@@ -321,12 +323,11 @@ def _of_node(proc: Path) -> dict[str, frozenset[str]]:
 
 def _memory(process: Process, status: Mapping[str, str]) -> int:
     """Proportional size of memory that is not backed by files; its resident size on older kernels."""
-    wanted = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
-    rows = [line.split() for line in _text_of(process, "smaps_rollup").splitlines()]
-    parts = [int(row[1]) for row in rows if row and row[0] in wanted]
-    if len(parts) == len(wanted):
-        return sum(parts) * 1024
-    return sum(int(status.get(key, "0 kB").split()[0]) for key in ("RssAnon", "RssShmem", "VmSwap")) * 1024
+    rollup = kerneltext.table(_text_of(process, "smaps_rollup").split("\n"))
+    parts = [kerneltext.kib(rollup.get(key)) for key in ("Pss_Anon", "Pss_Shmem", "SwapPss")]
+    if None in parts:
+        parts = [kerneltext.kib(status.get(key)) for key in ("RssAnon", "RssShmem", "VmSwap")]
+    return sum(part or 0 for part in parts)
 
 
 def _uses_mps(process: Process, uids: Sequence[int], proc: Path) -> bool:
@@ -351,7 +352,7 @@ def _has_inet(members: Iterable[ProcessFacts], root: Process) -> bool:
     if not inodes:
         return False
     for kind in ("tcp", "tcp6", "udp", "udp6"):
-        for line in _text_of(root, f"net/{kind}").splitlines()[1:]:
+        for line in _text_of(root, f"net/{kind}").split("\n")[1:]:
             words = line.split()
             if len(words) > 9 and words[9] in inodes:
                 return True

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Collection
 from pathlib import Path
 
-from slurm_affinode import pinned
+from slurm_affinode import kerneltext, pinned
 from slurm_affinode.pinned import Process
 
 PROC = pinned.PROC
@@ -79,4 +79,4 @@ def _status(pid: int, key: str, proc: Path) -> list[int]:
 
 
 def _numbers(process: Process, key: str) -> list[int]:
-    return [int(word) for word in process.status().get(key, "").split() if word.isdigit()]
+    return list(kerneltext.numbers(process.status().get(key, "")))

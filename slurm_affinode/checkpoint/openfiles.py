@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from slurm_affinode import kerneltext
 from slurm_affinode.checkpoint.asuser import User, as_user
 from slurm_affinode.checkpoint.filetable import READ, WRITE, access_of
 from slurm_affinode.checkpoint.inheritance import Inode, accessible
@@ -99,12 +100,15 @@ def _files(process: Process) -> Iterator[_Open]:
             flags = _flags(process, number)
             yield _Open(f"fd/{number}", 0 if flags & os.O_PATH else access_of(flags))
     seen: set[_Key] = set()
-    for line in process.read("maps").splitlines():
+    # Not splitlines(): a path may hold a carriage return, and what follows it would be a line of the user's.
+    for line in process.read("maps").split(b"\n"):
         fields = line.split(None, 5)
         if len(fields) < 6 or not fields[5].startswith(b"/"):
             continue
-        begin, _, end = fields[0].partition(b"-")
-        mapped = f"map_files/{int(begin, 16):x}-{int(end, 16):x}"
+        begin, end = (kerneltext.number(word, 16) for word in fields[0].partition(b"-")[::2])
+        if begin is None or end is None:
+            raise OSError(errno.EINVAL, "no addresses", "maps")
+        mapped = f"map_files/{begin:x}-{end:x}"
         # A private mapping reads, however its file was opened; of a shared one its mode says that.
         how = READ if fields[1].endswith(b"p") else _opened(process.facts(mapped, follow=False).st_mode)
         key = (fields[3], fields[4], how)
@@ -120,7 +124,7 @@ def _opened(mode: int) -> int:
 
 
 def _flags(process: Process, number: str) -> int:
-    for line in process.read(f"fdinfo/{number}", _FDINFO).splitlines():
-        if line.startswith(b"flags:"):
-            return int(line.split()[1], 8)
+    for line in process.read(f"fdinfo/{number}", _FDINFO).split(b"\n"):
+        if line.startswith(b"flags:") and (flags := kerneltext.number(line[6:].strip(), 8)) is not None:
+            return flags
     raise OSError(errno.EINVAL, "no flags", number)

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 
+from slurm_affinode import kerneltext
 from slurm_affinode.checkpoint import packing
 from slurm_affinode.checkpoint.blockio import Limiter
 from slurm_affinode.checkpoint.demand import SharedDemand
@@ -139,7 +140,7 @@ def filesystem(path: Path) -> str | None:
     device = path.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        for line in kerneltext.lines("/proc/self/mountinfo"):
             before, _, after = line.partition(" - ")
             if before.split()[2] == wanted:
                 return after.split()[0]

@@ -14,6 +14,7 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 
+from slurm_affinode import kerneltext
 from slurm_affinode.model.gpu import JobRef
 from slurm_affinode.pinned import PROC, Id, Process, ancestors, processes
 
@@ -91,9 +92,9 @@ class JobFinder:
         path = match.string[: match.end("sluid")]
         if ".." in path.split("/"):  # outside of the cgroup namespace of this process
             return None
-        for procs in (self._cgroups / path.lstrip("/")).glob("step_*/slurm/cgroup.procs"):
-            with contextlib.suppress(OSError, ValueError):
-                for process in processes(map(int, procs.read_text().split()), proc=self._proc):
+        with contextlib.suppress(OSError, ValueError):  # also where its name is too long
+            for procs in (self._cgroups / path.lstrip("/")).glob("step_*/slurm/cgroup.procs"):
+                for process in processes(kerneltext.numbers("\n".join(kerneltext.lines(procs))), proc=self._proc):
                     found = self.stepd(process)
                     # Its number may have been given away since the list was read.
                     place = _cgroup(process) if found is not None else None

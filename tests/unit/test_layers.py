@@ -24,8 +24,8 @@ LAYERS = (
 )
 # For all, know nobody.
 SUPPORT = {
-    "errors", "files", "memory", "packed", "patience", "pinned", "process", "resources", "sizes", "starter", "timespec",
-    "tomllines", "urls", "users",
+    "errors", "files", "jsonvalues", "kerneltext", "memory", "packed", "patience", "pinned",
+    "process", "resources", "sizes", "starter", "timespec", "tomllines", "urls", "users",
 }  # fmt: skip
 CONFIG = {"config", "configvalues", "nodeconfig", "tierconfig", "zombieconfig"}  # for all but model and core
 # Of SUPPORT: not for model and core, which decide and do nothing.

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from slurm_affinode import kerneltext
 from slurm_affinode.agent.tree import LinuxProcesses, Member, send
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.pinned import PROC, Process, processes
@@ -149,7 +150,7 @@ class Cgroup:
         """Whether all that is in it stands still. Raises ``OSError``."""
         if self.version == 1:
             return self._text("freezer.state").strip() == "FROZEN"
-        return "frozen 1" in self._text("cgroup.events").splitlines()
+        return "frozen 1" in self._text("cgroup.events").split("\n")
 
     def processes(self) -> set[int]:
         """Of it and all below it; 0 stands for one that cannot be seen from here. Raises ``OSError``."""
@@ -159,7 +160,7 @@ class Cgroup:
             place = todo.pop()
             fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
             try:
-                found.update(map(int, self._text(f"{place}/cgroup.procs").split()))
+                found.update(kerneltext.numbers(self._text(f"{place}/cgroup.procs")))
                 with os.scandir(fd) as entries:
                     todo += [f"{place}/{one.name}" for one in entries if one.is_dir(follow_symlinks=False)]
             finally:
@@ -231,7 +232,7 @@ class LinuxFreezer:
             common = os.path.commonpath(found).lstrip("/")
             tops = (self.cgroups / "freezer",) if controller else (self.cgroups, self.cgroups / "unified")
             for top in tops if common else ():
-                with contextlib.suppress(OSError), Cgroup(self.cgroups, top / common) as group:
+                with contextlib.suppress(OSError, ValueError), Cgroup(self.cgroups, top / common) as group:
                     yield group
 
     def freeze(self, init_pid: int, init_started: int, how: str, *, timeout_s: float) -> None:
@@ -374,9 +375,10 @@ def _waiting(process: Process) -> int:
     """Signals that wait for a process, the first one in the lowest bit."""
     try:
         status = process.status()
-        return int(status.get("SigPnd", "0"), 16) | int(status.get("ShdPnd", "0"), 16)
-    except (OSError, ValueError):
+    except OSError:
         return 0
+    private, shared = (kerneltext.number(status.get(key), 16) or 0 for key in ("SigPnd", "ShdPnd"))
+    return private | shared
 
 
 def stopped(members: Iterable[Member]) -> tuple[int, ...]:

@@ -30,6 +30,15 @@ def test_only_the_call_has_the_users_rights() -> None:
 
 
 @only_root
+@pytest.mark.parametrize("number", [1 << 32, (1 << 32) - 1, -1, 1 << 64])
+def test_numbers_that_wrap_around_are_nobodys(number: int) -> None:
+    """4294967296 is not root, as it is for a C library that takes 32 bits."""
+    for user in (User(number, 2001), User(2001, number), User(2001, 2001, (number,))):
+        with pytest.raises(OSError, match="not the number of a user"):
+            as_user(user, rights)
+
+
+@only_root
 def test_what_the_call_raises_is_raised(tmp_path: Path) -> None:
     """Such as that it may not."""
     (tmp_path / "mine").touch(mode=0o600)

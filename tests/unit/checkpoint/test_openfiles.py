@@ -148,3 +148,32 @@ def test_ordinary_process_has_nothing_strange(held: ExitStack) -> None:
     code = modules + "m = mmap.mmap(-1, 4096); f = os.memfd_create('x'); s = socket.socketpair()"
     passed = usual(running(held, modules))
     assert OpenFiles(ALICE, passed).strange(running(held, code)) is None
+
+
+_MAP = """
+import mmap, os, sys
+fds = [os.open(path, os.O_RDWR) for path in sys.argv[1:3]]
+high = mmap.mmap(fds[1], 4096)
+low = mmap.mmap(fds[0], 4096)
+os.close(fds[1])
+"""
+
+
+def test_line_end_in_a_path_hides_no_mapping(tmp_path: Path, held: ExitStack) -> None:
+    """A directory's name that looks like a line of ``maps`` for the same inode does not stand for the mapping of it.
+
+    The line shows the user's own file at the place of a file that he may not open, and comes before the true one.
+    """
+    secret, own = tmp_path / "secret", tmp_path / "dir" / "x"
+    secret.write_bytes(b"x" * 4096)
+    secret.chmod(0o600)
+    own.parent.mkdir()
+    own.write_bytes(b"x" * 4096)
+    os.chown(own, ALICE.uid, ALICE.gid)
+    process = running(held, f"import sys; sys.argv[1:] = {[str(own), str(secret)]!r}\n{_MAP}")
+    rows = process.text("maps").split("\n")
+    mine = next(row.split() for row in rows if row.endswith(str(own)))
+    theirs = next(row.split() for row in rows if row.endswith(str(secret)))
+    forged = f"\r{mine[0]} {theirs[1]} {theirs[2]} {theirs[3]} {theirs[4]} "
+    own.parent.rename(tmp_path / forged)
+    assert OpenFiles(ALICE, usual(process, secret)).strange(process) == str(secret)
