@@ -13,6 +13,7 @@ from collections import UserDict
 from contextlib import suppress
 from pathlib import Path
 
+from slurm_affinode import jsonvalues
 from slurm_affinode.files import write_text
 
 _LOG = logging.getLogger("slurm_affinode.agent")
@@ -28,9 +29,12 @@ class GpuNumbers(UserDict[int, tuple[int, ...]]):
         super().__init__()
         self._path = path
         self._lock = threading.Lock()
-        with suppress(OSError, ValueError, TypeError, AttributeError):
-            said = json.loads(path.read_text(encoding="utf-8"))
-            self.data = {int(job): tuple(int(one) for one in numbers) for job, numbers in said.items()}
+        with suppress(OSError, ValueError):
+            said = jsonvalues.table(jsonvalues.loads(path.read_bytes()))
+            self.data = {
+                int(job): tuple(jsonvalues.whole(one) for one in jsonvalues.typed(list, numbers))
+                for job, numbers in said.items()
+            }
 
     def __setitem__(self, job_id: int, numbers: tuple[int, ...]) -> None:
         """The prolog of a job has told."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurm_affinode import jsonvalues
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.files import fsync_dir
 from slurm_affinode.model.suspension import JobKey, Phase
@@ -196,7 +197,7 @@ def parse(data: bytes) -> tuple[list[Entry], int, str | None]:
         if not line.endswith(b"\n"):
             break  # torn: the step was not announced
         try:
-            value = json.loads(line)
+            value = jsonvalues.loads(line)
         except ValueError as error:
             last = end + len(line) == len(data)
             return entries, end, None if last else f"line {number} is damaged ({error})"
@@ -215,4 +216,4 @@ def _entry(value: Any) -> Entry:
     facts = value["facts"]
     if not isinstance(facts, dict):
         raise TypeError("facts are no table")
-    return Entry(Phase(value["phase"]), float(value["time"]), facts)
+    return Entry(Phase(value["phase"]), jsonvalues.number(value["time"]), facts)

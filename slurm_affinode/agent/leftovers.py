@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from slurm_affinode import jsonvalues
 from slurm_affinode.files import write_text
 
 log = logging.getLogger(__name__)
@@ -74,8 +75,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
-            rows.append({**row, "id": str(row["id"]), "job": int(row["job"])})
-        except (ValueError, KeyError, TypeError):
+            row = jsonvalues.table(jsonvalues.loads(line))
+            rows.append({**row, "id": str(row["id"]), "job": jsonvalues.whole(row["job"])})
+        except (ValueError, KeyError):
             log.warning("%s:%d: is no report: left out", path, number)
     return rows

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from slurm_affinode import jsonvalues
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.manifest import built
 from slurm_affinode.checkpoint.nodekeys import LARGEST, SignatureError, Signer, read_bounded
@@ -250,7 +251,7 @@ class Notes:
             if found.value is None or not found.signed:
                 return {}
             return {
-                int(job): Plan(float(start), tuple(str(node) for node in nodes))
+                int(job): Plan(jsonvalues.number(start), tuple(str(node) for node in nodes))
                 for job, (start, nodes) in found.value["starts"].items()
             }
         except (OSError, ValueError, TypeError, KeyError, AttributeError):

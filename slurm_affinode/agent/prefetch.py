@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from slurm_affinode import jsonvalues
 from slurm_affinode.agent.notes import Note
 from slurm_affinode.agent.parts import Parts
 from slurm_affinode.checkpoint.demand import SharedDemand
@@ -131,5 +132,5 @@ class Prefetcher:
 def load_demand(path: Path) -> SharedDemand:
     """What was learned before; a new one where there is none that can be read."""
     with suppress(OSError, ValueError):
-        return SharedDemand.restored(json.loads(path.read_text(encoding="utf-8")))
+        return SharedDemand.restored(jsonvalues.loads(path.read_bytes()))
     return SharedDemand()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from slurm_affinode import jsonvalues
 from slurm_affinode.agent.notes import read_signed
 from slurm_affinode.checkpoint.nodekeys import SIGNER, Signer
 from slurm_affinode.core.policy import Promise, Waiting
@@ -191,7 +192,7 @@ class Promises:
                 return None
             value = found.value
             promise = Promise(int(value["job"]), str(value["node"]), int(value["gpus"]))
-            until = float(value["until"])
+            until = jsonvalues.number(value["until"])
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return None
         if promise.node != value[SIGNER] or until > self._now() + _AHEAD * self._lasts_s:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from slurm_affinode import jsonvalues
 from slurm_affinode.agent.interface import Refused
 from slurm_affinode.agent.notes import NO_NOTE, Note, Plan, read_signed
 from slurm_affinode.agent.parts import Parts
@@ -58,7 +59,11 @@ class Lease:
             found = self.patience(lambda: read_signed(self.signer, _LEASE, path))
             value = found.value if found.signed and found.value is not None else {}
             holder = value["node"]
-            if holder == value[SIGNER] and holder != node and now < float(value["until"]) <= now + 10 * lasts_s:
+            if (
+                holder == value[SIGNER]
+                and holder != node
+                and now < jsonvalues.number(value["until"]) <= now + 10 * lasts_s
+            ):
                 return False
         except (OSError, ValueError, KeyError, TypeError):
             pass  # nobody has it, or nobody who can be read

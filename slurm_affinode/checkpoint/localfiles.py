@@ -22,8 +22,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from slurm_affinode import jsonvalues
 from slurm_affinode.checkpoint import remaps, rootdir
-from slurm_affinode.checkpoint.asuser import User, as_user, user_of
+from slurm_affinode.checkpoint.asuser import MOST_ID, User, as_user, user_of
 from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
 from slurm_affinode.checkpoint.namespace import PROC
 
@@ -32,6 +33,7 @@ PLACES = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108 - these are what it is a
 _CHUNK = 1 << 20
 _LIMIT = 16 << 20
 _DELETED = " (deleted)"
+_KINDS = ("file", "fifo", "directory", "link")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +242,13 @@ def put_back(
     if INDEX not in rootdir.names(directory_fd):
         return []
     try:
-        index = json.loads(rootdir.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT))
-        files = [LocalFile(**one) for one in index["files"]]
-        uid, gid = int(index["uid"]), int(index["gid"])
+        index = jsonvalues.table(jsonvalues.loads(rootdir.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT)))
+        files = [_listed(one) for one in jsonvalues.typed(list, index["files"])]
+        uid, gid = jsonvalues.whole(index["uid"], MOST_ID), jsonvalues.whole(index["gid"], MOST_ID)
         copies: dict[str | None, int] = {
             one.copy: contents(one.copy) for one in files if one.kind == "file" and one.copy is not None
         }
-    except (ImageDamaged, ValueError, TypeError, KeyError) as error:
+    except (ImageDamaged, ValueError, KeyError) as error:
         raise RestoreFailed(f"the image's list of temporary files cannot be read: {error}") from None
     made: list[str] = []
     failed: list[str] = []
@@ -271,6 +273,18 @@ def put_back(
     if failed:
         raise RestoreFailed(f"a temporary file cannot be put back: {failed[0]}")
     return made
+
+
+def _listed(value: object) -> LocalFile:
+    """A file of the index. Raises ``ValueError``."""
+    one = jsonvalues.record(LocalFile, value)
+    jsonvalues.whole(one.mode, 0o7777)
+    jsonvalues.whole(one.size)
+    if one.kind not in _KINDS or "\0" in one.path + (one.copy or ""):
+        raise ValueError(f"{one.path!r:.60} is a {one.kind!r:.20}")
+    if one.kind == "file" and (one.copy is None or "/" in one.copy):
+        raise ValueError(f"{one.copy!r:.60} is not the name of a copy")
+    return one
 
 
 def _make(root: int, one: LocalFile, copies: Mapping[str | None, int]) -> bool:

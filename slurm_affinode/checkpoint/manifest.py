@@ -14,15 +14,13 @@ import json
 import os
 import re
 import stat
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from slurm_affinode import jsonvalues
 from slurm_affinode.checkpoint import nodekeys
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
 from slurm_affinode.model.suspension import Manifest, SuspendOption
@@ -71,12 +69,12 @@ def decode(data: bytes, signature: bytes, key: bytes) -> Manifest:
     if not right:
         raise ImageDamaged("the manifest was changed, or signed with another key")
     try:
-        value = json.loads(data)
+        value = jsonvalues.table(jsonvalues.loads(data))
         if value.get("schema") != SCHEMA:
             raise ImageDamaged(f"the manifest has schema {value.get('schema')}, this release reads {SCHEMA}")
         manifest: Manifest = built(Manifest, {key: one for key, one in value.items() if key not in _FORMER})
         _check(manifest, node)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+    except ValueError as error:
         raise ImageDamaged(f"the manifest cannot be read: {error}") from None
     return manifest
 
@@ -132,35 +130,8 @@ def _plain(value: Any) -> Any:
 
 
 def built(kind: Any, value: Any) -> Any:
-    """A value of ``kind`` (a dataclass, a tuple, ...) made of plain JSON. Raises ``ValueError`` and ``TypeError``."""
-    if kind is SuspendOption:
-        return SuspendOption.parse(_typed(str, value))
-    if isinstance(kind, type) and is_dataclass(kind):
-        hints = _hints(kind)
-        given = _typed(dict, value)
-        if unknown := given.keys() - hints.keys():
-            raise ValueError(f"{kind.__name__}: unknown {', '.join(sorted(unknown))}")
-        return kind(**{name: built(hints[name], one) for name, one in given.items()})
-    origin = typing.get_origin(kind)
-    if origin in (typing.Union, types.UnionType):
-        return None if value is None else built(next(a for a in typing.get_args(kind) if a is not type(None)), value)
-    if origin is tuple:
-        return tuple(built(typing.get_args(kind)[0], item) for item in _typed(list, value))
-    if kind is float:
-        return float(_typed((int, float), value))
-    return _typed(kind, value)
-
-
-@cache
-def _hints(kind: type) -> Mapping[str, Any]:
-    """Types of the fields: worked out once, as an image may list many files and a store has many images."""
-    return typing.get_type_hints(kind)
-
-
-def _typed(kind: Any, value: Any) -> Any:
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{value!r:.60} is not of type {getattr(kind, '__name__', kind)}")
-    return value
+    """A dataclass of ``kind`` made of plain JSON. Raises ``ValueError``."""
+    return jsonvalues.record(kind, value, parsers={SuspendOption: SuspendOption.parse})
 
 
 def summary(manifest: Manifest) -> Mapping[str, Any]:

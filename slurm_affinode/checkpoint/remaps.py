@@ -22,8 +22,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from slurm_affinode import jsonvalues
 from slurm_affinode.checkpoint import rootdir
-from slurm_affinode.checkpoint.asuser import User, as_user, user_of
+from slurm_affinode.checkpoint.asuser import MOST_ID, User, as_user, user_of
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, RestoreFailed
 from slurm_affinode.checkpoint.namespace import PROC, namespace_of, parent
@@ -192,10 +193,19 @@ def _read(directory_fd: int) -> tuple[tuple[int, int], list[Remap]]:
     if INDEX not in rootdir.names(directory_fd):
         return (0, 0), []
     try:
-        index = json.loads(rootdir.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT))
-        return (int(index["uid"]), int(index["gid"])), [Remap(**one) for one in index["files"]]
-    except (ImageDamaged, ValueError, TypeError, KeyError) as error:
+        index = jsonvalues.table(jsonvalues.loads(rootdir.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT)))
+        found = [_listed(one) for one in jsonvalues.typed(list, index["files"])]
+        return (jsonvalues.whole(index["uid"], MOST_ID), jsonvalues.whole(index["gid"], MOST_ID)), found
+    except (ImageDamaged, ValueError, KeyError) as error:
         raise RestoreFailed(f"the image's list of removed files cannot be read: {error}") from None
+
+
+def _listed(value: object) -> Remap:
+    """A file of the index. Raises ``ValueError``."""
+    one = jsonvalues.record(Remap, value)
+    if any("/" in name or "\0" in name for name in (one.name, one.aside)) or "\0" in one.directory:
+        raise ValueError(f"{one.name!r:.60} is not a name in a directory")
+    return one
 
 
 # ---

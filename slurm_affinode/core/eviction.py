@@ -32,6 +32,8 @@ _SHORTEST_S, _LONGEST_S = 3.0, 30 * 86400.0
 _TURNS_KEPT = 8
 _PRIOR = 50.0
 _MEMORY = 100_000.0
+_LARGEST, _MOST_CAUSED = 1e240, 1e12
+"""Of a state that is read: what is multiplied with another one stays finite."""
 _REBASE = 500.0
 _SET_BACK_S = 60.0
 
@@ -163,19 +165,22 @@ class Demand:
         try:
             made = cls(half_lives_s=tuple(_numbers(state["half_lives_s"])))
             count = len(made._decay)
-            made._caused, made._open = _numbers(state["caused"], count), _numbers(state["open"], count)
+            made._caused = _numbers(state["caused"], count, most=_MOST_CAUSED)
+            made._open = _numbers(state["open"], count)
             made._events, made._now_s = _numbers([state["events"], state["now_s"]])
             # Before all times there were, once the clock has been set back.
             made._base_s = None if state["base_s"] is None else _numbers([state["base_s"]], least=-math.inf)[0]
             made._marks = {str(name): _numbers(marks, count) for name, marks in state["marks"].items()}
-        except (KeyError, TypeError, AttributeError, ZeroDivisionError, IndexError) as error:
+            if (made._base_s or 0.0) > made._now_s or sorted(made._decay, reverse=True) != list(made._decay):
+                raise ValueError("not the state of a demand: it begins after it ends, or its kernels are in no order")
+        except (KeyError, TypeError, AttributeError, ArithmeticError, IndexError) as error:
             raise ValueError(f"not the state of a demand: {type(error).__name__}: {error}") from None
         return made
 
 
-def _numbers(values: Any, count: int | None = None, least: float = 0.0) -> list[float]:
+def _numbers(values: Any, count: int | None = None, least: float = 0.0, most: float = _LARGEST) -> list[float]:
     found = [float(one) for one in values]
-    if not all(math.isfinite(one) and one >= least for one in found) or count not in (None, len(found)):
+    if not all(least <= one <= most for one in found) or count not in (None, len(found)):
         raise ValueError("not the state of a demand")
     return found
 

@@ -36,7 +36,7 @@ def test_a_newer_manifest_is_not(make_image: Callable[..., Image]) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("dumped_epoch", float("nan"), "times"),
+        ("dumped_epoch", float("nan"), "NaN is no value"),
         ("dumped_epoch", 10**400, "cannot be read"),
         ("started_epoch", -1, "times"),
         ("uid", -5, "numbers"),
