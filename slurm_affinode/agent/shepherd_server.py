@@ -27,7 +27,7 @@ from slurm_affinode.agent.shepherds import (
     encode,
     one_line,
 )
-from slurm_affinode.agent.sockets import listen_unix
+from slurm_affinode.agent.sockets import listen_unix, receive
 from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.throttle import Seats, Seldom
 
@@ -200,7 +200,7 @@ class ShepherdServer:
             self._drop(connection, "files that it handed over cannot be closed")
             return
         try:
-            packet, fds, flags, _ = socket.recv_fds(connection.sock, MAX_PACKET_BYTES + 1, STREAMS)
+            packet, fds, flags = receive(connection.sock, MAX_PACKET_BYTES + 1, STREAMS)
             if not packet:
                 self._drop(connection)
                 return

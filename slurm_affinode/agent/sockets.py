@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import os
 import socket
@@ -59,6 +60,21 @@ def _answers(path: Path, kind: int) -> bool:
         except OSError as error:
             return error.errno is not None  # else it was not asked: the path is too long for a socket
         return True
+
+
+def receive(sock: socket.socket, size: int, most_fds: int) -> tuple[bytes, list[int], int]:
+    """A packet of at most ``size`` bytes, the descriptors that came with it, and ``recvmsg`` flags.
+
+    The descriptors are closed in programs that the agent starts: ``socket.recv_fds`` leaves them open there, and drops
+    the flag that would close them (CPython 3.11). Raises ``OSError``.
+    """
+    fds = array.array("i")
+    space = socket.CMSG_LEN(most_fds * fds.itemsize)
+    packet, ancillary, flags, _ = sock.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return packet, list(fds), flags
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:

@@ -13,6 +13,11 @@ from enum import StrEnum
 DEFAULT_WINDOW_S = 900
 """Idle window of ``--gpu-suspend-idle`` without a value."""
 
+_WINDOW, _UTIL = re.compile(r"[0-9]{1,8}"), re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,4})?")
+_WAKE = re.compile(r"[A-Za-z0-9][A-Za-z0-9:+-]{0,30}")
+_SIGNAL = re.compile(r"(?:SIG)?(?!SIG)([A-Z0-9]{1,11})@([0-9]{1,5})", re.IGNORECASE | re.ASCII)
+_LONGEST_WINDOW_S = 366 * 86400
+"""The plugin's own limits (``spank/option.c``): a user may speak in its place."""
 _CLUSTER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -69,21 +74,22 @@ class SuspendOption:
                 raise ValueError(f"suspend option: {part!r} is not one of {', '.join(_KEYS)} with a value, given once")
             given[key] = value
         try:
-            window_s = int(given.get("window", DEFAULT_WINDOW_S))
-            util_pct = float(given.get("util", 0))
+            window_s = int(_matched(_WINDOW, "window", given.get("window", str(DEFAULT_WINDOW_S)))[0])
+            util_pct = float(_matched(_UTIL, "util", given.get("util", "0"))[0])
+            wake = _matched(_WAKE, "wake", given.get("wake", "auto"))[0]
             mode, when = Mode(given.get("mode", "requeue")), Pressure(given.get("when", "pressure"))
             notice = _notice(given["signal"]) if "signal" in given else None
         except ValueError as error:
-            raise ValueError(f"suspend option {text!r}: {error}") from None
-        if window_s <= 0 or not 0 <= util_pct <= 100:
-            raise ValueError(f"suspend option {text!r}: needs window > 0 and util from 0 to 100")
-        return cls(window_s, util_pct, mode, given.get("wake", "auto"), when, notice)
+            raise ValueError(f"suspend option {text!r:.200}: {error}") from None
+        if not 0 < window_s <= _LONGEST_WINDOW_S or not 0 <= util_pct <= 100:
+            raise ValueError(f"suspend option {text!r:.200}: needs window from 1 s to 366 days and util from 0 to 100")
+        return cls(window_s, util_pct, mode, wake, when, notice)
 
     def __str__(self) -> str:
         """The form that ``parse`` reads."""
         parts = [
             f"window={self.window_s}",
-            f"util={self.util_pct:g}",
+            f"util={self.util_pct:.7g}",
             f"mode={self.mode}",
             f"wake={self.wake}",
             f"when={self.when}",
@@ -97,10 +103,17 @@ _KEYS = ("window", "util", "mode", "wake", "when", "signal")
 
 
 def _notice(text: str) -> Notice:
-    name, at, seconds = text.partition("@")
-    if not at or not name.isalnum() or not seconds.isascii() or not seconds.isdigit():
-        raise ValueError(f"signal {text!r} is not NAME@SECONDS")
-    return Notice(name.upper().removeprefix("SIG"), int(seconds))
+    match = _SIGNAL.fullmatch(text)
+    if match is None:
+        raise ValueError(f"signal {text!r:.60} is not NAME@SECONDS")
+    return Notice(match[1].upper(), int(match[2]))
+
+
+def _matched(form: re.Pattern[str], key: str, value: str) -> re.Match[str]:
+    match = form.fullmatch(value)
+    if match is None:
+        raise ValueError(f"{key} {value!r:.60} has another form")
+    return match
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -35,7 +35,7 @@ from slurm_affinode.agent.shepherds import (
     encode,
     one_line,
 )
-from slurm_affinode.agent.sockets import prepare_directory
+from slurm_affinode.agent.sockets import prepare_directory, receive
 from slurm_affinode.config import Config
 from slurm_affinode.model.suspension import Notice, SuspendOption
 
@@ -87,6 +87,34 @@ def test_what_is_no_message_is_refused(packet: bytes) -> None:
     """Whoever sent it."""
     with pytest.raises(BadMessage):
         decode(packet)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["window=\N{FULLWIDTH DIGIT ONE}", "window=9_00", "window=99999999", "util=1e1", "util=nan", "wake=--x", "wake=a b",
+     "wake=" + "9" * 40, "signal=SIGSIGUSR1@1", "signal=\N{LATIN SMALL LETTER SHARP S}@1", "signal=USR1@999999"],
+    ids=ascii,
+)  # fmt: skip
+def test_option_is_one_that_the_plugin_writes(option: str) -> None:
+    """Python takes more for a number than C does, and a user may speak in the plugin's place."""
+    with pytest.raises(BadMessage, match="suspend option"):
+        decode(HELLO.partition(b"option=")[0] + b"option=" + option.encode())
+
+
+def test_descriptors_of_users_are_closed_in_programs_of_the_agent() -> None:
+    """Whatever the agent starts next would have them open else: a file of a user's, with root's program at its end."""
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with left, right, Path(os.devnull).open() as null:
+        socket.send_fds(left, [b"x" * 20], [null.fileno()] * 5)
+        packet, fds, flags = receive(right, 10, 3)
+    try:
+        assert (packet, len(fds)) == (b"x" * 10, 3)
+        assert flags & socket.MSG_TRUNC
+        assert flags & socket.MSG_CTRUNC
+        assert not any(os.get_inheritable(fd) for fd in fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 @given(st.binary(max_size=5000))
