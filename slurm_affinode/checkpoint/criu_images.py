@@ -84,7 +84,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
-        if byte < 0x80:
+        if byte < 0x80 and value < 1 << 64:
             return value, at
         shift += 7
     raise BadImage("a number is cut short")
@@ -132,7 +132,7 @@ def varint(value: int) -> bytes:
 
 def integer(fields: Message, key: int, default: int | None = None) -> int:
     """An integer field of a message. Raises ``BadImage`` where it is missing and there is no default."""
-    value = fields.get(key, [default])[0]
+    value = fields.get(key, [default])[-1]  # of several the last one counts, as for CRIU
     if not isinstance(value, int):
         raise BadImage(f"field {key} is missing")
     return value
@@ -165,7 +165,9 @@ def inspect(directory_fd: int, elsewhere: Mapping[str, int] = _NONE) -> Inventor
     threads: dict[int, None] = {}
     for entry in image_records(directory_fd, "pstree.img"):
         pid = integer(entry, 1)
-        if integer(entry, 2) not in (0, *parents):
+        if pid in parents:
+            raise BadImage(f"pstree.img: process {pid} is there twice")
+        if integer(entry, 2) not in (parents or (0,)):
             raise BadImage(f"pstree.img: process {pid} has no parent")
         parents[pid] = integer(entry, 2)
         numbers |= {pid, integer(entry, 3), integer(entry, 4)}

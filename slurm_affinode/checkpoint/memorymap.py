@@ -75,7 +75,10 @@ def fillable(directory_fd: int, inventory: Inventory) -> tuple[Memory, ...]:
 
 def _mappings(directory_fd: int, pid: int) -> list[Mapping]:
     """In the order of their addresses."""
-    (mm,) = image_records(directory_fd, f"mm-{pid}.img")
+    name = f"mm-{pid}.img"
+    mm, *others = [*image_records(directory_fd, name)] or [{}]
+    if others:
+        raise BadImage(f"{name}: more than one record")
     areas = (message(area) for area in mm.get(14, []) if isinstance(area, bytes))
     return [(integer(area, 1), integer(area, 2)) for area in areas]
 

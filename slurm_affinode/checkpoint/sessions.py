@@ -46,6 +46,7 @@ def settle(directory_fd: int) -> None:
     bodies = list(_bodies(data))
     names = frozenset(rootdir.names(directory_fd))
     tree = [_process(body, names) for body in bodies]
+    _check(tree)
     if not tree or tree[0].session != tree[0].pid:
         return
     lost = unled(tree)
@@ -62,6 +63,15 @@ def settle(directory_fd: int) -> None:
         packed = b"".join(len(body).to_bytes(4, "little") + body for body in made)
         rootdir.write(directory_fd, _TREE + ".new", data[:_MAGICS] + packed)
         os.rename(_TREE + ".new", _TREE, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+
+
+def _check(tree: Sequence[Process]) -> None:
+    """What follows goes up and down the tree, and must come to an end. Raises ``BadImage``."""
+    seen: set[int] = set()
+    for one in tree:
+        if one.pid in seen or one.parent not in (seen or (0,)):
+            raise BadImage(f"{_TREE}: process {one.pid} is there twice, or has no parent")
+        seen.add(one.pid)
 
 
 def unled(tree: Sequence[Process]) -> frozenset[int]:
@@ -148,7 +158,5 @@ def _process(body: bytes, names: Collection[str]) -> Process:
 
 
 def _with(body: bytes, field: int, wanted: int) -> bytes:
-    for number, value, begin, end in spans(body):
-        if number == field and value != wanted:
-            return body[:begin] + encoded(field, wanted) + body[end:]
-    return body
+    made = encoded(field, wanted)
+    return b"".join(made if number == field else body[begin:end] for number, _, begin, end in spans(body))

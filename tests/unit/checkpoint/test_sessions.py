@@ -101,6 +101,22 @@ def test_what_criu_would_not_restore_fails_the_dump(dump: Callable[..., list[Fie
         dump((2, 0, 2, 2), (7, 2, 7, 7), (9, 7, 8, 8), (8, 2, 8, 8))
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(1, 0, 1, 1), (5, 1, 5, 9), (6, 5, 6, 9), (5, 6, 5, 9)],
+        [(1, 0, 1, 1), (5, 6, 5, 5)],
+        [(1, 0, 1, 1), (5, 0, 5, 5)],
+        [(1, 1, 1, 1)],
+    ],
+    ids=["circle", "no-parent", "two-roots", "own-parent"],
+)
+def test_processes_that_are_no_tree_are_refused(dump: Callable[..., list[Fields]], rows: list[Row]) -> None:
+    """Each once, below one that stands before it: going up would not come to an end otherwise."""
+    with pytest.raises(BadImage, match="is there twice, or has no parent"):
+        dump(*rows)
+
+
 def test_a_process_is_born_in_one_session() -> None:
     """A parent can have forked in the session that it was born in and in its own, and in no third one."""
     tree = [Process(2, 0, 2), Process(5, 2, 5), Process(6, 5, 6), Process(7, 6, 5)]
