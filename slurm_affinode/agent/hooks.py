@@ -21,6 +21,8 @@ LEFTOVERS_S = 28.0
 """For processes that a job left on its GPUs to end; less than Slurm's PrologEpilogTimeout."""
 LOCK_S = 5.0
 """So long the job mapping may be locked by others."""
+_DIGITS = 10
+"""Of the largest job id and uid."""
 CONFIG = "/etc/slurm-affinode/config.toml"
 """``config.DEFAULT_PATH``, ``config.ENV_CONFIG`` and ``nodeconfig.AgentConfig.run_dir``, without importing those."""
 ENV_CONFIG = "SLURM_AFFINODE_CONFIG"
@@ -81,7 +83,7 @@ def _settings(path: Path | None, env: Mapping[str, str]) -> dict[str, Any]:
 def run(which: str, settings: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
     """Tell the agent, write the job mapping; what went wrong. ``settings``: the section ``[agent]``."""
     job, uid = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_UID", "")
-    if not (job.isascii() and job.isdigit() and uid.isascii() and uid.isdigit()):
+    if not (_is_number(job) and _is_number(uid)):
         return ["SLURM_JOB_ID and SLURM_JOB_UID are not set: it is for slurmd to call"]
     # MIG instances have no number of their own there; the agent finds them by the processes on them.
     names = [word for word in env.get("SLURM_JOB_GPUS", "").split(",") if word]
@@ -92,7 +94,7 @@ def run(which: str, settings: Mapping[str, Any], env: Mapping[str, str]) -> list
         except (AffinodeError, ValueError) as error:
             problems.append(str(error))
     request: dict[str, object] = {"verb": which, "job": int(job), "uid": int(uid)}
-    if names and all(name.isascii() and name.isdigit() for name in names):
+    if names and all(map(_is_number, names)):
         request["gpus"] = [int(name) for name in names]
     try:
         ask_local(Path(str(settings.get("run_dir", RUN_DIR))), request, timeout_s=AGENT_S)
@@ -102,6 +104,10 @@ def run(which: str, settings: Mapping[str, Any], env: Mapping[str, str]) -> list
         problems += _wake(settings, request)
     # Where its names are no numbers the agent looks for the job's processes on all of them.
     return problems + (_leftovers(settings, {"gpus": [], **request}) if which == "epilog" and names else [])
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS
 
 
 def _wake(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:

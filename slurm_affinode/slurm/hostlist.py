@@ -6,14 +6,19 @@ lists of numbers and ranges; leading zeros fix the width.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 
 MAX_HOSTS = 262_144
 """Refuse to expand beyond this: larger than any cluster, so a list that asks for more is damaged."""
 
+MAX_NAME = 255
+"""Characters of a name without what stands in brackets: many names of that length fit into memory."""
+
 _NONE_WORDS = frozenset({"", "none assigned", "none", "(null)", "unknown", "n/a", "no_val"})
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?$")
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_BRACKETS = re.compile(r"\[[^\]]*\]")
 
 
 def is_none(text: str) -> bool:
@@ -33,7 +38,7 @@ def expand(text: str, *, limit: int = MAX_HOSTS) -> list[str]:
     names: dict[str, None] = {}
     for entry in _entries(clean):
         parts = [_choices(part, limit) if inside else [part] for part, inside in _parts(entry)]
-        names.update(dict.fromkeys(_product(parts)))
+        names.update(dict.fromkeys(map("".join, itertools.product(*parts))))
     return list(names)
 
 
@@ -64,6 +69,8 @@ def _entries(text: str) -> Iterator[str]:
         if character == "," and depth == 0:
             if position == start:
                 raise ValueError(f"{_shorten(text)!r} has an empty name")
+            if len(_BRACKETS.sub("[]", text[start:position])) > MAX_NAME:
+                raise ValueError(f"{_shorten(text)!r} has a name of more than {MAX_NAME} characters")
             yield text[start:position]
             start = position + 1
 
@@ -77,7 +84,7 @@ def _parts(entry: str) -> Iterator[tuple[str, bool]]:
 def _bounds(inside: str, limit: int) -> Iterator[tuple[int, int, int]]:
     """First, last and width of each range between two brackets."""
     for item in inside.split(","):
-        match = _RANGE.match(item)
+        match = _RANGE.fullmatch(item)
         if match is None or len(item) > 40:
             raise ValueError(f"{_shorten(item)!r} is not a number or a range")
         first, last = int(match[1]), int(match[2] or match[1])
@@ -90,15 +97,6 @@ def _bounds(inside: str, limit: int) -> Iterator[tuple[int, int, int]]:
 
 def _choices(inside: str, limit: int) -> list[str]:
     return [str(n).zfill(width) for first, last, width in _bounds(inside, limit) for n in range(first, last + 1)]
-
-
-def _product(parts: list[list[str]]) -> Iterator[str]:
-    if not parts:
-        yield ""
-        return
-    for head in parts[0]:
-        for tail in _product(parts[1:]):
-            yield head + tail
 
 
 def compress_numbers(numbers: Iterable[str]) -> str:

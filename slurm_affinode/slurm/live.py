@@ -19,7 +19,7 @@ FLAG_ORDER = (
 )  # fmt: skip
 """Flags that Slurm shows in place of a state, in its order (job_state_string of slurm_protocol_defs.c)."""
 
-_DETAIL = re.compile(r"gpu(?::([^,():]+))?:(\d+)(?:\((?:S:[^)]*|IDX:([\d,-]*))[^)]*\))?(?=,|$)")
+_DETAIL = re.compile(r"gpu(?::([^,():]+))?:([0-9]{1,9})(?:\((?:S:[^)]*|IDX:([0-9,-]*))[^)]*\))?(?=,|$)")
 BY_ADMIN = "JobHeldAdmin"
 """Slurm's reason of a job that its owner cannot release."""
 _NONE = frozenset({"", "(null)", "n/a", "none", "unknown", "none assigned"})
@@ -44,9 +44,9 @@ def moment(seconds: object) -> datetime | None:
     return datetime.fromtimestamp(int(seconds), UTC)
 
 
-def nodes(text: str | None) -> tuple[str, ...]:
+def nodes(text: object) -> tuple[str, ...]:
     """The names of a hostlist."""
-    if text is None or hostlist.is_none(text):
+    if not isinstance(text, str) or hostlist.is_none(text):
         return ()
     try:
         return tuple(hostlist.expand(text))
@@ -54,10 +54,10 @@ def nodes(text: str | None) -> tuple[str, ...]:
         return ()
 
 
-def tres(text: str | None) -> dict[str, str]:
+def tres(text: object) -> dict[str, str]:
     """A TRES string as a mapping."""
     try:
-        return units.parse_tres(text or "") if word(text) else {}
+        return units.parse_tres(text) if isinstance(text, str) and word(text) else {}
     except ValueError:
         return {}
 
@@ -71,10 +71,10 @@ def gpus(amounts: Mapping[str, str]) -> GpuCount | None:
     return None if found.count is None else GpuCount(found.count, found.kind)
 
 
-def gpus_of_gres(text: str | None) -> GpuCount | None:
+def gpus_of_gres(text: object) -> GpuCount | None:
     """The GPUs of a GRES string such as ``gpu:h100:2(S:0-1)``; ``None`` where it names none."""
     try:
-        found = units.parse_gres(text or "") if word(text) else units.Gpus(None)
+        found = units.parse_gres(text) if isinstance(text, str) and word(text) else units.Gpus(None)
     except ValueError:
         return None
     return None if found.count is None else GpuCount(found.count, found.kind)
@@ -97,5 +97,11 @@ def node_gpus(names: Sequence[str], details: Sequence[str]) -> tuple[NodeGpus, .
 def _numbers(text: str) -> Iterable[int]:
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        if first.isdigit() and (last or first).isdigit() and int(last or first) - int(first) < 4096:
+        if (
+            0 < len(first) <= 9
+            and len(last) <= 9
+            and first.isdigit()
+            and (last or first).isdigit()
+            and int(last or first) - int(first) < 4096
+        ):
             yield from range(int(first), int(last or first) + 1)

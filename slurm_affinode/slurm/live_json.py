@@ -14,6 +14,7 @@ from slurm_affinode.model.cluster import ENDED_STATES, GpuCount, Job, Node, Step
 from slurm_affinode.slurm import jobid, live
 
 PARSER = "v0.0.42"
+_DIGITS = 20
 
 
 def document(data: bytes, key: str) -> tuple[list[Mapping[str, Any]], bool]:
@@ -26,7 +27,7 @@ def document(data: bytes, key: str) -> tuple[list[Mapping[str, Any]], bool]:
     text = data.decode("utf-8", "backslashreplace").replace("\\x", "\\\\x") if not _is_utf8(data) else data.decode()
     try:
         found = json.loads(text, strict=False)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         found = None
     records = found.get(key) if isinstance(found, dict) else None
     if not isinstance(records, list):
@@ -131,7 +132,7 @@ def _phase(state: str) -> tuple[bool, bool]:
 
 def _step(step: Mapping[str, Any]) -> Step | None:
     job, dot, name = str(step.get("id") or "").partition(".")
-    if not dot or not job.isdigit():
+    if not dot or not (job.isascii() and job.isdigit()) or len(job) > _DIGITS:
         return None
     name = jobid.SPECIAL_STEPS.get(name, name)
     tres = step.get("tres")
@@ -163,12 +164,12 @@ def _node(node: Mapping[str, Any]) -> Node:
         reason_time=live.moment(_number(node.get("reason_changed_at"))),
         gpus=configured,
         gpus_used=None if configured is None else used,
-        partitions=tuple(str(name) for name in node.get("partitions") or ()),
+        partitions=tuple(_words(node.get("partitions"))),
         cpus=_number(node.get("cpus")) or 0,
         cpus_used=_number(node.get("alloc_cpus")) or 0,
         memory_mib=_number(node.get("real_memory")) or 0,
         memory_used_mib=_number(node.get("alloc_memory")) or 0,
-        features=tuple(str(name) for name in node.get("features") or ()),
+        features=tuple(_words(node.get("features"))),
         version=live.word(node.get("version")),
     )
 
@@ -185,5 +186,5 @@ def _list(value: Any) -> tuple[str, ...]:
 
 def _number(value: Any) -> int | None:
     if isinstance(value, Mapping):
-        return _number(value.get("number")) if value.get("set") and not value.get("infinite") else None
+        value = value.get("number") if value.get("set") and not value.get("infinite") else None
     return value if isinstance(value, int) and not isinstance(value, bool) else None

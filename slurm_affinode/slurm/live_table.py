@@ -22,6 +22,9 @@ FIELDS = (
 """Of ``squeue --Format``, in this order. ``tres-alloc`` is what a pending job asks for."""
 
 
+_DIGITS = 20
+
+
 def argv(mark: str) -> list[str]:
     """The command, with ``SLURM_TIME_FORMAT=%s``."""
     columns = ",".join(f"{name}:{mark}" for name in FIELDS)
@@ -46,7 +49,7 @@ def jobs(data: bytes, mark: str) -> Iterator[Job]:
             row.append(data[start:stop].decode("utf-8", "backslashreplace"))
             start = stop + len(end)
         row[0] = row[0].lstrip("\n")
-        if row[0].strip().isdigit():
+        if _number(row[0].strip()) is not None:
             yield _job([field.strip() for field in row[:-2]], row[-2], row[-1], known)
 
 
@@ -121,4 +124,4 @@ def _once(known: dict[Any, Any], key: tuple[str, str], make: Any) -> Any:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None

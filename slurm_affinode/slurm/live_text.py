@@ -25,7 +25,8 @@ def config(text: str) -> dict[str, str]:
 
 def partitions(text: str) -> tuple[Partition, ...]:
     """``scontrol --oneliner show partitions``: the JSON form does not say which is the default."""
-    return tuple(_partition(dict(_WORD.findall(line))) for line in text.splitlines() if "PartitionName=" in line)
+    rows = (dict(_WORD.findall(line)) for line in text.split("\n") if "PartitionName=" in line)
+    return tuple(_partition(words) for words in rows if "PartitionName" in words)
 
 
 def _partition(words: Mapping[str, str]) -> Partition:

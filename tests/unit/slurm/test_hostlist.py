@@ -45,6 +45,13 @@ def test_absurd_lists_are_refused_without_expanding_them(text: str) -> None:
         hostlist.count(text)
 
 
+@pytest.mark.parametrize("text", ["a" + "[1]" * 5000, "a" * 5000 + "[1-262144]", "a[1-2]" + "b" * 300])
+def test_names_longer_than_any_are_refused(text: str) -> None:
+    """Neither the stack nor the memory is used up by them."""
+    with pytest.raises(ValueError, match="more than 255 characters"):
+        hostlist.expand(text)
+
+
 def test_counting_does_not_expand() -> None:
     """The number of nodes is arithmetic."""
     assert hostlist.count("r[1-20]n[01-10],x") == 201
