@@ -44,7 +44,7 @@ int channel_receive(int fd, struct packet *packet, int timeout_ms)
         }
         if (ready <= 0)
             return ready;
-        got = recv(fd, packet, sizeof(*packet), MSG_DONTWAIT);
+        got = recv(fd, packet, sizeof(*packet), MSG_DONTWAIT | MSG_TRUNC); /* the length that it has, also of a longer one */
         if (got == (ssize_t)sizeof(*packet))
             return 1;
         if (got < 0 && (errno == EINTR || errno == EAGAIN))
