@@ -1,0 +1,1 @@
+"""Fuzzers of everything that root reads from users: ``make fuzz``."""

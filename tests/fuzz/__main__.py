@@ -1,0 +1,82 @@
+"""The command behind ``make fuzz``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from fnmatch import fnmatch
+from pathlib import Path
+
+from fuzz import runner
+from fuzz.targets import TARGETS
+
+OUT = Path("out/fuzz")
+_COLUMNS = "{:<22} {:>9} {:>9} {:>9} {:>9} {:>9}"
+
+
+def main() -> int:
+    """Run the targets; 1 where something came of an input that is neither a refusal nor a sound acceptance."""
+    options = _options()
+    if options.list:
+        for target in TARGETS.values():
+            print(f"{target.name:<22} {target.about}")
+        return 0
+    wanted = [one for one in TARGETS.values() if any(fnmatch(one.name, pattern) for pattern in options.targets or "*")]
+    if not wanted:
+        print(f"fuzz: no target matches {' '.join(options.targets)}; --list shows them", file=sys.stderr)
+        return 2
+    if options.replay:
+        return _replay(options.replay, wanted)
+    print(_COLUMNS.format("target", "inputs", "inputs/s", "refused", "accepted", "failures"), flush=True)
+    failed = False
+    for target in wanted:
+        outcome = runner.run_apart(target, options.inputs, options.seed)
+        failed |= bool(outcome.failures)
+        if outcome.skipped is not None:
+            print(f"{target.name:<22} skipped: {outcome.skipped}", flush=True)
+            continue
+        rate = round(outcome.inputs / max(outcome.took_s, 1e-9)) if outcome.took_s else 0
+        row = (target.name, outcome.inputs, rate, outcome.refused, outcome.accepted, len(outcome.failures))
+        print(_COLUMNS.format(*row), flush=True)
+        for failure in outcome.failures:
+            _report(target, failure)
+    return int(failed)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make fuzz ARGS=", description=__doc__)
+    parser.add_argument("targets", nargs="*", help="names or patterns of targets (default: all)")
+    parser.add_argument("--inputs", type=int, default=1_000_000, metavar="N", help="inputs for each target")
+    parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same inputs")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="run the input in FILE on the named target")
+    parser.add_argument("--list", action="store_true", help="list the targets")
+    return parser.parse_args()
+
+
+def _report(target: runner.Target, failure: runner.Failure) -> None:
+    OUT.mkdir(parents=True, exist_ok=True)
+    path = OUT / f"{target.name}.{failure.index}"
+    path.write_bytes(failure.data)
+    text = failure.what.rstrip().replace("\n", "\n    ")
+    print(f"  input {failure.index}: {text}\n  again: make fuzz ARGS='{target.name} --replay {path}'", flush=True)
+
+
+def _replay(path: Path, wanted: list[runner.Target]) -> int:
+    if len(wanted) != 1:
+        print("fuzz: --replay needs the name of one target", file=sys.stderr)
+        return 2
+    outcome = runner.replay(wanted[0], path.read_bytes())
+    for failure in outcome.failures:
+        print(failure.what)
+    print("failed" if outcome.failures else "accepted" if outcome.accepted else "refused")
+    return int(bool(outcome.failures))
+
+
+if __name__ == "__main__":
+    began = time.monotonic()
+    code = main()
+    print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
+    sys.stdout.flush()
+    os._exit(code)  # threads of a replayed target may still run

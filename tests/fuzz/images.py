@@ -1,0 +1,245 @@
+"""Readers of CRIU's image files, on mutations of the dump of a real tree (CRIU 4.1.1, five processes, two sessions)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from random import Random
+
+from fuzz.mutation import mutated, some
+from fuzz.places import directory, put
+from fuzz.runner import Check, Target, Wrong
+from slurm_affinode.checkpoint import criu_images, memorymap, sessions
+from slurm_affinode.checkpoint.criu_images import PAGE, BadImage
+from slurm_affinode.checkpoint.interface import DumpFailed
+
+_DUMP = Path(__file__).parent / "dump.tar.gz"
+"""``criu dump`` of a shell with a pipeline in a session of its own below it; without the pages themselves."""
+_HUGE = b"\xff" * 9 + b"\x01"
+_WORDS = (
+    b"\x08\x00",
+    b"\x08\x01",
+    b"\x10\x01",
+    b"\x10\x05",
+    b"\x18\x01",
+    b"\x20\x01",
+    b"\x20\x02",
+    b"\x20\x06",
+    b"\x28\x01",
+    b"\x0a\x00",
+    b"\x72\x00",
+    b"\x0a\xff\xff\xff\xff\x0f",
+    b"\x08" + _HUGE,
+    b"\x10" + _HUGE,
+    b"\x03",
+    b"\x07",
+    b"\x09" + b"\0" * 8,
+    b"\0\0\0\0",
+    b"\xff\xff\xff\xff",
+    b"\x02\0\0\0\x08\x01",
+)
+
+
+@cache
+def _files() -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(_DUMP.read_bytes())) as archive:
+        found = {one.name: file.read() for one in archive if (file := archive.extractfile(one)) is not None}
+    # The last two as zombies, which have no memory: that is read quicker.
+    return {name: data for name, data in found.items() if not re.match(r"(mm|pagemap)-557[34]|(fs|ids|fdinfo)-", name)}
+
+
+@cache
+def _read_names() -> tuple[str, ...]:
+    """Files that are read, the ones that say most about the tree several times."""
+    names = [name for name in _files() if name.startswith(("pstree", "mm-", "pagemap-", "stats-dump"))]
+    return (*names, *["pstree.img"] * 6)
+
+
+def _bodies(data: bytes) -> list[bytes]:
+    found, at = [], 8
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "little")
+        found.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+    return found
+
+
+def _mutated_records(rng: Random, data: bytes) -> bytes:
+    """With records that are whole: changed inside, repeated, swapped, left out."""
+    bodies = _bodies(data)
+    for _ in range(some(rng, (1, 1, 2, 3))):
+        at = int(rng.random() * len(bodies))
+        what = int(rng.random() * 5)
+        if what < 2:
+            bodies[at] = mutated(rng, bodies[at], _WORDS, 4096)
+        elif what == 2:
+            bodies.insert(int(rng.random() * (len(bodies) + 1)), bodies[at])
+        elif what == 3:
+            other = int(rng.random() * len(bodies))
+            bodies[at], bodies[other] = bodies[other], bodies[at]
+        elif len(bodies) > 1:
+            del bodies[at]
+    return data[:8] + b"".join(len(body).to_bytes(4, "little") + body for body in bodies)
+
+
+def _tree(rng: Random) -> bytes:
+    """Another tree: processes with any parents, groups and sessions among a few numbers."""
+    numbers = [5569, 5571, 5572, 5573, 5574]
+    bodies = []
+    for pid in numbers:
+        values = [
+            pid if rng.random() < 0.9 else some(rng, numbers),
+            some(rng, (0, *numbers)),
+            pid,
+            some(rng, (0, *numbers)),
+        ]
+        bodies.append(b"".join(bytes([field << 3]) + _varint(value) for field, value in enumerate(values, 1)))
+    return _files()["pstree.img"][:8] + b"".join(len(body).to_bytes(4, "little") + body for body in bodies)
+
+
+def _varint(value: int) -> bytes:
+    made = bytearray()
+    while value > 0x7F:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*made, value])
+
+
+def _dump(rng: Random) -> bytes:
+    changed = {}
+    for _ in range(some(rng, (1, 1, 2))):
+        name = some(rng, _read_names())
+        data = _files()[name]
+        what = rng.random()
+        if name == "pstree.img" and what < 0.4:
+            changed[name] = _tree(rng)
+        elif what < 0.8 and len(data) > 12:
+            changed[name] = _mutated_records(rng, data)
+        else:
+            changed[name] = mutated(rng, data, _WORDS)
+    return json.dumps({name: data.decode("latin-1") for name, data in changed.items()}).encode()
+
+
+@contextlib.contextmanager
+def _inspected() -> Iterator[Check]:
+    with directory() as place:
+        for name, data in _files().items():
+            put(str(place / name), data)
+        for name in _files():
+            if name.startswith("pagemap-"):
+                _put_pages(place, name)
+        fd = os.open(place, os.O_RDONLY)
+
+        def check(data: bytes) -> bool:
+            changed = json.loads(data)
+            for name, text in changed.items():
+                put(str(place / name), text.encode("latin-1"))
+            try:
+                return _read(fd)
+            finally:
+                for name in changed:
+                    put(str(place / name), _files()[name])
+                put(str(place / "pstree.img"), _files()["pstree.img"])
+
+        if not check(b"{}"):
+            raise Wrong("the dump as it was recorded is refused")
+        try:
+            yield check
+        finally:
+            os.close(fd)
+
+
+def _put_pages(place: Path, name: str) -> None:
+    head, *rows = criu_images.records(_files()[name])
+    count = sum(criu_images.page_count(row) for row in rows if criu_images.integer(row, 4, 4) & criu_images.PRESENT)
+    with (place / f"pages-{criu_images.integer(head, 1)}.img").open("wb") as file:
+        file.truncate(count * PAGE)
+
+
+def _read(fd: int) -> bool:
+    before = {one.pid: one for one in _settled(fd)}
+    sessions.settle(fd)
+    tree = _settled(fd)
+    if {one.pid for one in tree} != set(before) or len(tree) != len(before):
+        raise Wrong(f"processes were lost or made: {before} became {tree}")
+    seen: set[int] = {0}
+    for one in tree:
+        if one.parent not in seen:
+            raise Wrong(f"a child before its parent: {tree}")
+        seen.add(one.pid)
+    inventory = criu_images.inspect(fd)
+    if not set(inventory.pids) <= inventory.numbers or inventory.parents[inventory.pids[0]] not in (0, *inventory.pids):
+        raise Wrong(f"{inventory}")
+    for memory in memorymap.fillable(fd, inventory):
+        size = os.stat(memory.file, dir_fd=fd).st_size
+        ends = [run.offset + run.length for run in memory.runs]
+        if (
+            any(run.length <= 0 or run.offset < 0 or run.address < 0 for run in memory.runs)
+            or max(ends, default=0) > size
+        ):
+            raise Wrong(f"{memory} of {size} bytes")
+    return True
+
+
+def _settled(fd: int) -> list[sessions.Process]:
+    data = criu_images.read_image(fd, "pstree.img")
+    return [sessions._process(body, os.listdir(fd)) for body in sessions._bodies(data)]
+
+
+# --- messages alone
+
+
+def _message(rng: Random) -> bytes:
+    name = some(rng, tuple(_files()))
+    data = _files()[name]
+    return _mutated_records(rng, data) if rng.random() < 0.5 and name != "stats-dump" else mutated(rng, data, _WORDS)
+
+
+@contextlib.contextmanager
+def _messages() -> Iterator[Check]:
+    def check(data: bytes) -> bool:
+        count = 0
+        for row in criu_images.records(data):
+            count += 1
+            for values in row.values():
+                for value in values:
+                    if isinstance(value, int) and not 0 <= value < 1 << 64:
+                        raise Wrong(f"a number of more than 64 bits: {value}")
+                    if isinstance(value, bytes) and len(value) < 4096:
+                        with contextlib.suppress(BadImage):
+                            criu_images.message(value)
+        return count > 0
+
+    yield check
+
+
+def _log(rng: Random) -> bytes:
+    line = b"(00.012345) Error (criu/files-reg.c:2143): File home/a/x has bad size 5 (expect 7)\n"
+    return mutated(
+        rng, line * some(rng, (1, 2)), (b"Error (", b"): ", b"pie: 17: ", b"\r", b"\xe2\x80\xa8", b"(" * 30, b") " * 30)
+    )
+
+
+@contextlib.contextmanager
+def _logs() -> Iterator[Check]:
+    def check(data: bytes) -> bool:
+        found = criu_images.failure(data.decode("utf-8", "backslashreplace"))
+        if "\n" in found or not found:
+            raise Wrong(repr(found))
+        return found != "it did not say why"
+
+    yield check
+
+
+TARGETS = (
+    Target("criu-dump", "a dump: its tree, sessions, memory maps", _dump, _inspected, (BadImage, DumpFailed)),
+    Target("criu-message", "the records of image files", _message, _messages, (BadImage,)),
+    Target("criu-log", "CRIU's log, which names files of the job", _log, _logs),
+)

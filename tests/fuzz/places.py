@@ -1,0 +1,27 @@
+"""Directories in memory in which targets put the files that their readers open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_MEMORY = Path("/dev/shm")
+
+
+@contextlib.contextmanager
+def directory() -> Iterator[Path]:
+    """An empty one, which goes with all that is in it."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_MEMORY if _MEMORY.is_dir() else None) as path:
+        yield Path(path)
+
+
+def put(path: str, data: bytes) -> None:
+    """Write a file in place of what it held."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)

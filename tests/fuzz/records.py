@@ -1,0 +1,482 @@
+"""Files that agents leave for each other and for themselves: manifests, notes, claims, promises, journals, indexes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import math
+import os
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from fuzz.mutation import mutated, mutated_json, some
+from fuzz.places import directory, put
+from fuzz.runner import Check, Target, Wrong
+from slurm_affinode.agent import journal, leftovers, notes, prefetch, promises, waker
+from slurm_affinode.agent.gpunumbers import GpuNumbers
+from slurm_affinode.agent.waker import Lease
+from slurm_affinode.checkpoint import localfiles, manifest, remaps
+from slurm_affinode.checkpoint.demand import SharedDemand
+from slurm_affinode.checkpoint.interface import ImageDamaged, RestoreFailed
+from slurm_affinode.checkpoint.nodekeys import NAME, SIGNER, SignatureError, Signer
+from slurm_affinode.model import ledger
+from slurm_affinode.model.suspension import (
+    FileFact,
+    GpuFact,
+    JobKey,
+    LiveRun,
+    Manifest,
+    Notice,
+    Phase,
+    SavedOutput,
+    SuspendOption,
+    Versions,
+)
+
+
+def _json(value: Any, words: Sequence[bytes] = ()) -> Callable[[Random], bytes]:
+    plain = json.loads(json.dumps(value))
+    return lambda rng: mutated_json(rng, plain, words)
+
+
+_KEY = b"k" * 32
+_MANIFEST = Manifest(
+    JobKey("main", 7, 1700000000),
+    2,
+    2001,
+    100,
+    "c1",
+    1,
+    1700000100.5,
+    1700000160.25,
+    SuspendOption(900, 2.5, signal=Notice("USR1", 60)),
+    Versions("1.0", "6.1.0", "4.1.1", "24.11.5", "580.65"),
+    17,
+    (17, 18),
+    (GpuFact("GPU-1", "H100", 80 << 30, held_bytes=1 << 30),),
+    1 << 30,
+    (SavedOutput(0, "null", "/dev/null"), SavedOutput(1, "file", "/home/a/out", "out.1", size=10, append=True)),
+    (FileFact("criu/pages-1.img", 4096, "00" * 32), FileFact("out.1", 10, "11" * 32)),
+)
+_NOTE = notes.Note(
+    "main",
+    7,
+    1700000000,
+    1,
+    2,
+    2001,
+    "c1",
+    1700000100000,
+    1700000160.5,
+    "idle 15m",
+    1,
+    1 << 30,
+    2 << 30,
+    "auto",
+    "alice",
+    "7_1",
+    None,
+    "trouble",
+    None,
+    1700000200.0,
+)
+_PLAIN_NOTE = json.loads(json.dumps(dataclasses.asdict(_NOTE)))
+_SIGNED_NOTE = Signer(_KEY, "c1").encode("note", "main.7.json", _PLAIN_NOTE).encode()
+_claimed = _json({"who": "c1/17/12345", "submit": 1700000000, "uid": 2001})
+_ENTRY = ledger.LedgerEntry("main", 7, 1700000000, 1700000100000, 1, "alice", 2001, "vision", "gpu", "c1", gpus=2)
+
+
+def _sound(one: Any) -> None:
+    """Each field has a value of its type. Raises ``Wrong``."""
+    for name, kind in _hints(type(one)).items():
+        value = getattr(one, name)
+        kinds = typing.get_args(kind) or (kind,)
+        if not any(_is(value, each) for each in kinds):
+            raise Wrong(f"{type(one).__name__}.{name} is {value!r:.80}, not {kind}")
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+@contextlib.contextmanager
+def _file(check: Callable[[Path], bool]) -> Iterator[Check]:
+    """A check of a reader of one file."""
+    logging.disable(logging.CRITICAL)
+    with directory() as place:
+        path = place / "file"
+
+        def run(data: bytes) -> bool:
+            put(str(path), data)
+            return check(path)
+
+        yield run
+
+
+# ---
+
+
+@contextlib.contextmanager
+def _manifest() -> Iterator[Check]:
+    def check(data: bytes) -> bool:
+        with contextlib.suppress(ImageDamaged):
+            manifest.decode(data, b"0" * 64, _KEY)
+            raise Wrong("a manifest without a signature is accepted")
+        found = manifest.decode(data, manifest.sign(data, _KEY, "c1").encode() + b"\n", _KEY)
+        again = manifest.encode(found)
+        if manifest.decode(again, manifest.sign(again, _KEY, "c1").encode(), _KEY) != found:
+            raise Wrong(f"{found} is another one when it is written and read again")
+        for part in (found, found.key, found.versions, *found.gpus, *found.outputs, *found.files):
+            for one in dataclasses.fields(part):
+                value = getattr(part, one.name)
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise Wrong(f"{one.name} is {value}")
+        manifest.summary(found)
+        return True
+
+    yield check
+
+
+def _signed(purpose: str, name: str, data: bytes, signer: Signer) -> bytes:
+    """As a node of the cluster writes it that has the key and means ill; what is no JSON object stays as it is."""
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(data)
+        if isinstance(value, dict):
+            return signer.encode(purpose, name, value).encode()
+    return data
+
+
+@contextlib.contextmanager
+def _signature() -> Iterator[Check]:
+    """Whoever has no key changes nothing."""
+    signer = Signer(_KEY, "c1")
+
+    def check(data: bytes) -> bool:
+        found = signer.decode("note", "main.7.json", data)
+        if {key: one for key, one in found.items() if key not in (NAME, SIGNER)} != _PLAIN_NOTE:
+            raise Wrong(f"{found} was never signed")
+        return True
+
+    yield check
+
+
+@contextlib.contextmanager
+def _notes() -> Iterator[Check]:
+    """A damaged note is none, and hides no other."""
+    logging.disable(logging.CRITICAL)
+    with directory() as root:
+        (root / "asleep").mkdir()
+        signer = Signer(_KEY, "c2")
+        beside = notes.Notes(root, signer)
+        beside._ask = lambda call, late=None: call()  # type: ignore[assignment]
+        beside.write(dataclasses.replace(_NOTE, job_id=8))
+
+        def check(data: bytes) -> bool:
+            put(str(root / "asleep" / "main.7.json"), _signed(notes._NOTE, "main.7.json", data, signer))
+            beside._revisions.clear()
+            found = beside.all()
+            if not any(one.job_id == 8 for one in found):
+                raise Wrong("the note of another job is not there")
+            for one in found:
+                _sound(one)
+                _ = (one.key, one.problem)
+            return len(found) > 1
+
+        yield check
+
+
+@contextlib.contextmanager
+def _plan() -> Iterator[Check]:
+    logging.disable(logging.CRITICAL)
+    with directory() as root:
+        signer = Signer(_KEY, "c2")
+        beside = notes.Notes(root, signer)
+        beside._ask = lambda call, late=None: call()  # type: ignore[assignment]
+
+        def check(data: bytes) -> bool:
+            put(str(root / "plan.json"), _signed(notes._PLAN, "plan.json", data, signer))
+            found = beside.plan()
+            for job, plan in found.items():
+                if not isinstance(job, int) or not all(isinstance(node, str) for node in plan.nodes):
+                    raise Wrong(f"{job}: {plan}")
+                if not math.isfinite(plan.start_epoch):
+                    raise Wrong(f"{plan} has no time")
+            return bool(found)
+
+        yield check
+
+
+@contextlib.contextmanager
+def _claims() -> Iterator[Check]:
+    logging.disable(logging.CRITICAL)
+    with directory() as root:
+        signer = Signer(_KEY, "c2")
+        beside = notes.Notes(root, signer)
+        run = LiveRun(JobKey("main", 7, 1700000000), 2001, 1)
+        path = root / "claims" / "main.7.1"
+        path.parent.mkdir()
+
+        def check(data: bytes) -> bool:
+            put(str(path), _signed(notes._CLAIMED, path.name, data, signer))
+            found, _ = beside._claimant(path, run, former=data.startswith(b"c"))
+            if not isinstance(found, str | None):
+                raise Wrong(repr(found))
+            return found is not None
+
+        yield check
+
+
+@contextlib.contextmanager
+def _promise() -> Iterator[Check]:
+    logging.disable(logging.CRITICAL)
+    with directory() as root:
+        signer = Signer(_KEY, "c2")
+        given = promises.Promises(root, "main", Signer(_KEY, "c1"), lasts_s=600, now=lambda: 1700000000.0)
+        path = root / "main.7.0"
+
+        def check(data: bytes) -> bool:
+            put(str(path), _signed(promises._PURPOSE, path.name, data, signer))
+            found = given._read(path)
+            if found is None:
+                return False
+            _sound(found.promise)
+            if not math.isfinite(found.until) or found.promise.node != "c2":
+                raise Wrong(f"{found}")
+            return True
+
+        yield check
+
+
+@contextlib.contextmanager
+def _lease() -> Iterator[Check]:
+    logging.disable(logging.CRITICAL)
+    with directory() as root:
+        signer = Signer(_KEY, "c2")
+        path = root / "waker.json"
+        lease = Lease(path, Signer(_KEY, "c1"), patience=lambda call: call())  # type: ignore[arg-type]
+
+        def check(data: bytes) -> bool:
+            before = _signed(waker._LEASE, path.name, data, signer)
+            put(str(path), before)
+            held = lease.held(1700000000.0, 60.0)
+            if not held and path.read_bytes() != before:
+                raise Wrong("a lease of another node was replaced")
+            return held
+
+        yield check
+
+
+@contextlib.contextmanager
+def _journal() -> Iterator[Check]:
+    def check(data: bytes) -> bool:
+        entries, end, damage = journal.parse(data)
+        if not 0 <= end <= len(data) or (damage is not None and not isinstance(damage, str)):
+            raise Wrong(f"{end} of {len(data)}, {damage!r}")
+        if not all(isinstance(one.phase, Phase) and math.isfinite(one.time_epoch) for one in entries):
+            raise Wrong(f"{entries}")
+        again = journal.parse(data[:end])
+        if again != (entries, end, None):
+            raise Wrong(f"{again} of what was read as {entries}")
+        return bool(entries)
+
+    yield check
+
+
+def _journal_lines(rng: Random) -> bytes:
+    line = {
+        "version": 1,
+        "phase": "locked",
+        "time": 1700000000.5,
+        "facts": {"seq": 1, "pids": [1, 2], "how": "signals"},
+    }
+    lines = [mutated_json(rng, line | {"phase": some(rng, list(Phase))}) for _ in range(1 + int(rng.random() * 4))]
+    return mutated(rng, b"\n".join(lines) + b"\n", (b"\n", b"\r\n", b"\x85"))
+
+
+@contextlib.contextmanager
+def _ledger() -> Iterator[Check]:
+    def check(data: bytes) -> bool:
+        found = ledger.decode(data.decode("utf-8", "replace"))
+        _sound(found)
+        if ledger.decode(ledger.encode(found)) != found:
+            raise Wrong(f"{found} is another one when it is written and read again")
+        return True
+
+    yield check
+
+
+def _numbers_check(path: Path) -> bool:
+    found = GpuNumbers(path)
+    for job, numbers in found.data.items():
+        if not isinstance(job, int) or not all(isinstance(one, int) for one in numbers):
+            raise Wrong(repr(found.data)[:200])
+    return bool(found.data)
+
+
+def _leftovers_check(path: Path) -> bool:
+    found = leftovers.LeftoverReports(path)
+    rows = found.all()
+    if not all(isinstance(row["id"], str) and isinstance(row["job"], int) for row in rows):
+        raise Wrong(repr(rows)[:200])
+    json.dumps(rows)
+    return bool(rows)
+
+
+def _demand_check(path: Path) -> bool:
+    found = prefetch.load_demand(path)
+    found.requested("main.7", 1700000000.0)
+    rates = found.rates(["main.7", "x"], 1700000001.0, 600.0)
+    if not all(math.isfinite(one) and one >= 0 for one in rates.values()):
+        raise Wrong(f"{rates}")
+    json.dumps(found.state())
+    return bool(found._marks) and len(found._marks) > 1
+
+
+def _demand_state() -> Any:
+    demand = SharedDemand()
+    demand.requested("main.8", 1699999000.0)
+    demand.requested("main.8", 1699999900.0)
+    return demand.state()
+
+
+@contextlib.contextmanager
+def _local_files() -> Iterator[Check]:
+    """Nothing is made outside of the places, whatever the index says."""
+    with directory() as place:
+        image, root, proc = place / "image", place / "root", place / "proc"
+        for one in (image, root / "tmp", root / "etc", proc / "5"):
+            one.mkdir(parents=True)
+        (proc / "5" / "root").symlink_to(root)
+        put(str(proc / "5" / "status"), b"Name:\tx\nUid:\t0\t0\t0\t0\nGroups:\t\n")
+        put(str(image / "local-0"), b"content")
+        before = sorted(os.listdir(root / "etc"))
+        fd = os.open(image, os.O_RDONLY)
+
+        def check(data: bytes) -> bool:
+            put(str(image / localfiles.INDEX), data)
+            try:
+                made = localfiles.put_back(5, fd, places=("/tmp",), proc=proc)
+            finally:
+                odd = [one.name for one in root.iterdir() if one.name not in ("tmp", "etc")]
+                if odd or sorted(os.listdir(root / "etc")) != before:
+                    raise Wrong(f"made outside of its places: {odd}")
+                _empty(root / "tmp")
+            return bool(made)
+
+        try:
+            yield check
+        finally:
+            os.close(fd)
+
+
+def _empty(place: Path) -> None:
+    for base, directories, files in os.walk(place, topdown=False):
+        for name in files:
+            os.unlink(f"{base}/{name}")
+        for name in directories:
+            path = f"{base}/{name}"
+            if os.path.islink(path):
+                os.unlink(path)
+            else:
+                os.rmdir(path)
+
+
+_LOCAL = {
+    "uid": 0,
+    "gid": 0,
+    "files": [
+        {"path": "/tmp/d", "kind": "directory", "mode": 0o700, "copy": None, "size": 0},
+        {"path": "/tmp/d/f", "kind": "file", "mode": 0o600, "copy": "local-0", "size": 7},
+        {"path": "/tmp/d/g", "kind": "link", "mode": 0o600, "copy": "/tmp/d/f", "size": 0},
+        {"path": "/tmp/p", "kind": "fifo", "mode": 0o600, "copy": None, "size": 0},
+    ],
+}
+_REMAPS = {
+    "uid": 0,
+    "gid": 0,
+    "files": [{"directory": "/tmp/d", "name": "link_remap.5", "aside": ".link_remap.77.1", "inode": 77}],
+}
+
+
+@contextlib.contextmanager
+def _remaps() -> Iterator[Check]:
+    with directory() as image:
+        fd = os.open(image, os.O_RDONLY)
+
+        def check(data: bytes) -> bool:
+            put(str(image / remaps.INDEX), data)
+            owner, found = remaps._read(fd)
+            for one in found:
+                _sound(one)
+                if not all(0 <= number < 2**32 - 1 for number in owner):
+                    raise Wrong(f"a user {owner}")
+                if "/" in one.name or "/" in one.aside or "\0" in one.directory + one.name + one.aside:
+                    raise Wrong(f"{one} is not a name in a directory")
+            return bool(found)
+
+        try:
+            yield check
+        finally:
+            os.close(fd)
+
+
+_PATHS = (b"/tmp/../etc/x", b"/etc/passwd", b"/tmp//d", b"/tmp/.", b"/tmp/..", b"4294967296", b"-1", b"symlink", b"..")
+TARGETS = (
+    Target(
+        "manifest",
+        "manifest.json of an image, signed",
+        _json(manifest._plain(_MANIFEST), (b"criu/", b"stopped_pids")),
+        _manifest,
+        (ImageDamaged,),
+    ),
+    Target(
+        "signature",
+        "signed files beside the shared store, changed by others",
+        lambda rng: mutated(rng, _SIGNED_NOTE, (b'"hmac": ', b'"signed_by": "c2"', b'"uid": 0')),
+        _signature,
+        (SignatureError,),
+    ),
+    Target("note", "notes beside the shared store", _json(_PLAIN_NOTE), _notes),
+    Target("plan", "plan.json beside the shared store", _json({"starts": {"7": [1700000000.5, ["c1"]]}}), _plan),
+    Target(
+        "claim",
+        "claims beside the shared store",
+        lambda rng: some(rng, (_claimed(rng), mutated(rng, b"c1/17/12345"))),
+        _claims,
+        (OSError,),
+    ),
+    Target(
+        "promise",
+        "promises beside the shared store",
+        _json({"job": 7, "node": "c2", "gpus": 2, "until": 1700000100.5}),
+        _promise,
+    ),
+    Target("lease", "waker.json beside the shared store", _json({"node": "c2", "until": 1700000030.0}), _lease),
+    Target("journal", "journals of suspensions", _journal_lines, _journal),
+    Target("ledger", "lines of the ledger", _json(json.loads(ledger.encode(_ENTRY))), _ledger, (ValueError,)),
+    Target(
+        "gpu-numbers", "gpus.json of the run directory", _json({"7": [0, 1], "8": []}), lambda: _file(_numbers_check)
+    ),
+    Target(
+        "leftovers",
+        "reports of leftovers",
+        _json({"id": "a1", "node": "c1", "job": 7, "dirty": ["x"], "left": []}),
+        lambda: _file(_leftovers_check),
+    ),
+    Target("demand", "demand.json of the store", _json(_demand_state()), lambda: _file(_demand_check)),
+    Target("local-files", "local.json of an image, put back", _json(_LOCAL, _PATHS), _local_files, (RestoreFailed,)),
+    Target("remaps", "remaps.json of an image", _json(_REMAPS, _PATHS), _remaps, (RestoreFailed,)),
+)

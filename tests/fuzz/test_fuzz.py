@@ -1,0 +1,151 @@
+"""A short run of every fuzzer, and what the fuzzers themselves take for a failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from fuzz import runner
+from fuzz.runner import Check, Target, Wrong
+from fuzz.targets import TARGETS
+
+REPOSITORY = Path(__file__).parents[2]
+INPUTS = 200
+
+
+def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """``make fuzz``, without make."""
+    env = os.environ | {"PYTHONPATH": str(REPOSITORY / "tests"), "PYTHONHASHSEED": "0"}
+    return subprocess.run(
+        (sys.executable, "-m", "fuzz", *arguments),
+        cwd=REPOSITORY,
+        env=env,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_short_run_ends_in_refusals_and_sound_acceptances(part: int) -> None:
+    """Each target: some inputs of another seed on each day would not be the same test twice, so the seed is fixed."""
+    names = sorted(TARGETS)[part::4]
+    ran = fuzz(*names, "--inputs", str(INPUTS))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert {line.split()[0] for line in ran.stdout.splitlines()[1:]} == set(names)
+
+
+def target(check: Check, refusals: tuple[type[Exception], ...] = (), limit_s: float = 5.0) -> Target:
+    """A target of one check, with inputs that are numbers."""
+
+    @contextmanager
+    def session() -> Iterator[Check]:
+        yield check
+
+    return Target("test", "", lambda rng: str(rng.randrange(100)).encode(), session, refusals, limit_s)
+
+
+def test_refusals_and_acceptances_are_counted() -> None:
+    """Declared errors are refusals."""
+    outcome = runner.run_apart(target(lambda data: int(data) < 50 or bool(int("x"))), 0, 1)
+    assert (outcome.inputs, outcome.failures) == (0, [])
+    outcome = runner.run_apart(target(lambda data: int(data) < 50, (ValueError,)), 200, 1)
+    assert (outcome.inputs, outcome.refused + outcome.accepted, outcome.failures) == (200, 200, [])
+    assert outcome.accepted > 0 < outcome.refused
+
+
+def _raise(error: BaseException) -> Callable[[bytes], bool]:
+    def check(data: bytes) -> bool:
+        raise error
+
+    return check
+
+
+def _sleep(data: bytes) -> bool:
+    time.sleep(60)
+    return True
+
+
+def _die(data: bytes) -> bool:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return True
+
+
+_kept: list[object] = []
+
+
+def _leak_descriptor(data: bytes) -> bool:
+    _kept.append(os.open("/", os.O_PATH))
+    return True
+
+
+def _leak_thread(data: bytes) -> bool:
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    return True
+
+
+def _take_memory(data: bytes) -> bool:
+    _kept.append(bytearray(runner.MEMORY_LIMIT * 2))
+    return True
+
+
+def _grow(data: bytes) -> bool:
+    _kept.append(bytearray(b"x" * (64 << 10)))
+    return True
+
+
+@pytest.mark.parametrize(
+    ("check", "inputs", "said"),
+    [
+        (_raise(KeyError("x")), 3, "KeyError: 'x'"),
+        (_raise(Wrong("not what it says")), 3, "Wrong: not what it says"),
+        (_sleep, 1, "longer than its time limit"),
+        (_die, 3, "the process ended: signal 9"),
+        (_leak_descriptor, 1, "left open: 1 descriptors"),
+        (_leak_thread, 1, "1 threads"),
+        (_take_memory, 1, "MemoryError"),
+        (_grow, 10000, "memory has grown"),
+    ],
+)
+def test_whatever_is_no_refusal_is_a_failure(
+    check: Check, inputs: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its input, its number and what came of it."""
+    monkeypatch.setattr(runner, "SETTLE_S", 0.1)
+    monkeypatch.setattr(runner, "CORPUS", Path("/nonexistent"))
+    outcome = runner.run_apart(target(check, limit_s=0.2 if check is _sleep else 5.0), inputs, 1)
+    assert len(outcome.failures) == 1
+    assert said in outcome.failures[0].what
+    assert outcome.failures[0].data in (b"", *islice(runner.inputs(target(check), 1), inputs))
+
+
+def test_same_seed_gives_the_same_inputs() -> None:
+    """From any number on; another seed gives others."""
+    for one in TARGETS.values():
+        if one.whole is None:
+            recorded = len(list((runner.CORPUS / one.name).glob("*")))
+            inputs = list(islice(runner.inputs(one, 3), recorded, recorded + 20))
+            assert inputs == list(islice(runner.inputs(one, 3), recorded, recorded + 20))
+            assert inputs[7:] == list(islice(runner.inputs(one, 3, 7), 13))
+            assert inputs != list(islice(runner.inputs(one, 4), recorded, recorded + 20))
+
+
+def test_failing_input_is_run_again_by_itself(tmp_path: Path) -> None:
+    """As the report of a failure says."""
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.write_bytes(b"started\nroot=2")
+    bad.write_bytes(b"started\nroot=x")
+    assert fuzz("shepherd-message", "--replay", str(good)).stdout == "accepted\n"
+    assert fuzz("shepherd-message", "--replay", str(bad)).stdout == "refused\n"
+    assert fuzz("nothing-*").returncode == 2

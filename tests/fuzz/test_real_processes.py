@@ -1,0 +1,184 @@
+"""Readers of ``/proc`` on real processes whose user has chosen names, arguments, paths and cgroups to mislead them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fuzz.mutation import LINE_ENDS
+from slurm_affinode.agent import jobuse
+from slurm_affinode.agent.inplace import freezer
+from slurm_affinode.agent.inplace.freezer import LinuxFreezer
+from slurm_affinode.agent.inplace.sockdiag import socket_inodes
+from slurm_affinode.agent.inplace.threads import waits
+from slurm_affinode.agent.peers import Inspector
+from slurm_affinode.agent.tree import LinuxProcesses
+from slurm_affinode.checkpoint import cuda, facts, namespace, openfiles
+from slurm_affinode.checkpoint.asuser import user_of
+from slurm_affinode.checkpoint.criu import cgroup_files
+from slurm_affinode.checkpoint.localfiles import _sockets
+from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.pinned import Process
+
+_PR_SET_NAME = 15
+_CGROUPS = Path("/sys/fs/cgroup")
+NAMES = [
+    *(f"x{end}Uid:\t0\t0" for end in LINE_ENDS),
+    *(f"x{end}NSpid:\t1" for end in LINE_ENDS),
+    "x\rVmSwap:",
+    "\x85VmRSS: x kB",
+    ") S 1 1",
+    "a) Z 0 (b",
+    "((((((((",
+    "\x1b[2J\x07",
+    "\\n\\",
+    "PPid:\t1",
+    "\N{GRINNING FACE}" * 3,
+]
+
+
+@contextlib.contextmanager
+def child(name: bytes, prepare: Callable[[], object] = lambda: None, *, zombie: bool = False) -> Iterator[int]:
+    """A process with this name, which waits or has ended."""
+    ready, done = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
+            prepare()
+            os.write(done, b"x")
+            if not zombie:
+                signal.pause()
+        finally:
+            os._exit(0)
+    try:
+        os.close(done)
+        assert os.read(ready, 1) == b"x"
+        if zombie:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        yield pid
+    finally:
+        os.close(ready)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("zombie", [False, True], ids=["alive", "zombie"])
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_name_of_a_process_changes_nothing_else(name: str, zombie: bool) -> None:
+    """Of itself, its user, its parent, its state."""
+    with child(name.encode()[:15], zombie=zombie) as pid:
+        me = (os.getuid(), os.getuid(), os.getuid(), os.getuid())
+        member = LinuxProcesses().read(pid)
+        assert member is not None
+        assert (member.parent, member.uid, member.gone) == (os.getpid(), os.getuid(), zombie)
+        assert member.pid_ns == namespace.inner_pid(pid) == Inspector().ns_pids(pid)[-1]
+        assert namespace.parent(pid) == os.getpid()
+        found = facts.process_facts(pid)
+        assert found is not None
+        assert (found.uids, found.state == "Z", found.tracer) == (me, zombie, 0)
+        assert (found.memory > 0) is not zombie
+        assert (cuda.host_bytes(pid) is None) is zombie
+        assert user_of(pid, os.getuid(), os.getgid()).groups == tuple(sorted(os.getgroups()))
+        assert Inspector().started(pid) == member.started == facts_started(pid)
+        with Process(pid) as held:
+            assert (freezer._state(held) == "Z") is zombie
+        assert Inspector().cpu_ticks(pid) is not None
+        assert isinstance(waits((pid,)), dict)
+        with Process(pid) as held:
+            assert (jobuse._peak_mib(held) > 0) is not zombie
+
+
+def facts_started(pid: int) -> int:
+    """As ``pinned`` reads it, which also sees the true parent and user."""
+    with Process(pid) as held:
+        assert held.stat().parent == os.getpid()
+        assert held.status()["Uid"].split() == [str(os.getuid())] * 4
+        return held.started
+
+
+PATHS = [
+    *(f"x{end}00400000-00401000 r--p 00000000 00:01 1 -dev-nvidia0" for end in LINE_ENDS),
+    "x\rzz-zz",
+    "x\r\r",
+    "\r",
+    "(deleted)",
+    "x\n00400000-00401000 r--p 00000000 00:01 1 -etc",
+    " lead",
+    "a b  c",
+]
+
+
+@pytest.mark.parametrize("name", PATHS, ids=ascii)
+def test_name_of_a_mapped_file_is_no_line_of_its_own(tmp_path: Path, name: str) -> None:
+    """Each mapped file is looked at where it is mapped, once, and nothing else is."""
+    if os.getuid() != 0:
+        pytest.skip("only root reads map_files")
+    path = tmp_path / name
+    path.write_bytes(b"x" * 4096)
+
+    def prepare() -> None:
+        with path.open("rb") as file:
+            mapped.append(mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ))
+
+    mapped: list[mmap.mmap] = []
+    with child(b"x", prepare) as pid:
+        links = [one.link for one in openfiles._files(Path(f"/proc/{pid}")) if "/map_files/" in one.link]
+        assert os.fspath(path) in {os.readlink(link) for link in links}
+        assert all(os.readlink(link).startswith("/") for link in links)
+        with Process(pid) as held:
+            assert facts._mapped_devices(held) == ()
+
+
+@pytest.mark.parametrize("end", LINE_ENDS, ids=ascii)
+def test_name_of_a_socket_is_no_line_of_its_own(tmp_path: Path, end: str) -> None:
+    """``net/unix`` shows names as they are, newlines too."""
+    sock = socket.socket(socket.AF_UNIX)
+    row = f"x{end}0000000000000000: 00000002 00000000 00010000 0001 01 {os.fstat(sock.fileno()).st_ino} /etc/x"
+    os.chdir(tmp_path)
+    sock.bind(row.replace("/", "-"))
+    try:
+        with Process(os.getpid()) as held:
+            found = socket_inodes(held)
+        assert os.fstat(sock.fileno()).st_ino in found
+        assert all(
+            path.startswith(f"{tmp_path}/") for path in _sockets((os.getpid(),), (str(tmp_path),), Path("/proc"))
+        )
+    finally:
+        os.chdir("/")
+        sock.close()
+
+
+@pytest.mark.parametrize("end", [*LINE_ENDS[1:], "\udcff"], ids=ascii)
+def test_name_of_a_cgroup_is_no_line_of_its_own(end: str) -> None:
+    """A process in it is in that cgroup and in no other."""
+    place = _CGROUPS / "unified" if (_CGROUPS / "unified").is_dir() else _CGROUPS
+    group = place / f"fuzz{end}0::"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    try:
+        with child(b"x") as pid:
+            try:
+                (group / "cgroup.procs").write_text(str(pid))
+            except OSError as error:
+                pytest.skip(f"no process can be moved to a cgroup here: {error}")
+            inside = Path(f"/proc/{pid}/cgroup").read_bytes()
+            assert os.fsencode(group.name) in inside
+            assert group / "cgroup.procs" in cgroup_files(pid)
+            if end != "\udcff":  # bytes that are no UTF-8 are not looked for
+                assert any(Path(str(one)).name == group.name for one in LinuxFreezer()._cgroups_of((pid,)))
+            assert facts.memory_facts(pid).available > 0
+            JobFinder().find(pid)
+    finally:
+        group.rmdir()
