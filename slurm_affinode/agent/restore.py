@@ -96,7 +96,7 @@ class JobRestorer:
             self._clean(arrival)
             return self._cut_short(placing, why) or self._failed(arrival, job, placing, why)
         for copy in placing.copies:
-            remaps.gone(copy.tier.store, copy.image, arrival.init_pid)
+            remaps.gone(copy.tier.store, copy.image, arrival.init)
         note = parts.notes.read(run.key.cluster, run.key.job_id)
         self._told(placing)
         return Restored(pid, None if note is None else note.trouble)
@@ -158,7 +158,7 @@ class JobRestorer:
             criu = copy.tier.store.open_criu(copy.image)
             stack.callback(os.close, criu)
             fds = dict(zip(STREAMS, arrival.fds, strict=False))
-            user = user_of(arrival.init_pid, arrival.uid, arrival.gid)
+            user = user_of(arrival.init_pid, arrival.uid, arrival.gid, started=arrival.init_started)
             inherit = parts.streams.put_back(
                 manifest.outputs, fds, top, user, again=again, check=lambda: self._check(arrival)
             )

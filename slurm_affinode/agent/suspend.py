@@ -280,7 +280,7 @@ class JobSuspender:
         """The dump into one store. Raises ``NoRoom`` where that ran full; the tree can then be dumped into another."""
         parts, job = self._parts, attempt.job
         attempt.seq = writer.seq
-        removed = remaps.ahead([member.pid for member in self._members(attempt)])
+        removed = remaps.ahead([member.id for member in self._members(attempt)])
         self._mark(attempt, Phase.DUMPING, seq=writer.seq, removed=removed)
         writer.follow()
         tree = Tree(job.init, attempt.root.pid, attempt.root.pid_ns)
@@ -288,7 +288,9 @@ class JobSuspender:
             parts.imager.dump(tree, writer.criu_fd, timeout_s=parts.settings.dump_s)
             # Slurm continues and ends what it requeues, also for others: what was dumped must not run on meanwhile.
             attempt.held.enter_context(parts.processes.hold(self._members(attempt)))
-            outputs = parts.streams.save(job.init, writer.save, user_of(job.init_pid, job.uid, job.gid))
+            outputs = parts.streams.save(
+                job.init, writer.save, user_of(job.init_pid, job.uid, job.gid, started=job.init_started)
+            )
             return writer.commit(self._manifest(attempt, outputs, writer))
         except StreamsError as error:
             raise TakenBack(str(error)) from None
@@ -302,7 +304,7 @@ class JobSuspender:
         """What the dump has stopped must not be stopped in the next one: it would be so ever after."""
         before = {member.pid for member in attempt.tree if member.state == "T"}
         members = self._members(attempt)
-        remaps.forget([m.pid for m in members], (attempt.job.uid, attempt.job.gid))
+        remaps.forget([m.id for m in members], (attempt.job.uid, attempt.job.gid))
         self._parts.processes.resume(m for m in members if m.state == "T" and m.pid not in before)
 
     def _next_seq(self, attempt: _Attempt) -> int:

@@ -45,6 +45,11 @@ class Member:
     uid: int
 
     @property
+    def id(self) -> Id:
+        """What tells it from all others."""
+        return Id(self.pid, self.started)
+
+    @property
     def gone(self) -> bool:
         """It has ended and waits to be reaped."""
         return self.state in "ZX"

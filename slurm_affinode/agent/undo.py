@@ -27,7 +27,7 @@ class Undo:
             remaps.forget_lost(facts.get("removed", ()), (int(facts["uid"]), int(facts["gid"])))
             return True
         if "seq" in facts:
-            remaps.forget([member.pid for member in members], (int(facts["uid"]), int(facts["gid"])))
+            remaps.forget([member.id for member in members], (int(facts["uid"]), int(facts["gid"])))
         # First: a stopped process cannot take its GPU memory back. Its calls wait until it is unlocked.
         stopped = set(facts.get("stopped", ()))
         parts.processes.resume(member for member in members if member.pid not in stopped)

@@ -37,10 +37,10 @@ class User:
     groups: tuple[int, ...] = ()
 
 
-def user_of(pid: int, uid: int, gid: int, *, proc: Path = PROC) -> User:
+def user_of(pid: int, uid: int, gid: int, *, started: int | None = None, proc: Path = PROC) -> User:
     """A job's user, with the groups that a process of the job has; without groups where that is another's process."""
     try:
-        with Process(pid, proc=proc) as process:
+        with Process(pid, started=started, proc=proc) as process:
             facts = process.status()
     except OSError:
         return User(uid, gid)

@@ -177,11 +177,11 @@ class Criu:
             raise DumpFailed(f"the image holds process {inventory.pids[0]} in place of {tree.root_pid_ns}")
         if refusal is not None:
             raise DumpFailed(f"it could not be restored: {refusal}")
-        members = space.members()
-        missing = set(members) - set(inventory.pids)
+        numbers = space.numbers()
+        missing = {one.inner for one in numbers} - set(inventory.pids)
         if missing:
             raise DumpFailed(f"processes are missing in the image: {', '.join(map(str, sorted(missing)))}")
-        kept = localfiles.save(members.values(), directory_fd)
+        kept = localfiles.save([Id(one.pid, one.started) for one in numbers], directory_fd)
         return DumpResult(inventory.size + kept, inventory.pids, inventory.frozen_s, version)
 
     def _space(self, init: Id, kind: type[CheckpointError]) -> Namespace:
@@ -226,8 +226,8 @@ class Criu:
             _refuse_excess(space, image.fd, inventory)
             if space.members():
                 raise RestoreFailed("the job's PID namespace is not empty")
-            stack.callback(remaps.settle, init.pid, image.fd)
-            localfiles.put_back(init.pid, image.fd, image.open)
+            stack.callback(remaps.settle, init, image.fd)
+            localfiles.put_back(init, image.fd, image.open)
             passed = stack.enter_context(
                 Inheritance(image, space.root_fd, space.mount_fd, user, inherit, timeout_s=timeout_s)
             )

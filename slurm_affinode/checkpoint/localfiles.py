@@ -18,7 +18,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from slurm_affinode import jsonvalues
 from slurm_affinode.checkpoint import remaps, rootdir
 from slurm_affinode.checkpoint.asuser import MOST_ID, User, as_user, user_of
 from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
-from slurm_affinode.checkpoint.namespace import PROC
+from slurm_affinode.pinned import Id, Process, ProcessGoneError
 
 INDEX = "local.json"
 PLACES = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108 - these are what it is about
@@ -49,49 +49,65 @@ class LocalFile:
     size: int = 0
 
 
-def save(pids: Collection[int], directory_fd: int, *, places: Sequence[str] = PLACES, proc: Path = PROC) -> int:
-    """Copy them into CRIU's directory, with the tree stopped; how many bytes. Raises ``DumpFailed``, ``DumpNoRoom``."""
+def save(tree: Collection[Id], directory_fd: int, *, places: Sequence[str] = PLACES) -> int:
+    """Copy them into CRIU's directory, with the tree stopped; how many bytes. Raises ``DumpFailed``, ``DumpNoRoom``.
+
+    The user may have a process go on, or end it: each is held, and what is copied is the very file that was looked at.
+    """
     found: dict[str, LocalFile] = {}
-    owner = _owner(pids, proc)
     total = 0
-    try:
-        if owner is not None:
-            root = proc / str(next(iter(pids))) / "root"
-            for path in _sockets(pids, places, proc):
+    with ExitStack() as stack:
+        try:
+            held = _held(tree, stack)
+            if not held:
+                return 0
+            facts = held[0].facts()
+            owner = facts.st_uid, facts.st_gid
+            root = held[0].open("root", os.O_PATH | os.O_DIRECTORY)
+            stack.callback(os.close, root)
+            for path in _sockets(held, places):
                 found.update({above.path: above for above in _above(path, owner[0], root, places)})
-        for link, names in _open_files(pids, places, proc):
-            path, facts = names[0], link.stat()
-            if found.keys() >= set(names):
-                continue
-            if owner is None or facts.st_uid != owner[0]:
-                continue
-            for above in _above(path, owner[0], proc / str(next(iter(pids))) / "root", places):
-                found.setdefault(above.path, above)
-            mode = stat.S_IMODE(facts.st_mode)
-            if path in found:
-                pass
-            elif stat.S_ISREG(facts.st_mode):
-                _check_room(directory_fd, facts.st_size, path)
-                name = f"local-{len(found)}"
-                found[path] = LocalFile(path, "file", mode, name, facts.st_size)
-                total += _copy_in(link, directory_fd, name)
-            elif stat.S_ISFIFO(facts.st_mode):
-                found[path] = LocalFile(path, "fifo", mode)
-            elif stat.S_ISDIR(facts.st_mode):
-                found[path] = LocalFile(path, "directory", mode)
-            for other in names[1:]:
-                found.setdefault(other, LocalFile(other, "link", mode, path))
-        if found and owner is not None:
-            index = {"uid": owner[0], "gid": owner[1], "files": [asdict(one) for one in found.values()]}
-            rootdir.write(directory_fd, INDEX, json.dumps(index).encode())
-            links = [one.path for one in found.values() if one.kind == "link"]
-            _remove_remaps(links, next(iter(pids)), User(*owner), proc)
-        if owner is not None:
-            remaps.set_aside(pids, directory_fd, owner, but=places, proc=proc)
-    except OSError as error:
-        kind = DumpNoRoom if error.errno in rootdir.FULL else DumpFailed
-        raise kind(f"a temporary file of the job cannot be kept: {error.strerror}: {error.filename}") from None
+            for file, names in _open_files(held, places):
+                path, facts = names[0], os.fstat(file)
+                if facts.st_uid != owner[0] or found.keys() >= set(names):
+                    continue
+                for above in _above(path, owner[0], root, places):
+                    found.setdefault(above.path, above)
+                mode = stat.S_IMODE(facts.st_mode)
+                if path in found:
+                    pass
+                elif stat.S_ISREG(facts.st_mode):
+                    _check_room(directory_fd, facts.st_size, path)
+                    name = f"local-{len(found)}"
+                    found[path] = LocalFile(path, "file", mode, name, facts.st_size)
+                    total += _copy_in(file, directory_fd, name)
+                elif stat.S_ISFIFO(facts.st_mode):
+                    found[path] = LocalFile(path, "fifo", mode)
+                elif stat.S_ISDIR(facts.st_mode):
+                    found[path] = LocalFile(path, "directory", mode)
+                for other in names[1:]:
+                    found.setdefault(other, LocalFile(other, "link", mode, path))
+            if found:
+                index = {"uid": owner[0], "gid": owner[1], "files": [asdict(one) for one in found.values()]}
+                rootdir.write(directory_fd, INDEX, json.dumps(index).encode())
+                links = [one.path for one in found.values() if one.kind == "link"]
+                _remove_remaps(links, root, User(*owner))
+            remaps.set_aside([one.id for one in held], directory_fd, owner, but=places)
+        except OSError as error:
+            kind = DumpNoRoom if error.errno in rootdir.FULL else DumpFailed
+            raise kind(f"a temporary file of the job cannot be kept: {error.strerror}: {error.filename}") from None
     return total
+
+
+def _held(tree: Collection[Id], stack: ExitStack) -> list[Process]:
+    """Those that are there. A zombie has no files; one that a restore has made is root's."""
+    found = []
+    for one in tree:
+        with suppress(ProcessGoneError):
+            process = stack.enter_context(Process(one.pid, started=one.started))
+            if process.stat().state != "Z":
+                found.append(process)
+    return found
 
 
 def _check_room(directory_fd: int, size: int, path: str) -> None:
@@ -101,33 +117,42 @@ def _check_room(directory_fd: int, size: int, path: str) -> None:
         raise OSError(errno.ENOSPC, f"it has {size} bytes, more than there is room for", path)
 
 
-def _open_files(pids: Collection[int], places: Sequence[str], proc: Path) -> Iterator[tuple[Path, list[str]]]:
-    """What descriptors, mappings and working directories lead to, by its name; by several where CRIU gave it one."""
-    for pid in pids:
-        base = proc / str(pid)
-        links = [base / "cwd"]
+def _open_files(tree: Sequence[Process], places: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """What descriptors, mappings and working directories lead to, and its name; several where CRIU gave it one.
+
+    Each comes as a descriptor (``O_PATH``) that is good until the next one is asked for.
+    """
+    for process in tree:
+        links = ["cwd"]
         for directory in ("fd", "map_files"):
             with suppress(OSError):
-                links += [base / directory / entry.name for entry in os.scandir(base / directory)]
+                links += [f"{directory}/{name}" for name in process.names(directory)]
         for link in links:
             with suppress(OSError):
-                path = os.readlink(link)  # noqa: PTH115 - "pipe:[1]" is no path
-                if path.startswith(tuple(f"{place}/" for place in places)):
-                    names = _names_left(link, path, base / "root") if path.endswith(_DELETED) else [path]
+                if not process.link(link).startswith(tuple(f"{place}/" for place in places)):  # "pipe:[1]" is no path
+                    continue
+                file = process.open(link, os.O_PATH)
+                try:
+                    path = os.readlink(f"/proc/self/fd/{file}")  # noqa: PTH115 - of what was opened
+                    if not path.startswith(tuple(f"{place}/" for place in places)):
+                        continue
+                    names = _names_left(file, path, process) if path.endswith(_DELETED) else [path]
                     if names:
-                        yield link, names
+                        yield file, names
+                finally:
+                    os.close(file)
 
 
-def _sockets(pids: Collection[int], places: Sequence[str], proc: Path) -> list[str]:
+def _sockets(tree: Sequence[Process], places: Sequence[str]) -> list[str]:
     """Names of their sockets. CRIU makes a socket's file anew, and needs the directory that it is in."""
     inodes = set()
-    for pid in pids:
+    for process in tree:
         with suppress(OSError):
-            for name in os.listdir(proc / str(pid) / "fd"):  # noqa: PTH208 - only names are wanted
+            for name in process.names("fd"):
                 with suppress(OSError):
-                    inodes.add(os.readlink(os.fsencode(proc / str(pid) / "fd" / name)))  # noqa: PTH115
-    with suppress(OSError, StopIteration):
-        text = (proc / str(next(iter(pids))) / "net" / "unix").read_bytes()
+                    inodes.add(os.fsencode(process.link(f"fd/{name}")))
+    with suppress(OSError, IndexError):
+        text = tree[0].read("net/unix")
         # A name may hold anything, also of others: what looks like a line need not be one.
         rows = (row.split(None, 7) for row in text.split(b"\n"))
         theirs = (os.fsdecode(row[7]) for row in rows if len(row) == 8 and b"socket:[%s]" % row[6] in inodes)
@@ -135,20 +160,30 @@ def _sockets(pids: Collection[int], places: Sequence[str], proc: Path) -> list[s
     return []
 
 
-def _names_left(link: Path, path: str, root: Path) -> list[str]:
+def _names_left(file: int, path: str, process: Process) -> list[str]:
     """Of a file whose own name is gone, those in the same directory, CRIU's last; none where CRIU gave it none."""
-    facts, directory = link.stat(), os.path.dirname(path)  # noqa: PTH120 - a path of another process
+    facts, directory = os.fstat(file), os.path.dirname(path)  # noqa: PTH120 - a path of another process
     if not stat.S_ISREG(facts.st_mode) or not facts.st_nlink:
         return []
-    with os.scandir(f"{root}{directory}") as entries:
-        names = [one.name for one in entries if os.path.samestat(one.stat(follow_symlinks=False), facts)]
+    names = []
+    root = process.open("root", os.O_PATH | os.O_DIRECTORY)
+    try:
+        parent = rootdir.open_below(root, directory)
+        try:
+            for name in rootdir.names(parent):
+                with suppress(FileNotFoundError):
+                    if os.path.samestat(os.stat(name, dir_fd=parent, follow_symlinks=False), facts):
+                        names.append(name)
+        finally:
+            os.close(parent)
+    finally:
+        os.close(root)
     names.sort(key=lambda name: (name.startswith(remaps.REMAP), name))
     return [f"{directory}/{name}" for name in names] if names and names[-1].startswith(remaps.REMAP) else []
 
 
-def _remove_remaps(links: Sequence[str], pid: int, user: User, proc: Path) -> None:
+def _remove_remaps(links: Sequence[str], root: int, user: User) -> None:
     """As the user, whose directories they are in."""
-    root = os.open(proc / str(pid) / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def remove() -> None:
         for path in map(Path, links):
@@ -160,38 +195,29 @@ def _remove_remaps(links: Sequence[str], pid: int, user: User, proc: Path) -> No
                     finally:
                         os.close(parent)
 
-    try:
-        as_user(user, remove)
-    finally:
-        os.close(root)
+    as_user(user, remove)
 
 
-def _owner(pids: Collection[int], proc: Path) -> tuple[int, int] | None:
-    for pid in pids:
-        with suppress(OSError):
-            facts = (proc / str(pid)).stat()
-            # A zombie that a restore has made is root's.
-            if (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[:1] != [b"Z"]:
-                return facts.st_uid, facts.st_gid
-    return None
-
-
-def _above(path: str, uid: int, root: Path, places: Sequence[str]) -> list[LocalFile]:
+def _above(path: str, uid: int, root: int, places: Sequence[str]) -> list[LocalFile]:
     """Directories between the place and the file, from the top; only those of the user can be made again."""
     found = []
     for above in reversed(Path(path).parents):
         if str(above) in ("/", *places) or not str(above).startswith(tuple(f"{place}/" for place in places)):
             continue
         with suppress(OSError):
-            facts = Path(f"{root}{above}").stat(follow_symlinks=False)
+            fd = rootdir.open_below(root, str(above))
+            try:
+                facts = os.fstat(fd)
+            finally:
+                os.close(fd)
             if stat.S_ISDIR(facts.st_mode) and facts.st_uid == uid:
                 found.append(LocalFile(str(above), "directory", stat.S_IMODE(facts.st_mode)))
     return found
 
 
-def _copy_in(link: Path, directory_fd: int, name: str) -> int:
+def _copy_in(file: int, directory_fd: int, name: str) -> int:
     """Blocks of zeros become holes."""
-    source = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
+    source = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         target = os.open(name, flags, rootdir.FILE_MODE, dir_fd=directory_fd)
@@ -230,15 +256,14 @@ def _next_data(fd: int, at: int, size: int) -> int:
 
 
 def put_back(
-    init_pid: int, directory_fd: int, contents: Callable[[str], int], *, places: Sequence[str] = PLACES,
-    proc: Path = PROC,
-) -> list[str]:  # fmt: skip
+    init: Id, directory_fd: int, contents: Callable[[str], int], *, places: Sequence[str] = PLACES
+) -> list[str]:
     """Make those that are missing in the mount namespace of a process; their paths. Raises ``RestoreFailed``.
 
     ``directory_fd``: of a copy of the image that root alone can change. ``contents``: gives a descriptor of a file of
     the image, which stays open.
     """
-    remaps.put_in_place(init_pid, directory_fd, proc=proc)
+    remaps.put_in_place(init, directory_fd)
     if INDEX not in rootdir.names(directory_fd):
         return []
     try:
@@ -252,7 +277,11 @@ def put_back(
         raise RestoreFailed(f"the image's list of temporary files cannot be read: {error}") from None
     made: list[str] = []
     failed: list[str] = []
-    root = os.open(proc / str(init_pid) / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with Process(init.pid, started=init.started) as process:
+            root = process.open("root", os.O_PATH | os.O_DIRECTORY)
+    except OSError as error:
+        raise RestoreFailed(f"a temporary file cannot be put back: {error.strerror}") from None
 
     def make() -> None:
         for one in files:
@@ -265,7 +294,7 @@ def put_back(
 
     try:
         # Files are made as the user makes them, wherever a path may lead.
-        as_user(user_of(init_pid, uid, gid, proc=proc), make)
+        as_user(user_of(init.pid, uid, gid, started=init.started), make)
     except OSError as error:
         raise RestoreFailed(f"a temporary file cannot be put back: {error.strerror}") from None
     finally:

@@ -19,16 +19,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar
 
-from slurm_affinode import jsonvalues
+from slurm_affinode import jsonvalues, pinned
 from slurm_affinode.checkpoint import rootdir
 from slurm_affinode.checkpoint.asuser import MOST_ID, User, as_user, user_of
 from slurm_affinode.checkpoint.images import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, RestoreFailed
-from slurm_affinode.checkpoint.namespace import PROC, namespace_of, parent
 from slurm_affinode.patience import Patience
+from slurm_affinode.pinned import Id, Process
 
 T = TypeVar("T")
 INDEX = "remaps.json"
@@ -40,8 +39,6 @@ WAIT_S = 120.0
 """For another job's restore to take its name away."""
 _ANSWER_S = 30.0
 """For the file systems of the files of one job."""
-_STARTED = 19
-"""Behind the name of a process in ``stat``: its start, in ticks since the boot."""
 _LIMIT = 16 << 20
 _MOST_AHEAD = 1000
 """A journal has to hold them."""
@@ -61,9 +58,7 @@ class Remap:
     inode: int
 
 
-def set_aside(
-    pids: Collection[int], directory_fd: int, owner: tuple[int, int], *, but: Sequence[str] = (), proc: Path = PROC
-) -> None:
+def set_aside(tree: Collection[Id], directory_fd: int, owner: tuple[int, int], *, but: Sequence[str] = ()) -> None:
     """After a dump: rename what CRIU has named, and write that down beside the image. The tree is stopped.
 
     A file of which that cannot be done (it is another user's) keeps CRIU's name. ``owner``: uid and gid of the job.
@@ -74,10 +69,10 @@ def set_aside(
 
     def find() -> dict[tuple[str, str], Remap]:
         return {
-            (directory, name): Remap(directory, name, _aside(pid, facts, proc), facts.st_ino)
-            for pid, directory, facts in _nameless(pids, proc)
+            (directory, name): Remap(directory, name, _aside(process, facts), facts.st_ino)
+            for process, directory, facts in _nameless(tree)
             if not f"{directory}/".startswith(tuple(f"{place}/" for place in but))
-            for name in _names(pid, directory, facts, proc)
+            for name in _names(process, directory, facts)
             if name.startswith(REMAP)
         }
 
@@ -89,13 +84,12 @@ def set_aside(
     def rename(root: int) -> None:
         done.extend(one for one in found.values() if _moved(root, one))
 
-    pid = next(iter(pids))
-    _below(pid, user_of(pid, *owner, proc=proc), proc, rename)
+    _below(next(iter(tree)), owner, rename)
     index = {"uid": owner[0], "gid": owner[1], "files": [asdict(one) for one in done]}
     rootdir.write(directory_fd, INDEX, json.dumps(index).encode())
 
 
-def put_in_place(init_pid: int, directory_fd: int, *, wait_s: float = WAIT_S, proc: Path = PROC) -> None:
+def put_in_place(init: Id, directory_fd: int, *, wait_s: float = WAIT_S) -> None:
     """Before a restore: CRIU's names, beside ours. Raises ``RestoreFailed``."""
     owner, remaps = _read(directory_fd)
     deadline = time.monotonic() + wait_s
@@ -110,18 +104,18 @@ def put_in_place(init_pid: int, directory_fd: int, *, wait_s: float = WAIT_S, pr
 
     if remaps:
         try:
-            _below(init_pid, user_of(init_pid, *owner, proc=proc), proc, make, limit_s=wait_s + _ANSWER_S)
+            _below(init, owner, make, limit_s=wait_s + _ANSWER_S)
         except OSError as error:
             name = error.filename or remaps[0].name
             raise RestoreFailed(f"a removed file cannot be put back: {name}: {error.strerror}") from None
 
 
-def settle(init_pid: int, directory_fd: int, *, proc: Path = PROC) -> None:
+def settle(init: Id, directory_fd: int) -> None:
     """After CRIU: its names go, where it has not taken them away itself. Never raises."""
-    _take_away(init_pid, directory_fd, lambda one: one.name, proc)
+    _take_away(init, directory_fd, lambda one: one.name)
 
 
-def gone(store: DirectoryStore, image: Image, pid: int | None = None) -> None:
+def gone(store: DirectoryStore, image: Image, init: Id | None = None) -> None:
     """Its job is restored, or over: our names go, as far as a process (this one, where none is given) sees them.
 
     Never raises.
@@ -131,12 +125,12 @@ def gone(store: DirectoryStore, image: Image, pid: int | None = None) -> None:
         try:
             # Its list is not verified: what it says of the owner need not be so.
             owner = image.manifest.uid, image.manifest.gid
-            _take_away(pid or os.getpid(), directory_fd, lambda one: one.aside, PROC, owner)
+            _take_away(init, directory_fd, lambda one: one.aside, owner)
         finally:
             os.close(directory_fd)
 
 
-def forget(pids: Collection[int], owner: tuple[int, int], *, proc: Path = PROC) -> None:
+def forget(tree: Collection[Id], owner: tuple[int, int]) -> None:
     """Before the tree goes on where it is: what a dump has named, by CRIU or by us, goes. Never raises."""
 
     def remove(root: int) -> None:
@@ -147,25 +141,24 @@ def forget(pids: Collection[int], owner: tuple[int, int], *, proc: Path = PROC) 
     def find() -> list[tuple[str, str, int]]:
         return [
             (directory, name, facts.st_ino)
-            for pid, directory, facts in _nameless(pids, proc)
-            for name in _names(pid, directory, facts, proc)
-            if name.startswith(REMAP) or name == _aside(pid, facts, proc)
+            for process, directory, facts in _nameless(tree)
+            for name in _names(process, directory, facts)
+            if name.startswith(REMAP) or name == _aside(process, facts)
         ]
 
     with suppress(OSError):
         found = _patiently(find)
         if found:
-            pid = next(iter(pids))
-            _below(pid, user_of(pid, *owner, proc=proc), proc, remove)
+            _below(next(iter(tree)), owner, remove)
 
 
-def ahead(pids: Collection[int], *, proc: Path = PROC) -> list[dict[str, Any]]:
+def ahead(tree: Collection[Id]) -> list[dict[str, Any]]:
     """Before a dump: what it may name, for ``forget_lost``. Never raises."""
 
     def find() -> list[dict[str, Any]]:
         return [
-            {"directory": directory, "aside": _aside(pid, facts, proc), "inode": facts.st_ino}
-            for pid, directory, facts in islice(_nameless(pids, proc), _MOST_AHEAD)
+            {"directory": directory, "aside": _aside(process, facts), "inode": facts.st_ino}
+            for process, directory, facts in islice(_nameless(tree), _MOST_AHEAD)
         ]
 
     with suppress(OSError):
@@ -173,7 +166,7 @@ def ahead(pids: Collection[int], *, proc: Path = PROC) -> list[dict[str, Any]]:
     return []
 
 
-def forget_lost(named: Sequence[Mapping[str, Any]], owner: tuple[int, int], *, proc: Path = PROC) -> None:
+def forget_lost(named: Sequence[Mapping[str, Any]], owner: tuple[int, int]) -> None:
     """As ``forget``, where the tree is gone, with its node perhaps. Never raises."""
 
     def remove(root: int) -> None:
@@ -185,7 +178,7 @@ def forget_lost(named: Sequence[Mapping[str, Any]], owner: tuple[int, int], *, p
 
     with suppress(OSError):
         if named:
-            _below(os.getpid(), User(*owner), proc, remove)
+            _below(None, owner, remove)
 
 
 def _read(directory_fd: int) -> tuple[tuple[int, int], list[Remap]]:
@@ -212,7 +205,7 @@ def _listed(value: object) -> Remap:
 
 
 def _take_away(
-    pid: int, directory_fd: int, which: Callable[[Remap], str], proc: Path, known: tuple[int, int] | None = None
+    init: Id | None, directory_fd: int, which: Callable[[Remap], str], known: tuple[int, int] | None = None
 ) -> None:
     def remove(root: int) -> None:
         for one in remaps:
@@ -222,56 +215,69 @@ def _take_away(
     with suppress(OSError, RestoreFailed):
         owner, remaps = _read(directory_fd)
         if remaps:
-            _below(pid, user_of(pid, *(known or owner), proc=proc), proc, remove)
+            _below(init, known or owner, remove)
 
 
-def _nameless(pids: Collection[int], proc: Path) -> Iterator[tuple[int, str, os.stat_result]]:
-    """Files that these processes have open, and whose name there is gone: PID, directory, facts; each once."""
+def _nameless(tree: Collection[Id]) -> Iterator[tuple[Process, str, os.stat_result]]:
+    """Files that these processes have open, and whose name there is gone: process, directory, facts; each once."""
     seen = set()
-    for pid in pids:
-        base = proc / str(pid)
-        for directory in ("fd", "map_files"):
-            with suppress(OSError):
-                for entry in os.scandir(base / directory):
+    for one in tree:
+        with suppress(OSError), Process(one.pid, started=one.started) as process:
+            for directory in ("fd", "map_files"):
+                for link in _listed_in(process, directory):
                     with suppress(OSError):
-                        path = os.readlink(entry.path)  # noqa: PTH115 - "pipe:[1]" is no path
+                        path = process.link(link)  # "pipe:[1]" is no path
                         parent, _, name = path.rpartition("/")
                         if not path.startswith("/") or not (path.endswith(_DELETED) or name.startswith(_NFS)):
                             continue
-                        facts = os.stat(entry.path)  # noqa: PTH116 - as above
+                        facts = process.facts(link)
                         key = (parent, facts.st_dev, facts.st_ino)
                         if stat.S_ISREG(facts.st_mode) and facts.st_nlink and key not in seen:
                             seen.add(key)
-                            yield pid, parent, facts
+                            yield process, parent, facts
 
 
-def _names(pid: int, directory: str, facts: os.stat_result, proc: Path) -> list[str]:
-    """Of a file, in a directory, those that a dump may have made."""
-    with suppress(OSError), os.scandir(f"{proc / str(pid) / 'root'}{directory}/") as entries:
-        return [
-            one.name
-            for one in entries
-            if one.name.startswith((REMAP, ASIDE)) and os.path.samestat(one.stat(follow_symlinks=False), facts)
-        ]
+def _listed_in(process: Process, directory: str) -> list[str]:
+    with suppress(OSError):
+        return [f"{directory}/{name}" for name in process.names(directory)]
     return []
 
 
-def _aside(pid: int, facts: os.stat_result, proc: Path) -> str:
+def _names(process: Process, directory: str, facts: os.stat_result) -> list[str]:
+    """Of a file, in a directory, those that a dump may have made."""
+    found = []
+    with suppress(OSError):
+        root = process.open("root", os.O_PATH | os.O_DIRECTORY)
+        try:
+            with _opened(root, directory) as parent:
+                for name in rootdir.names(parent):
+                    if name.startswith((REMAP, ASIDE)):
+                        with suppress(FileNotFoundError):
+                            if os.path.samestat(os.stat(name, dir_fd=parent, follow_symlinks=False), facts):
+                                found.append(name)
+        finally:
+            os.close(root)
+    return found
+
+
+def _aside(process: Process, facts: os.stat_result) -> str:
     """No other file in the directory has its inode number, and no other run the rest of it."""
-    return f"{ASIDE}{facts.st_ino}.{_run_of(pid, proc)}"
+    return f"{ASIDE}{facts.st_ino}.{_run_of(process)}"
 
 
-def _run_of(pid: int, proc: Path) -> str:
+def _run_of(process: Process) -> str:
     """The PID namespace of a process, among all that there were, on every node: the number alone is used again as soon
     as a job sleeps. Two jobs may well have one file open: a library that was replaced, and has a hard link elsewhere.
     """
-    space = namespace_of(pid, proc=proc)
-    first = pid
-    while (above := parent(first, proc=proc)) and namespace_of(above, proc=proc) == space:
-        first = above
-    began = (proc / str(first) / "stat").read_bytes().rpartition(b")")[2].split()[_STARTED].decode("ascii")
-    boot = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
-    return f"{(proc / str(pid) / 'ns' / 'pid').stat().st_ino}.{began}.{boot}"
+    space, began = process.namespace("pid"), process.started
+    if space is None:
+        raise pinned.ProcessGoneError(errno.ESRCH, "it has ended", str(process.pid))
+    for above in pinned.ancestors(process):
+        if above.namespace("pid") != space:
+            break
+        began = above.started
+    boot = (pinned.PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+    return f"{space[1]}.{began}.{boot}"
 
 
 def _patiently(call: Callable[[], T], limit_s: float = _ANSWER_S) -> T:
@@ -279,11 +285,16 @@ def _patiently(call: Callable[[], T], limit_s: float = _ANSWER_S) -> T:
     return Patience(None, look_s=limit_s)(call)
 
 
-def _below(pid: int, user: User, proc: Path, call: Callable[[int], None], *, limit_s: float = _ANSWER_S) -> None:
-    """``call``, as the user, with the root that a process sees."""
+def _below(init: Id | None, owner: tuple[int, int], call: Callable[[int], None], *, limit_s: float = _ANSWER_S) -> None:
+    """``call``, as the user, with the root that a process sees, or this one. ``owner``: uid and gid."""
 
     def there() -> None:
-        root = os.open(proc / str(pid) / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        if init is None:
+            user, root = User(*owner), os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        else:
+            user = user_of(init.pid, *owner, started=init.started)
+            with Process(init.pid, started=init.started) as process:
+                root = process.open("root", os.O_PATH | os.O_DIRECTORY)
         try:
             as_user(user, lambda: call(root))
         finally:

@@ -29,12 +29,6 @@ EXCEPTIONS = {
     # A thread has no descriptor, either: it is let go where it is none of the process that is held.
     ("agent.tree", "ptrace"): "what it traced is looked at after that",
 }
-# Modules that are being converted. To be empty in a release.
-PENDING = {
-    "checkpoint.localfiles",
-    "checkpoint.remaps",
-}
-
 FORBIDDEN = {
     "os.kill", "os.killpg", "os.pidfd_open", "signal.pidfd_send_signal", "os.setns", "os.getpgid", "os.getsid",
     "os.setpgid", "os.setpriority", "os.getpriority",
@@ -152,16 +146,15 @@ def test_no_module_uses_a_process_by_its_number() -> None:
     wrong = [
         f"{name.replace('.', '/')}.py:{line}: {rule}"
         for name, line, rule in all_violations()
-        if name not in PENDING and (name, rule) not in EXCEPTIONS
+        if (name, rule) not in EXCEPTIONS
     ]
     assert wrong == []
 
 
 def test_no_exception_outlives_its_need() -> None:
-    """Each is used, and each module of PENDING has something left."""
+    """Each is used."""
     there = {(name, rule) for name, _, rule in all_violations()}
     assert set(EXCEPTIONS) - there == set()
-    assert PENDING - {name for name, _ in there} == set()
 
 
 @pytest.mark.parametrize(

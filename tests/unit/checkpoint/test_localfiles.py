@@ -7,6 +7,8 @@ import mmap
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 from slurm_affinode.checkpoint.interface import DumpNoRoom, RestoreFailed
 from slurm_affinode.checkpoint.localfiles import INDEX, put_back, save
+from slurm_affinode.pinned import Process
 
 
 @dataclass
@@ -27,7 +30,7 @@ class Place:
 
     def save(self) -> int:
         """Of this process."""
-        return save([os.getpid()], self.fd, places=[str(self.tmp)])
+        return save([Process(os.getpid()).id], self.fd, places=[str(self.tmp)])
 
     def put_back(self) -> list[str]:
         """Seen by this process."""
@@ -38,7 +41,7 @@ class Place:
             return opened[-1]
 
         try:
-            return put_back(os.getpid(), self.fd, contents, places=[str(self.tmp)])
+            return put_back(Process(os.getpid()).id, self.fd, contents, places=[str(self.tmp)])
         finally:
             for fd in opened:
                 os.close(fd)
@@ -210,3 +213,48 @@ def test_paths_elsewhere_are_not_made(place: Place) -> None:
     index.write_text("{}")
     with pytest.raises(RestoreFailed, match="cannot be read"):
         place.put_back()
+
+
+_SWAPS = """
+import os, sys
+mine = os.open(sys.argv[1], os.O_RDWR)
+theirs = os.open(sys.argv[2], os.O_PATH)  # a user may, without any right on the file
+os.setgid(2001); os.setuid(2001)
+print(flush=True)
+input()
+os.dup2(theirs, mine)
+print(flush=True)
+input()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may look at what others have open")
+def test_file_that_is_swapped_after_the_look_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may let a stopped process go on, and put a file that only root may read in the place of the user's own."""
+    place, image = tmp_path / "place", tmp_path / "image"
+    place.mkdir()
+    image.mkdir(mode=0o700)
+    (place / "mine").write_bytes(b"mine")
+    os.chown(place / "mine", 2001, 2001)
+    (tmp_path / "secret").write_bytes(b"root")
+    (tmp_path / "secret").chmod(0o600)
+    argv = (sys.executable, "-c", _SWAPS, str(place / "mine"), str(tmp_path / "secret"))
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
+        assert user.stdin is not None
+        assert user.stdout is not None
+        user.stdout.readline()
+
+        def swap(directory_fd: int, size: int, path: str) -> None:
+            user.stdin.write(b"\n")  # type: ignore[union-attr]
+            user.stdin.flush()  # type: ignore[union-attr]
+            user.stdout.readline()  # type: ignore[union-attr]
+
+        monkeypatch.setattr("slurm_affinode.checkpoint.localfiles._check_room", swap)
+        fd = os.open(image, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            save([Process(user.pid).id], fd, places=[str(place)])
+        finally:
+            os.close(fd)
+            user.kill()
+    copies = [path.read_bytes() for path in image.iterdir() if path.name != INDEX]
+    assert copies == [b"mine"]
