@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
-import os
 import re
 import shutil
 import subprocess
@@ -21,7 +21,7 @@ from slurm_affinode.core.waketime import wake_time
 from slurm_affinode.model.suspension import SuspendOption
 
 SPANK = Path(__file__).parents[2] / "spank"
-BUILD = Path(tempfile.gettempdir()) / f"slurm-affinode-fuzz-{os.getuid()}"
+BUILD = SPANK.parent / "out" / "fuzz-spank"
 _KINDS = ("message", "option", "cgroup", "settings", "arguments", "channel")
 _INPUTS_PER_S = 2000
 """No slower than this."""
@@ -38,9 +38,11 @@ def _missing() -> str | None:
 @functools.cache
 def _program() -> Path:
     """The C fuzzer, built. Raises ``Wrong``."""
-    built = subprocess.run(
-        ("make", "-s", "-C", str(SPANK), f"BUILD={BUILD}", "fuzz"), check=False, capture_output=True, text=True
-    )
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:  # several test workers may want it at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        argv = ("make", "-s", "-C", str(SPANK), f"BUILD={BUILD}", "fuzz")
+        built = subprocess.run(argv, check=False, capture_output=True, text=True)
     if built.returncode != 0:
         raise Wrong(built.stderr[-2000:])
     return BUILD / "sanitized" / "fuzz"
