@@ -155,7 +155,7 @@ import mmap, os, sys
 fds = [os.open(path, os.O_RDWR) for path in sys.argv[1:3]]
 high = mmap.mmap(fds[1], 4096)
 low = mmap.mmap(fds[0], 4096)
-os.close(fds[1])
+os.closerange(3, 64)  # also the copies that mmap keeps
 """
 
 
