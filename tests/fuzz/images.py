@@ -16,8 +16,18 @@ from random import Random
 from fuzz.mutation import mutated, some
 from fuzz.places import directory, put
 from fuzz.runner import Check, Target, Wrong
-from slurm_affinode.checkpoint import criu_images, memorymap, sessions
-from slurm_affinode.checkpoint.criu_images import PAGE, BadImage
+from slurm_affinode.checkpoint import (
+    credentials,
+    criu_images,
+    filetable,
+    ghosts,
+    memorymap,
+    sessions,
+    unixsockets,
+    watches,
+)
+from slurm_affinode.checkpoint.criu_images import PAGE, BadImage, encoded, framed
+from slurm_affinode.checkpoint.filetable import FileTable, Type
 from slurm_affinode.checkpoint.interface import DumpFailed
 
 _DUMP = Path(__file__).parent / "dump.tar.gz"
@@ -52,7 +62,7 @@ def _files() -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(_DUMP.read_bytes())) as archive:
         found = {one.name: file.read() for one in archive if (file := archive.extractfile(one)) is not None}
     # The last two as zombies, which have no memory: that is read quicker.
-    return {name: data for name, data in found.items() if not re.match(r"(mm|pagemap)-557[34]|(fs|ids|fdinfo)-", name)}
+    return {name: data for name, data in found.items() if not re.match(r"(mm|pagemap)-557[34]|(fs|ids)-", name)}
 
 
 @cache
@@ -238,7 +248,129 @@ def _logs() -> Iterator[Check]:
     yield check
 
 
+# --- the table of open files, and what stands beside it
+
+
+def _entries() -> tuple[bytes, ...]:
+    """Entries of kinds that the recorded tree does not have."""
+    names = encoded(9, encoded(1, 1) + encoded(5, 0)), encoded(10, encoded(1, 212992))
+    numbers = b"".join(encoded(field, field) for field in (1, 2, 3, 4, 5, 6, 7, 8))
+    unix = (
+        numbers
+        + b"".join(names)
+        + encoded(11, b"/tmp/s")
+        + encoded(12, 0)
+        + encoded(13, encoded(1, 0o755))
+        + encoded(14, b"/tmp")
+    )
+    watch = encoded(1, 1) + encoded(2, 77) + encoded(5, 23) + encoded(7, encoded(4, b"/tmp/w"))
+    bodies = {
+        Type.UNIXSK: unix,
+        Type.INOTIFY: encoded(1, 9) + encoded(5, watch),
+        Type.FIFO: encoded(1, 10) + encoded(3, 11),
+        Type.TTY: encoded(1, 12) + encoded(6, 13),
+        Type.REG: b"".join(encoded(*one) for one in ((1, 99), (2, 2), (3, 0), (6, b"/tmp/x"), (10, 0o100644))),
+    }
+    return tuple(
+        encoded(1, kind) + encoded(2, 5) + encoded(filetable._BODY[kind], body) for kind, body in bodies.items()
+    )
+
+
+_ENTRIES = _entries()
+_PATHS = (b"/etc/passwd", b"\0", b"/..", b"relative", b"\x32\x0b/etc/shadow", b"\x48\x01", b"\x5a\x00")
+
+
+def _table(rng: Random) -> bytes:
+    """A kind of file, and a mutation of one."""
+    kind = int(rng.random() * 8)
+    if kind < 3:
+        recorded = _bodies(_files()["files.img"])
+        bodies = [*recorded, *(one for one in _ENTRIES if rng.random() < 0.5)]
+        made = (mutated(rng, one, (*_WORDS, *_PATHS), 4096) if rng.random() < 0.15 else one for one in bodies)
+        data = _files()["files.img"][:8] + b"".join(map(framed, made))
+        return b"0" + (_mutated_records(rng, data) if rng.random() < 0.3 else data)
+    if kind == 3:
+        remap = encoded(1, 99) + encoded(2, 5) + encoded(3, some(rng, (0, 1, 2, 7)))
+        return b"1" + mutated(rng, bytes(8) + framed(remap) * some(rng, (1, 2)), _WORDS)
+    if kind == 4:
+        packet = encoded(1, 5) + encoded(2, 4)
+        return b"2" + mutated(rng, bytes(8) + framed(packet) + b"data", _WORDS)
+    if kind == 5:
+        times = encoded(1, 1700000000) + encoded(2, 5)
+        ghost = b"".join(
+            encoded(*one) for one in ((1, 2001), (2, 100), (3, 0o100600), (5, 77), (7, times), (8, times), (9, 1))
+        )
+        return b"3" + mutated(rng, bytes(8) + framed(ghost) + b"contents", _WORDS)
+    if kind == 6:
+        text = (
+            b"pos:\t0\nflags:\t00\nmnt_id:\t15\ninotify wd:1 ino:1f sdev:17 mask:fff ignored_mask:0 fhandle-bytes:c\n"
+        )
+        return b"4" + mutated(rng, text, (b"inotify ", b"ino:", b"sdev:", b"\r"))
+    return b"5" + mutated(rng, _files()[some(rng, [name for name in _files() if name.startswith("core-")])], _WORDS)
+
+
+@contextlib.contextmanager
+def _tables() -> Iterator[Check]:
+    with directory() as place:
+        fd = os.open(place, os.O_RDONLY)
+        try:
+            yield lambda data: _check_table(place, fd, data[:1], data[1:])
+        finally:
+            os.close(fd)
+
+
+def _check_table(place: Path, fd: int, kind: bytes, data: bytes) -> bool:
+    if kind == b"0":
+        return _check_rewritten(data)
+    if kind == b"1":
+        return bool(filetable.remaps(data))
+    if kind == b"2":
+        return bool(list(filetable.packets(data)))
+    if kind == b"3":
+        put(str(place / "ghost"), data)
+        with (place / "ghost").open("rb") as file:
+            ghost = ghosts.Ghost.read(file.fileno())
+        if ghost.begin > len(data):
+            raise Wrong(f"{ghost}")
+        return True
+    if kind == b"4":
+        return bool(list(watches.watched(data)))
+    put(str(place / "core-7.img"), data)
+    return credentials.of_image(fd, 7) is not None
+
+
+def _check_rewritten(data: bytes) -> bool:
+    """No path is left where CRIU could find one, whatever stands in an entry twice."""
+    table = FileTable.parse(data)
+    names = {number: f"affinode-{number}" for number in table.regular}
+    sockets = [one.id for one in table.sockets]
+    for body in criu_images.bodies(table.rewritten(names, sockets)):
+        facts = criu_images.message(body)
+        for field, place in ((filetable._BODY[Type.REG], 6), (filetable._BODY[Type.UNIXSK], 11)):
+            if integer_or_none(facts, 1) != {6: Type.REG, 11: Type.UNIXSK}[place]:
+                continue
+            for inner in facts.get(field, []):
+                found = criu_images.message(inner).get(place) if isinstance(inner, bytes) else None
+                left = [one for one in found or [] if not isinstance(one, bytes) or one.startswith(b"/")]
+                if left or found is None or len(found) != 1 or len(facts[field]) != 1:
+                    raise Wrong(f"CRIU would find {found} in {facts}")
+                if place == 11 and 14 in criu_images.message(inner):
+                    raise Wrong(f"CRIU would change to a directory: {facts}")
+    unixsockets.refusal(table)
+    filetable.needs(table, descriptors=[_files()["fdinfo-2.img"]], memories=[_files()["mm-5569.img"]], places=[])
+    return True
+
+
+def integer_or_none(facts: criu_images.Message, key: int) -> int | None:
+    """The last value of a field."""
+    value = facts.get(key, [None])[-1]
+    return value if isinstance(value, int) else None
+
+
 TARGETS = (
+    Target(
+        "criu-files", "open files, removed files, queues, watches, credentials", _table, _tables, (BadImage, OSError)
+    ),
     Target("criu-dump", "a dump: its tree, sessions, memory maps", _dump, _inspected, (BadImage, DumpFailed)),
     Target("criu-message", "the records of image files", _message, _messages, (BadImage,)),
     Target("criu-log", "CRIU's log, which names files of the job", _log, _logs),

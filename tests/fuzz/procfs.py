@@ -327,11 +327,11 @@ def _mappings() -> Iterator[Check]:
                 devices = facts._mapped_devices(process)
             if damage is not None:
                 with contextlib.suppress(OSError):
-                    list(openfiles._files(root / str(PID)))
+                    list(_opened(root))
                 return False
-            found = {one.link for one in openfiles._files(root / str(PID))}
+            found = {one for one in _opened(root) if one.startswith("map_files/")}
             wanted = {
-                (inode, _how(mode)): f"{place}/{begin:x}-{end:x}"
+                (inode, _how(mode)): f"map_files/{begin:x}-{end:x}"
                 for begin, end, mode, inode, path in reversed(rows)
                 if path.startswith("/")
             }
@@ -340,6 +340,12 @@ def _mappings() -> Iterator[Check]:
             return True
 
         yield check
+
+
+def _opened(root: Path) -> list[str]:
+    """What a restored tree's process has open, as it is looked at."""
+    with pinned.Process(PID, proc=root) as process:
+        return [one.name for one in openfiles._files(process)]
 
 
 def _how(mode: str) -> str:
@@ -413,12 +419,11 @@ def _descriptors() -> Iterator[Check]:
                 put(f"{proc.base}/fdinfo/{number}", _bytes(info))
             put(f"{proc.base}/net/unix", _bytes(unix))
             put(f"{proc.base}/net/tcp", _bytes(tcp))
-            base = root / str(PID)
             with pinned.Process(PID, proc=root) as process:
                 files, _ = facts._files(process)
                 found = sockdiag.socket_inodes(process)
             with contextlib.suppress(OSError):
-                list(openfiles._files(base))
+                list(_opened(root))
             true = {int(target[8:-1]) for target, _ in links if re.fullmatch(r"socket:\[[0-9]+\]", target)}
             _expect("sockets", found, frozenset(true))
             list(remaps._nameless((PID,), root))

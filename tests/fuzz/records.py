@@ -363,12 +363,17 @@ def _local_files() -> Iterator[Check]:
         put(str(proc / "5" / "status"), b"Name:\tx\nUid:\t0\t0\t0\t0\nGroups:\t\n")
         put(str(image / "local-0"), b"content")
         before = sorted(os.listdir(root / "etc"))
-        fd = os.open(image, os.O_RDONLY)
+        fd, copy = os.open(image, os.O_RDONLY), os.open(image / "local-0", os.O_RDONLY)
+
+        def contents(name: str) -> int:
+            if name != "local-0":
+                raise ImageDamaged(f"{name}: there is none")
+            return copy
 
         def check(data: bytes) -> bool:
             put(str(image / localfiles.INDEX), data)
             try:
-                made = localfiles.put_back(5, fd, places=("/tmp",), proc=proc)
+                made = localfiles.put_back(5, fd, contents, places=("/tmp",), proc=proc)
             finally:
                 odd = [one.name for one in root.iterdir() if one.name not in ("tmp", "etc")]
                 if odd or sorted(os.listdir(root / "etc")) != before:
@@ -379,6 +384,7 @@ def _local_files() -> Iterator[Check]:
         try:
             yield check
         finally:
+            os.close(copy)
             os.close(fd)
 
 

@@ -132,7 +132,9 @@ def test_name_of_a_mapped_file_is_no_line_of_its_own(tmp_path: Path, name: str) 
 
     mapped: list[mmap.mmap] = []
     with child(b"x", prepare) as pid:
-        links = [one.link for one in openfiles._files(Path(f"/proc/{pid}")) if "/map_files/" in one.link]
+        with Process(pid) as held:
+            names = [one.name for one in openfiles._files(held) if one.name.startswith("map_files/")]
+        links = [f"/proc/{pid}/{name}" for name in names]
         assert os.fspath(path) in {os.readlink(link) for link in links}
         assert all(os.readlink(link).startswith("/") for link in links)
         with Process(pid) as held:
