@@ -26,7 +26,7 @@ from slurm_affinode import jsonvalues
 from slurm_affinode.checkpoint import remaps, rootdir
 from slurm_affinode.checkpoint.asuser import MOST_ID, User, as_user, user_of
 from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
-from slurm_affinode.pinned import Id, Process, ProcessGoneError
+from slurm_affinode.pinned import PROC, Id, Process, ProcessGoneError
 
 INDEX = "local.json"
 PLACES = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108 - these are what it is about
@@ -256,7 +256,7 @@ def _next_data(fd: int, at: int, size: int) -> int:
 
 
 def put_back(
-    init: Id, directory_fd: int, contents: Callable[[str], int], *, places: Sequence[str] = PLACES
+    init: Id, directory_fd: int, contents: Callable[[str], int], *, places: Sequence[str] = PLACES, proc: Path = PROC
 ) -> list[str]:
     """Make those that are missing in the mount namespace of a process; their paths. Raises ``RestoreFailed``.
 
@@ -278,7 +278,7 @@ def put_back(
     made: list[str] = []
     failed: list[str] = []
     try:
-        with Process(init.pid, started=init.started) as process:
+        with Process(init.pid, started=init.started, proc=proc) as process:
             root = process.open("root", os.O_PATH | os.O_DIRECTORY)
     except OSError as error:
         raise RestoreFailed(f"a temporary file cannot be put back: {error.strerror}") from None
@@ -294,7 +294,7 @@ def put_back(
 
     try:
         # Files are made as the user makes them, wherever a path may lead.
-        as_user(user_of(init.pid, uid, gid, started=init.started), make)
+        as_user(user_of(init.pid, uid, gid, started=init.started, proc=proc), make)
     except OSError as error:
         raise RestoreFailed(f"a temporary file cannot be put back: {error.strerror}") from None
     finally:

@@ -220,21 +220,25 @@ def _take_away(
 
 def _nameless(tree: Collection[Id]) -> Iterator[tuple[Process, str, os.stat_result]]:
     """Files that these processes have open, and whose name there is gone: process, directory, facts; each once."""
-    seen = set()
+    seen: set[tuple[str, int, int]] = set()
     for one in tree:
         with suppress(OSError), Process(one.pid, started=one.started) as process:
-            for directory in ("fd", "map_files"):
-                for link in _listed_in(process, directory):
-                    with suppress(OSError):
-                        path = process.link(link)  # "pipe:[1]" is no path
-                        parent, _, name = path.rpartition("/")
-                        if not path.startswith("/") or not (path.endswith(_DELETED) or name.startswith(_NFS)):
-                            continue
-                        facts = process.facts(link)
-                        key = (parent, facts.st_dev, facts.st_ino)
-                        if stat.S_ISREG(facts.st_mode) and facts.st_nlink and key not in seen:
-                            seen.add(key)
-                            yield process, parent, facts
+            for directory, facts in _nameless_of(process):
+                key = (directory, facts.st_dev, facts.st_ino)
+                if key not in seen:
+                    seen.add(key)
+                    yield process, directory, facts
+
+
+def _nameless_of(process: Process) -> Iterator[tuple[str, os.stat_result]]:
+    for link in (*_listed_in(process, "fd"), *_listed_in(process, "map_files")):
+        with suppress(OSError):
+            path = process.link(link)  # "pipe:[1]" is no path
+            parent, _, name = path.rpartition("/")
+            if path.startswith("/") and (path.endswith(_DELETED) or name.startswith(_NFS)):
+                facts = process.facts(link)
+                if stat.S_ISREG(facts.st_mode) and facts.st_nlink:
+                    yield parent, facts
 
 
 def _listed_in(process: Process, directory: str) -> list[str]:

@@ -161,7 +161,6 @@ def _processes() -> Iterator[Check]:
     with directory() as root:
         proc = _Proc(root)
         tree, inspector = LinuxProcesses(root), Inspector(root)
-        true_owner = (root / str(PID)).stat().st_uid
 
         def check(data: bytes) -> bool:
             one, damage = json.loads(data)
@@ -183,12 +182,11 @@ def _processes() -> Iterator[Check]:
                 "waits": threads.waits((PID,), root),
                 "uses": jobuse.uses(finder, proc=root, cgroups=root / "cgroup"),
                 "job": finder.find(PID),
-                "owner": localfiles._owner((PID,), root),
                 **_of_held(root),
             }
             _sound(read)
             if not damage:
-                _true(one, read, true_owner)
+                _true(one, read)
             return read["member"] is not None
 
         yield check
@@ -226,7 +224,7 @@ def _sound(read: dict[str, Any]) -> None:
         raise Wrong(f"{job}")
 
 
-def _true(one: dict[str, Any], read: dict[str, Any], owner: int) -> None:
+def _true(one: dict[str, Any], read: dict[str, Any]) -> None:
     """What the kernel said of an undamaged process."""
     state = one["state"]
     _expect("start", read["started"], one["started"])
@@ -263,9 +261,6 @@ def _true(one: dict[str, Any], read: dict[str, Any], owner: int) -> None:
     job = read["job"]
     if job is not None and job.source == "environment":
         _expect("job", str(job.job_id), named)
-    _expect(
-        "owner", read["owner"], None if state == "Z" else (owner, (owner, read["owner"][1])[1] if read["owner"] else 0)
-    )
 
 
 # --- mappings
@@ -426,9 +421,10 @@ def _descriptors() -> Iterator[Check]:
                 list(_opened(root))
             true = {int(target[8:-1]) for target, _ in links if re.fullmatch(r"socket:\[[0-9]+\]", target)}
             _expect("sockets", found, frozenset(true))
-            list(remaps._nameless((PID,), root))
-            list(localfiles._open_files((PID,), localfiles.PLACES, root))
-            sockets = localfiles._sockets((PID,), localfiles.PLACES, root)
+            with pinned.Process(PID, proc=root) as process:
+                list(remaps._nameless_of(process))
+                list(localfiles._open_files([process], localfiles.PLACES))
+                sockets = localfiles._sockets([process], localfiles.PLACES)
             if not all(path.startswith("/tmp/") for path in sockets):
                 raise Wrong(f"{sockets}")
             one = facts.ProcessFacts(PID, "x", (2001,), files=files)

@@ -38,6 +38,7 @@ from slurm_affinode.model.suspension import (
     SuspendOption,
     Versions,
 )
+from slurm_affinode.pinned import Id
 
 
 def _json(value: Any, words: Sequence[bytes] = ()) -> Callable[[Random], bytes]:
@@ -360,6 +361,7 @@ def _local_files() -> Iterator[Check]:
         for one in (image, root / "tmp", root / "etc", proc / "5"):
             one.mkdir(parents=True)
         (proc / "5" / "root").symlink_to(root)
+        put(str(proc / "5" / "stat"), b"5 (x) S" + b" 1" * 49)
         put(str(proc / "5" / "status"), b"Name:\tx\nUid:\t0\t0\t0\t0\nGroups:\t\n")
         put(str(image / "local-0"), b"content")
         before = sorted(os.listdir(root / "etc"))
@@ -373,7 +375,7 @@ def _local_files() -> Iterator[Check]:
         def check(data: bytes) -> bool:
             put(str(image / localfiles.INDEX), data)
             try:
-                made = localfiles.put_back(5, fd, contents, places=("/tmp",), proc=proc)
+                made = localfiles.put_back(Id(5, 1), fd, contents, places=("/tmp",), proc=proc)
             finally:
                 odd = [one.name for one in root.iterdir() if one.name not in ("tmp", "etc")]
                 if odd or sorted(os.listdir(root / "etc")) != before:
