@@ -13,7 +13,7 @@ import pytest
 from background import started_of
 from waiting import wait_until
 
-from slurm_affinode.pinned import Process
+from slurm_affinode.pinned import Number, Process
 
 # PID 1 of its namespace starts a shell that forks all the time, with a child that sleeps.
 FORKING = 'while :; do /bin/true; echo x >>"$0"; done & sleep 1000 & wait'
@@ -37,6 +37,10 @@ class EmptyNamespace:
     def members(self) -> dict[int, int]:
         """None."""
         return {}
+
+    def numbers(self) -> list[Number]:
+        """None."""
+        return []
 
     def processes(self) -> Iterator[tuple[int, Process]]:
         """None."""

@@ -76,7 +76,6 @@ _COMMON = (
     "--skip-in-flight",
     "--ext-unix-sk",
     "--file-locks",
-    "--link-remap",
 )
 
 _ABOUT_MEMORY = re.compile("lazy|uffd|userfault")
@@ -158,6 +157,10 @@ class Criu:
             "--log-file=dump.log", f"-v{self._verbosity}",
             "--leave-stopped", f"--timeout={max(1, int(timeout_s))}", f"--ghost-limit={_GHOST_LIMIT}", *_COMMON,
         ]  # fmt: skip
+        processes = [Id(one.pid, one.started) for one in space.numbers()]
+        owner = localfiles.owner_of(processes)
+        if owner is not None:
+            remaps.give_names(processes, owner)
         try:
             with self._launched(space, arguments) as (argv, fds):
                 done = self._run(

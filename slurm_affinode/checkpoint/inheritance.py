@@ -17,14 +17,15 @@ import re
 import secrets
 import socket
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from slurm_affinode import process
-from slurm_affinode.checkpoint import ghosts, rootdir, unixsockets
+from slurm_affinode.checkpoint import ghosts, localfiles, rootdir, unixsockets
+from slurm_affinode.checkpoint import remaps as remaps_of_dump
 from slurm_affinode.checkpoint.asuser import User, as_user
 from slurm_affinode.checkpoint.criu_images import BadImage, read_image
 from slurm_affinode.checkpoint.filetable import (
@@ -45,7 +46,8 @@ from slurm_affinode.checkpoint.filetable import (
     remaps,
 )
 from slurm_affinode.checkpoint.interface import InheritFd, RestoreFailed
-from slurm_affinode.checkpoint.private_image import PrivateImage, filesystem_type
+from slurm_affinode.checkpoint.private_image import PrivateImage
+from slurm_affinode.checkpoint.rootdir import filesystem_type
 from slurm_affinode.checkpoint.watches import Watches
 from slurm_affinode.patience import NoAnswerError, Patience
 
@@ -54,6 +56,7 @@ Inode = tuple[int, int]
 
 _SYS_FACCESSAT2 = 439
 _AT_EMPTY_PATH, _AT_EACCESS = 0x1000, 0x200
+_DELETED = " (deleted)"
 _ANSWER_S = 30.0
 """For the file systems of the files of one job."""
 _TERMINALS = re.compile(r"/dev/(ptmx|tty|pts/ptmx|pts/\d{1,7})")
@@ -176,6 +179,7 @@ class Inheritance:
         kinds = {kind: [image.read(name) for name in names if name.startswith(kind)] for kind in _USES}
         used = needs(table, descriptors=kinds["fdinfo-"], memories=kinds["mm-"], places=kinds["fs-"])
         keys = {one.key for one in self.given}
+        given_names = _named_for_dump(image, names)
         renamed: dict[int, str] = {}
         secret = secrets.token_hex(8)  # no file of the job's has such a name
         wishes: list[_Wish] = []
@@ -185,7 +189,9 @@ class Inheritance:
             elif one.key not in keys:
                 renamed[one.id] = f"/~{secret}.{one.id:x}"
                 if one.id in used:
-                    wishes.append(_wish(one, used[one.id], gone.get(one.id), table))
+                    # What was named for the dump is like what CRIU has named.
+                    named = Remap(one.id, RemapKind.LINKED, one.id) if one.name in given_names else None
+                    wishes.append(_wish(one, used[one.id], gone.get(one.id, named), table))
         for wish, fd in zip(wishes, self._opened(wishes), strict=True):
             self._pass(fd, renamed[wish.one.id])
             facts = os.fstat(fd)
@@ -270,8 +276,8 @@ class Inheritance:
             with rootdir.closed_on_error(fd):
                 facts = os.fstat(fd)
                 self._links.append((wish.name, (facts.st_dev, facts.st_ino)))
-            own_directory, _, own = wish.one.name.rpartition("/")
-            if own_directory == directory:
+            own_directory, _, own = wish.one.name.removesuffix(_DELETED).rpartition("/")
+            if own_directory == directory and own != name:
                 with suppress(OSError):
                     os.link(name, own, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
                     try:
@@ -423,6 +429,13 @@ class Inheritance:
             links, root = list(self._links), os.dup(self._root)
             with suppress(OSError):
                 Patience(None, look_s=_ANSWER_S)(lambda: as_user(self.user, remove))
+
+
+def _named_for_dump(image: PrivateImage, names: Collection[str]) -> set[str]:
+    """Paths of names that removed files have for the dump alone."""
+    found = remaps_of_dump.names_of(image.read(remaps_of_dump.INDEX)) if remaps_of_dump.INDEX in names else set()
+    local = localfiles.names_of(image.read(localfiles.INDEX)) if localfiles.INDEX in names else set()
+    return found | {path for path in local if path.endswith(_DELETED)}
 
 
 def _wish(one: RegularFile, need: Needs, remap: Remap | None, table: FileTable) -> _Wish:

@@ -1,14 +1,13 @@
 """Files of the node that a tree has open by name: shared memory in ``/dev/shm``, temporary files in ``/tmp``.
 
-CRIU opens such files again by their path, and on another node there are none. So the dump keeps a copy of those that
+Such files are opened again by their path, and on another node there are none. So the dump keeps a copy of those that
 belong to the job's user, and a restore makes those that are missing: as that user, below the root of the job's own
 mount namespace, following no link out of it. A file that is there but is another one is not touched; the restore is
-refused. Of a socket the directories are made, CRIU makes the socket.
+refused. Of a socket the directories are made here (``unixsockets.py`` makes the socket).
 
 A file that was opened by a name that is gone, and has another one in that directory, is one of them: ``sem_open(3)``
-makes named semaphores so. CRIU gives it a name of its own (``--link-remap``) and takes it away in the restore. Where
-the node has another name of the file CRIU's is removed with the dump, since two dumps may choose the same, and made
-again.
+makes named semaphores so. It gets a name for the dump (``remaps.give_names``), which goes with the restore. Where the
+node has another name of the file, that one is removed with the dump and made again: two dumps may choose the same.
 """
 
 from __future__ import annotations
@@ -161,7 +160,7 @@ def _sockets(tree: Sequence[Process], places: Sequence[str]) -> list[str]:
 
 
 def _names_left(file: int, path: str, process: Process) -> list[str]:
-    """Of a file whose own name is gone, those in the same directory, CRIU's last; none where CRIU gave it none."""
+    """Of a file whose own name is gone, those in the same directory, that for the dump last; none without that."""
     facts, directory = os.fstat(file), os.path.dirname(path)  # noqa: PTH120 - a path of another process
     if not stat.S_ISREG(facts.st_mode) or not facts.st_nlink:
         return []
@@ -178,8 +177,10 @@ def _names_left(file: int, path: str, process: Process) -> list[str]:
             os.close(parent)
     finally:
         os.close(root)
-    names.sort(key=lambda name: (name.startswith(remaps.REMAP), name))
-    return [f"{directory}/{name}" for name in names] if names and names[-1].startswith(remaps.REMAP) else []
+    own = os.path.basename(path)  # noqa: PTH119 - as above
+    names.sort(key=lambda name: (name.startswith(remaps.REMAP) or name == own, name))
+    named = names and (names[-1].startswith(remaps.REMAP) or names[-1] == own)
+    return [f"{directory}/{name}" for name in names] if named else []
 
 
 def _remove_remaps(links: Sequence[str], root: int, user: User) -> None:
@@ -187,7 +188,7 @@ def _remove_remaps(links: Sequence[str], root: int, user: User) -> None:
 
     def remove() -> None:
         for path in map(Path, links):
-            if path.name.startswith(remaps.REMAP):
+            if path.name.startswith(remaps.REMAP) or path.name.endswith(_DELETED):
                 with suppress(OSError):
                     parent = rootdir.open_below(root, str(path.parent))
                     try:
@@ -253,6 +254,24 @@ def _next_data(fd: int, at: int, size: int) -> int:
         if error.errno == errno.ENXIO:
             return size
         raise
+
+
+def names_of(index: bytes) -> set[str]:
+    """Paths of the files in the index of an image. Raises ``RestoreFailed``."""
+    try:
+        files = jsonvalues.typed(list, jsonvalues.table(jsonvalues.loads(index))["files"])
+        return {_listed(one).path for one in files}
+    except (ValueError, KeyError) as error:
+        raise RestoreFailed(f"the image's list of temporary files cannot be read: {error}") from None
+
+
+def owner_of(tree: Collection[Id]) -> tuple[int, int] | None:
+    """Uid and gid of a job's processes; ``None``: there is none."""
+    with ExitStack() as stack:
+        for process in _held(tree, stack):
+            facts = process.facts()
+            return facts.st_uid, facts.st_gid
+    return None
 
 
 def put_back(

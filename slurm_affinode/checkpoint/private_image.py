@@ -11,8 +11,6 @@ itself is copied, too, and compared when the pages are verified.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import os
 import re
 import stat
@@ -306,7 +304,11 @@ def _place(needed: int) -> str | None:
     """A file system in memory with so much room; ``None``: there is none."""
     for place in _PLACES:
         with contextlib.suppress(OSError):
-            if os.access(place, os.W_OK) and filesystem_type(place) == _TMPFS and _room(Path(place)) > needed + _MARGIN:
+            if (
+                os.access(place, os.W_OK)
+                and rootdir.filesystem_type(place) == _TMPFS
+                and _room(Path(place)) > needed + _MARGIN
+            ):
                 return place
     return None
 
@@ -314,14 +316,3 @@ def _place(needed: int) -> str | None:
 def _room(path: Path) -> int:
     facts = os.statvfs(path)
     return facts.f_bavail * facts.f_frsize
-
-
-def filesystem_type(file: str | int) -> int:
-    """Number of the kind of the file system that a file is on (statfs(2)). ``file``: a path or a descriptor."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    facts = (ctypes.c_long * 64)()
-    call = libc.fstatfs(file, facts) if isinstance(file, int) else libc.statfs(os.fsencode(file), facts)
-    if call != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), None if number == errno.EBADF else str(file))
-    return int(facts[0]) & 0xFFFFFFFF

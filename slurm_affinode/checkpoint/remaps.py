@@ -1,9 +1,14 @@
-"""Names of files that are open while their own name is gone: CRIU's ``link_remap.N``, outside of the node's own places.
+"""Names of files that are open while their own name is gone, outside of the node's own places.
 
-Of a file that was removed while the tree has it open, and that has another name still or is on NFS, CRIU makes a name
-in the same directory: ``link_remap.N``, N being the file's number in the image. Jobs that began alike choose the same
-N, so only one of them in a directory could be suspended. Therefore the name is set aside with the dump, under one that
-no other job chooses, and is there for the restore alone: of two that are restored at once the second one waits.
+Of a file that was removed while the tree has it open, and that has another name still or is on NFS, CRIU would make a
+name in the same directory (``--link-remap``), as root and by a path that a user can change meanwhile: a link to a
+user's file in any directory of root's. So it is given a name before the dump, with the user's rights: that by which
+``/proc`` knows it, ``NAME (deleted)``, which CRIU finds and takes for the file's own (``check_path_remap`` in
+``criu/files-reg.c``); on NFS ``link_remap.INODE``, in place of the name that the kernel has given it.
+
+Jobs that began alike choose the same names. Therefore the name is set aside with the dump, under one that no other job
+chooses, and is there for the restore alone: of two that are restored at once the second one waits. Images of older
+releases have CRIU's names, ``link_remap.N``.
 
 What is done here is done with the user's rights, and given up where the file system of such a file does not answer.
 """
@@ -33,8 +38,6 @@ T = TypeVar("T")
 INDEX = "remaps.json"
 REMAP = "link_remap."
 ASIDE = ".link_remap."
-CRIUS_LIST = "remap-fpath.img"
-"""CRIU writes it where a file without its name was open, and only there."""
 WAIT_S = 120.0
 """For another job's restore to take its name away."""
 _ANSWER_S = 30.0
@@ -45,6 +48,7 @@ _MOST_AHEAD = 1000
 _PAUSE_S = 0.1
 _DELETED = " (deleted)"
 _NFS = ".nfs"
+_NFS_MAGIC = 0x6969
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +62,55 @@ class Remap:
     inode: int
 
 
-def set_aside(tree: Collection[Id], directory_fd: int, owner: tuple[int, int], *, but: Sequence[str] = ()) -> None:
-    """After a dump: rename what CRIU has named, and write that down beside the image. The tree is stopped.
+def give_names(tree: Collection[Id], owner: tuple[int, int]) -> None:
+    """Before a dump: give names to files that have lost theirs. Never raises: CRIU says what it cannot dump.
 
-    A file of which that cannot be done (it is another user's) keeps CRIU's name. ``owner``: uid and gid of the job.
+    ``owner``: uid and gid of the job.
+    """
+
+    def give(root: int) -> None:
+        for directory, own, fd, inode in opened:
+            with suppress(OSError), _opened(root, directory) as parent:
+                if own.endswith(_DELETED):
+                    os.link(f"/proc/self/fd/{fd}", own, dst_dir_fd=parent, follow_symlinks=True)
+                elif rootdir.filesystem_type(parent) == _NFS_MAGIC:
+                    os.rename(own, f"{REMAP}{inode}", src_dir_fd=parent, dst_dir_fd=parent)
+
+    def open_all() -> list[tuple[str, str, int, int]]:
+        found = []
+        for process, one in _nameless(tree):
+            with suppress(OSError):
+                fd = process.open(one.link, os.O_PATH)
+                # By now it may lead to another file.
+                if os.path.samestat(os.fstat(fd), one.facts):
+                    found.append((one.directory, one.own, fd, one.facts.st_ino))
+                else:
+                    os.close(fd)
+        return found
+
+    opened: list[tuple[str, str, int, int]] = []
+    with suppress(OSError):
+        opened = _patiently(open_all)
+        if opened:
+            _below(next(iter(tree)), owner, give)
+    for _, _, fd, _ in opened:
+        os.close(fd)
+
+
+def set_aside(tree: Collection[Id], directory_fd: int, owner: tuple[int, int], *, but: Sequence[str] = ()) -> None:
+    """After a dump: rename what was named for it, and write that down beside the image. The tree is stopped.
+
+    A file of which that cannot be done (it is another user's) keeps its name. ``owner``: uid and gid of the job.
     ``but``: directories that are left alone, with all below them.
     """
-    if CRIUS_LIST not in rootdir.names(directory_fd):
-        return
 
     def find() -> dict[tuple[str, str], Remap]:
         return {
-            (directory, name): Remap(directory, name, _aside(process, facts), facts.st_ino)
-            for process, directory, facts in _nameless(tree)
-            if not f"{directory}/".startswith(tuple(f"{place}/" for place in but))
-            for name in _names(process, directory, facts)
-            if name.startswith(REMAP)
+            (one.directory, name): Remap(one.directory, name, _aside(process, one.facts), one.facts.st_ino)
+            for process, one in _nameless(tree)
+            if not f"{one.directory}/".startswith(tuple(f"{place}/" for place in but))
+            for name in _names(process, one)
+            if not name.startswith(ASIDE)
         }
 
     found = _patiently(find)
@@ -140,10 +177,10 @@ def forget(tree: Collection[Id], owner: tuple[int, int]) -> None:
 
     def find() -> list[tuple[str, str, int]]:
         return [
-            (directory, name, facts.st_ino)
-            for process, directory, facts in _nameless(tree)
-            for name in _names(process, directory, facts)
-            if name.startswith(REMAP) or name == _aside(process, facts)
+            (one.directory, name, one.facts.st_ino)
+            for process, one in _nameless(tree)
+            for name in _names(process, one)
+            if not name.startswith(ASIDE) or name == _aside(process, one.facts)
         ]
 
     with suppress(OSError):
@@ -157,8 +194,8 @@ def ahead(tree: Collection[Id]) -> list[dict[str, Any]]:
 
     def find() -> list[dict[str, Any]]:
         return [
-            {"directory": directory, "aside": _aside(process, facts), "inode": facts.st_ino}
-            for process, directory, facts in islice(_nameless(tree), _MOST_AHEAD)
+            {"directory": one.directory, "aside": _aside(process, one.facts), "inode": one.facts.st_ino}
+            for process, one in islice(_nameless(tree), _MOST_AHEAD)
         ]
 
     with suppress(OSError):
@@ -173,7 +210,7 @@ def forget_lost(named: Sequence[Mapping[str, Any]], owner: tuple[int, int]) -> N
         for one in named:
             with suppress(OSError), _opened(root, one["directory"]) as parent:
                 for name in rootdir.names(parent):
-                    if name.startswith(REMAP) or name == one["aside"]:
+                    if name.startswith(REMAP) or name.endswith(_DELETED) or name == one["aside"]:
                         _remove(parent, name, one["inode"])
 
     with suppress(OSError):
@@ -186,10 +223,22 @@ def _read(directory_fd: int) -> tuple[tuple[int, int], list[Remap]]:
     if INDEX not in rootdir.names(directory_fd):
         return (0, 0), []
     try:
-        index = jsonvalues.table(jsonvalues.loads(rootdir.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT)))
+        return _parsed(rootdir.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT))
+    except ImageDamaged as error:
+        raise RestoreFailed(f"the image's list of removed files cannot be read: {error}") from None
+
+
+def names_of(index: bytes) -> set[str]:
+    """Paths of the names that the index of an image has. Raises ``RestoreFailed``."""
+    return {f"{one.directory}/{one.name}" for one in _parsed(index)[1]}
+
+
+def _parsed(data: bytes) -> tuple[tuple[int, int], list[Remap]]:
+    try:
+        index = jsonvalues.table(jsonvalues.loads(data))
         found = [_listed(one) for one in jsonvalues.typed(list, index["files"])]
         return (jsonvalues.whole(index["uid"], MOST_ID), jsonvalues.whole(index["gid"], MOST_ID)), found
-    except (ImageDamaged, ValueError, KeyError) as error:
+    except (ValueError, KeyError) as error:
         raise RestoreFailed(f"the image's list of removed files cannot be read: {error}") from None
 
 
@@ -218,27 +267,43 @@ def _take_away(
             _below(init, known or owner, remove)
 
 
-def _nameless(tree: Collection[Id]) -> Iterator[tuple[Process, str, os.stat_result]]:
-    """Files that these processes have open, and whose name there is gone: process, directory, facts; each once."""
-    seen: set[tuple[str, int, int]] = set()
+@dataclass(frozen=True, slots=True)
+class _Nameless:
+    """A file that a process has open, and whose name is gone."""
+
+    link: str
+    """Below the process's directory in ``/proc``."""
+    directory: str
+    own: str
+    """The name by which ``/proc`` knows it."""
+    facts: os.stat_result
+
+
+def _nameless(tree: Collection[Id]) -> Iterator[tuple[Process, _Nameless]]:
+    """Such files of all processes, each of their names once."""
+    seen: set[tuple[str, str, int, int]] = set()
     for one in tree:
         with suppress(OSError), Process(one.pid, started=one.started) as process:
-            for directory, facts in _nameless_of(process):
-                key = (directory, facts.st_dev, facts.st_ino)
+            for file in _nameless_of(process):
+                key = (file.directory, file.own, file.facts.st_dev, file.facts.st_ino)
                 if key not in seen:
                     seen.add(key)
-                    yield process, directory, facts
+                    yield process, file
 
 
-def _nameless_of(process: Process) -> Iterator[tuple[str, os.stat_result]]:
+def _nameless_of(process: Process) -> Iterator[_Nameless]:
     for link in (*_listed_in(process, "fd"), *_listed_in(process, "map_files")):
         with suppress(OSError):
             path = process.link(link)  # "pipe:[1]" is no path
             parent, _, name = path.rpartition("/")
-            if path.startswith("/") and (path.endswith(_DELETED) or name.startswith(_NFS)):
+            deleted = path.endswith(_DELETED)
+            if path.startswith("/") and (deleted or name.startswith((_NFS, REMAP))):
                 facts = process.facts(link)
+                named = not deleted and name.startswith(REMAP)
+                if named and name != f"{REMAP}{facts.st_ino}":
+                    continue
                 if stat.S_ISREG(facts.st_mode) and facts.st_nlink:
-                    yield parent, facts
+                    yield _Nameless(link, parent, name, facts)
 
 
 def _listed_in(process: Process, directory: str) -> list[str]:
@@ -247,17 +312,18 @@ def _listed_in(process: Process, directory: str) -> list[str]:
     return []
 
 
-def _names(process: Process, directory: str, facts: os.stat_result) -> list[str]:
-    """Of a file, in a directory, those that a dump may have made."""
+def _names(process: Process, file: _Nameless) -> list[str]:
+    """Those in its directory that a dump may have made."""
+    ours = {file.own} if file.own.endswith(_DELETED) else set()
     found = []
     with suppress(OSError):
         root = process.open("root", os.O_PATH | os.O_DIRECTORY)
         try:
-            with _opened(root, directory) as parent:
+            with _opened(root, file.directory) as parent:
                 for name in rootdir.names(parent):
-                    if name.startswith((REMAP, ASIDE)):
+                    if name.startswith((REMAP, ASIDE)) or name in ours:
                         with suppress(FileNotFoundError):
-                            if os.path.samestat(os.stat(name, dir_fd=parent, follow_symlinks=False), facts):
+                            if os.path.samestat(os.stat(name, dir_fd=parent, follow_symlinks=False), file.facts):
                                 found.append(name)
         finally:
             os.close(root)

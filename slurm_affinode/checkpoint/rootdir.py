@@ -223,3 +223,14 @@ def open_place(root: int, path: str, flags: int = 0) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), path)
     return fd
+
+
+def filesystem_type(file: str | int) -> int:
+    """Number of the kind of the file system that a file is on (statfs(2)). ``file``: a path or a descriptor."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    facts = (ctypes.c_long * 64)()
+    call = libc.fstatfs(file, facts) if isinstance(file, int) else libc.statfs(os.fsencode(file), facts)
+    if call != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), None if number == errno.EBADF else str(file))
+    return int(facts[0]) & 0xFFFFFFFF

@@ -88,6 +88,12 @@ def test_removed_file_is_not_made_in_a_directory_of_root(attack: Callable[..., A
     assert attack("root_names") == ["place", "socket"]
 
 
+def test_dump_makes_no_name_in_a_directory_of_root(attack: Callable[..., Any]) -> None:
+    """For a file that was removed, while its directory and a link are exchanged over and over."""
+    attack("victim", "named")
+    assert attack("dump_swapped", 8) == []
+
+
 def test_directory_below_a_closed_home_is_not_watched(attack: Callable[..., Any]) -> None:
     """Who watches it would get the names of its files."""
     attack("victim", "watch")

@@ -23,7 +23,7 @@ from session import JOB, PYTHON, UID, wait_for
 
 from slurm_affinode.checkpoint import namespace, remaps
 from slurm_affinode.checkpoint.asuser import User
-from slurm_affinode.checkpoint.interface import InheritFd
+from slurm_affinode.checkpoint.interface import CheckpointError, InheritFd
 from slurm_affinode.model.suspension import LiveRun
 from slurm_affinode.pinned import Process
 
@@ -70,6 +70,9 @@ VICTIMS = {
         "h = open(p + 'linked', 'w+'); h.write('linked'); h.flush(); os.link(p + 'linked', p + 'other')\n"
         "os.unlink(p + 'linked')"
     ),
+    "named": (
+        "os.mkdir('place'); f = open('place/file', 'w'); os.link('place/file', 'other'); os.unlink('place/file')"
+    ),
     "fifo": "os.mkfifo('fifo'); f = os.open('fifo', os.O_RDWR); os.write(f, b'mine')",
     "listeners": (
         "s = socket.socket(socket.AF_UNIX); s.bind(os.getcwd() + '/socket'); os.chmod('socket', 0o640); s.listen(3)\n"
@@ -114,6 +117,14 @@ said = 'nothing'
 with open(sys.argv[1] + '/said.new', 'w') as out:
     json.dump(said, out)
 os.rename(sys.argv[1] + '/said.new', sys.argv[1] + '/said')
+"""
+
+SWAPPING = """
+import ctypes, os, sys
+os.symlink(sys.argv[3], sys.argv[2])
+libc, one, other = ctypes.CDLL(None), os.fsencode(sys.argv[1]), os.fsencode(sys.argv[2])
+while True:
+    assert libc.renameat2(-100, one, -100, other, 2) == 0  # RENAME_EXCHANGE
 """
 
 THIEF = """
@@ -267,6 +278,22 @@ class Attacks(Driven):
         self.thief.send_signal(signal.SIGTERM)
         said, _ = self.thief.communicate(timeout=30)
         return {**json.loads(said), "held": self.held}
+
+    def dump_swapped(self, times: int) -> list[str]:
+        """Dump again and again, while its user exchanges a directory and a link to one of root's; what is in that."""
+        theirs = THEIRS / "place"
+        theirs.mkdir(exist_ok=True)
+        swapping = as_user(SWAPPING, str(self.work / "place"), str(self.work / "link"), str(theirs))
+        try:
+            for _ in range(times):
+                with suppress(CheckpointError):
+                    self.dump()
+                self.store.discard(JOB, 1)
+                self.resume()
+        finally:
+            swapping.kill()
+            swapping.wait()
+        return sorted(path.name for path in theirs.iterdir())
 
     def put_back(self, shared: bool = False, swap: str | None = None) -> float:
         """Restore it; how long that took. ``swap``: what of the image is changed behind its verification."""

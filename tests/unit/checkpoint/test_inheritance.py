@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import socket
@@ -56,7 +57,8 @@ class Job:
 
     def pass_on(
         self, entries: Files, *, used: Sequence[tuple[int, int]] | None = None, areas: Files = (),
-        cwd: int = TOP, given: Sequence[InheritFd] = (), timeout_s: float = 20, **others: bytes,
+        cwd: int = TOP, given: Sequence[InheritFd] = (), timeout_s: float = 20,
+        index: tuple[str, bytes] = ("local.json", b'{"files": []}'), **others: bytes,
     ) -> tuple[Inheritance, PrivateImage]:  # fmt: skip
         """Prepare a restore. ``used``: entries that are descriptors, with their kinds; all of regular files."""
         numbers = [(number, 1) for number in range(FIRST, FIRST + len(entries))] if used is None else used
@@ -66,6 +68,7 @@ class Job:
             "fdinfo-2.img": made.descriptors(*numbers),
             "mm-7.img": made.memory(PROGRAM, *areas),
             "fs-7.img": made.places(cwd, TOP),
+            index[0]: index[1],
             **{name.replace("_", "-") + ".img": data for name, data in others.items()},
         }
         for path in self.images.iterdir():
@@ -445,6 +448,18 @@ def test_file_with_another_name_is_found_by_the_name_that_criu_gave_it(job: Job)
     assert where(fd) == f"{job.work}/own (deleted)"
     assert b"link_remap" not in image.read("files.img")
     assert [path.name for path in job.work.iterdir()] == ["link_remap.5"]
+    inherited.finish()
+    assert list(job.work.iterdir()) == []
+
+
+def test_file_that_was_named_for_the_dump_has_its_own_name_again(job: Job) -> None:
+    """For a moment, so that `/proc` tells it."""
+    named = job.file("own (deleted)", data=b"x")
+    one = {"directory": str(job.work), "name": named.name, "aside": ".link_remap.1", "inode": named.stat().st_ino}
+    index = json.dumps({"uid": ALICE.uid, "gid": ALICE.gid, "files": [one]}).encode()
+    inherited, _ = job.pass_on([made.regular(FIRST, str(named), os.O_RDWR, FILE, size=1)], index=("remaps.json", index))
+    assert where(passed(inherited, FIRST)) == f"{job.work}/own (deleted)"
+    assert [path.name for path in job.work.iterdir()] == ["own (deleted)"]
     inherited.finish()
     assert list(job.work.iterdir()) == []
 

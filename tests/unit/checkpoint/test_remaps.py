@@ -41,7 +41,6 @@ class Place:
     def dumped(self, name: str, image: int, *, but: tuple[str, ...] = ()) -> None:
         """CRIU has made its name for it."""
         (self.work / CRIU).hardlink_to(self.work / f"{name}-too")
-        os.close(os.open(remaps.CRIUS_LIST, os.O_CREAT | os.O_WRONLY, dir_fd=self.images[image]))
         remaps.set_aside([ME], self.images[image], OWNER, but=but)
 
     def names(self) -> set[str]:
@@ -124,7 +123,7 @@ def test_files_of_the_node_are_left_to_others(place: Place) -> None:
     with place.open_removed("a"):
         place.dumped("a", 0, but=(str(place.work.parent),))
         assert place.names() == {CRIU}
-        assert [one.name for one in (place.work.parent / "one").iterdir()] == [remaps.CRIUS_LIST]
+        assert [one.name for one in (place.work.parent / "one").iterdir()] == []
 
 
 def test_what_its_user_has_taken_away_is_for_criu_to_miss(place: Place) -> None:
@@ -179,3 +178,63 @@ def test_a_directory_that_does_not_answer_keeps_nobody(
     finally:
         theirs.go_on()
         os.close(image)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root works as others")
+def test_removed_file_is_named_with_the_rights_of_its_user(tmp_path: Path) -> None:
+    """By the name that the kernel has for it, in its own directory; not in one of root's that a link leads to."""
+    for above in (tmp_path, *tmp_path.parents[:2]):
+        above.chmod(0o755)
+    work, theirs = tmp_path / "work", tmp_path / "theirs"
+    work.mkdir()
+    theirs.mkdir()
+    os.chown(work, 2001, 2001)
+    with (work / "file").open("w") as file:
+        os.fchown(file.fileno(), 2001, 2001)
+        (work / "other").hardlink_to(work / "file")
+        (work / "file").unlink()
+        work.rename(tmp_path / "moved")
+        (tmp_path / "work").symlink_to(theirs)
+        remaps.give_names([ME], (2001, 2001))
+        assert {path.name for path in (tmp_path / "moved").iterdir()} == {"other", "file (deleted)"}
+        assert list(theirs.iterdir()) == []
+        assert (tmp_path / "moved" / "file (deleted)").samefile(tmp_path / "moved" / "other")
+        remaps.give_names([ME], (2001, 2001))
+        remaps.forget([ME], (2001, 2001))
+        assert {path.name for path in (tmp_path / "moved").iterdir()} == {"other"}
+        (tmp_path / "moved").chmod(0o500)
+        os.chown(tmp_path / "moved", 0, 0)
+        remaps.give_names([ME], (2001, 2001))
+        assert {path.name for path in (tmp_path / "moved").iterdir()} == {"other"}
+
+
+def test_name_for_a_dump_is_set_aside_and_comes_back(place: Place) -> None:
+    """As CRIU's names do."""
+    with place.open_removed("a"):
+        remaps.give_names([ME], OWNER)
+        assert place.names() == {"a (deleted)"}
+        remaps.set_aside([ME], place.images[0], OWNER)
+        (aside,) = place.names()
+        assert aside.startswith(remaps.ASIDE)
+        remaps.put_in_place(ME, place.images[0])
+        assert place.names() == {"a (deleted)", aside}
+        index = rootdir.read(place.images[0], remaps.INDEX, owner=os.geteuid(), limit=1 << 20)
+        assert remaps.names_of(index) == {f"{place.work}/a (deleted)"}
+        remaps.settle(ME, place.images[0])
+        assert place.names() == {aside}
+
+
+def test_each_removed_name_of_a_file_is_given(place: Place) -> None:
+    """Two processes may have opened it by two of them."""
+    with place.open_removed("a"):
+        (place.work / "b").hardlink_to(place.work / "a-too")
+        with (place.work / "b").open():
+            (place.work / "b").unlink()
+            remaps.give_names([ME], OWNER)
+            assert place.names() == {"a (deleted)", "b (deleted)"}
+            remaps.set_aside([ME], place.images[0], OWNER)
+            assert len(place.names()) == 1
+            remaps.put_in_place(ME, place.images[0])
+            assert place.names() > {"a (deleted)", "b (deleted)"}
+            remaps.forget([ME], OWNER)
+            assert place.names() == set()
