@@ -75,7 +75,7 @@ def bare_dump(tree: Tree, directory: Path) -> float:
     directory.mkdir()
     began = time.monotonic()
     subprocess.run(
-        ["nsenter", f"--target={tree.init_pid}", "--pid", "--mount", "--", "criu", "dump", f"--tree={tree.root_pid_ns}",
+        ["nsenter", f"--target={tree.init.pid}", "--pid", "--mount", "--", "criu", "dump", f"--tree={tree.root_pid_ns}",
          f"--images-dir={directory}", "--log-file=dump.log", "--leave-running", "--manage-cgroups=ignore",
          "--shell-job", "--tcp-close", "--ext-unix-sk", "--timeout=600"],
         check=True, capture_output=True,

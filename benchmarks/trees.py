@@ -56,7 +56,7 @@ while True:
     time.sleep(60)
 """
 FACTS = Manifest(
-    key=JobKey("bench", 1, 1), seq=0, uid=0, gid=0, node="", restarts=0, started_epoch=0.0, dumped_epoch=0.0,
+    key=JobKey("bench", 1, 1), seq=0, uid=0, gid=0, node="node", restarts=0, started_epoch=0.0, dumped_epoch=0.0,
     option=SuspendOption(), versions=Versions("", "", ""), root_pid=0, cuda_pids=(), gpus=(), gpu_bytes=0,
     outputs=(), files=(),
 )  # fmt: skip
