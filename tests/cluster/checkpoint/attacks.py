@@ -281,8 +281,9 @@ class Attacks(Driven):
 
     def dump_swapped(self, times: int) -> list[str]:
         """Dump again and again, while its user exchanges a directory and a link to one of root's; what is in that."""
-        theirs = THEIRS / "place"
-        theirs.mkdir(exist_ok=True)
+        theirs = Path("/home/checkpoint-attack")  # on the file system of the user's files, else there can be no link
+        shutil.rmtree(theirs, ignore_errors=True)
+        theirs.mkdir(mode=0o755)
         swapping = as_user(SWAPPING, str(self.work / "place"), str(self.work / "link"), str(theirs))
         try:
             for _ in range(times):
