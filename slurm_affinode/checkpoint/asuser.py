@@ -26,6 +26,8 @@ MOST_ID = (1 << 32) - 2
 """The largest number of a user or a group; the next one stands for none."""
 _SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159, "ppc64le": 81, "riscv64": 159}
 """The call itself: libc's function of that name changes the groups of all threads."""
+_SYS_SETRESUID = {"x86_64": (117, 119), "aarch64": (147, 149), "ppc64le": (164, 169), "riscv64": (147, 149)}
+"""setresuid(2) and setresgid(2), as above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,15 @@ def user_of(pid: int, uid: int, gid: int, *, started: int | None = None, proc: P
     return User(uid, gid, kerneltext.numbers(facts.get("Groups", "")))
 
 
-def as_user(user: User, call: Callable[[], T], *, namespace_fd: int | None = None) -> T:
+def as_user(
+    user: User, call: Callable[[], T], *, namespace_fd: int | None = None, effective: bool = False
+) -> T:  # fmt: skip
     """What ``call`` gives, made with the user's rights on files; what it raises is raised here.
 
     Only root can take another's; for anybody else ``call`` is made as it is. ``namespace_fd``: a mount namespace whose
-    root is the root of all paths meanwhile. Raises ``OSError`` where the rights cannot be taken, or the namespace not
-    be entered: then nothing was done.
+    root is the root of all paths meanwhile. ``effective``: the effective IDs are the user's, too, which sockets show to
+    their peers (``SO_PEERCRED``); the real ones stay root's, so that the user can signal no thread. Raises ``OSError``
+    where the rights cannot be taken, or the namespace not be entered: then nothing was done.
     """
     if namespace_fd is None and (os.geteuid() != 0 or user.uid == 0):
         return call()
@@ -66,7 +71,7 @@ def as_user(user: User, call: Callable[[], T], *, namespace_fd: int | None = Non
             if namespace_fd is not None:
                 _enter(namespace_fd)
             if os.geteuid() == 0 and user.uid != 0:
-                _become(user)
+                _become(user, effective=effective)
             results.append(call())
         except BaseException as error:
             errors.append(error)
@@ -87,7 +92,7 @@ def _enter(namespace_fd: int) -> None:
         raise OSError(error, f"the mount namespace cannot be entered: {os.strerror(error)}")
 
 
-def _become(user: User) -> None:
+def _become(user: User, *, effective: bool = False) -> None:
     """This thread alone, for good: it ends soon."""
     if not all(0 <= one <= MOST_ID for one in (user.uid, user.gid, *user.groups)):
         # ctypes takes a number modulo 2**32: 4294967296 would be root.
@@ -104,3 +109,9 @@ def _become(user: User) -> None:
         change(ctypes.c_uint32(wanted))
         if change(ctypes.c_uint32(0xFFFFFFFF)) != ctypes.c_int32(wanted).value:  # says what it is, and changes nothing
             raise OSError(1, "setfsuid: the user's rights cannot be taken")
+    if effective:
+        setresuid, setresgid = _SYS_SETRESUID[platform.machine()]
+        for call, wanted in ((setresgid, user.gid), (setresuid, user.uid)):
+            if libc.syscall(call, ctypes.c_uint32(0xFFFFFFFF), ctypes.c_uint32(wanted), ctypes.c_uint32(0xFFFFFFFF)):
+                error = ctypes.get_errno()
+                raise OSError(error, f"setresuid: {os.strerror(error)}")

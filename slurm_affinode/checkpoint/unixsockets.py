@@ -34,13 +34,13 @@ _LONGEST = 108  # bytes, of sun_path
 
 
 def made_before(table: FileTable) -> list[UnixSocket]:
-    """The sockets of an image that CRIU has to inherit, since it would bind or connect them by a path."""
+    """The sockets of an image that CRIU has to inherit: it would bind or connect them by a path, or listen as root."""
     external = {one.ino for one in table.sockets if one.external and one.path is not None}
     found = []
     for one in table.sockets:
         if one.external or (one.type != DATAGRAM and one.state == ESTABLISHED):
             continue
-        if one.path is not None or one.peer in external:
+        if one.path is not None or one.peer in external or one.state == LISTEN:
             found.append(one)
     return found
 
@@ -90,7 +90,10 @@ def make(namespace_fd: int, user: User, table: FileTable) -> dict[int, socket.so
                 raise RestoreFailed(f"{_name(one)}: its socket cannot be made: {error.strerror or error}") from None
 
     try:
-        as_user(user, call, namespace_fd=namespace_fd)
+        # A socket that listens or connects shows its peers the effective IDs of that moment: root's would be believed.
+        as_user(user, call, namespace_fd=namespace_fd, effective=True)
+        for entry in wanted:
+            _set_options(made[entry.id], entry)  # some take rights that the user does not have
     except BaseException:
         for one in made.values():
             one.close()
@@ -101,7 +104,6 @@ def make(namespace_fd: int, user: User, table: FileTable) -> dict[int, socket.so
 def _made(one: UnixSocket, peer: UnixSocket | None) -> socket.socket:
     made = socket.socket(socket.AF_UNIX, one.type & 0xF)
     try:
-        _set_options(made, one)
         if one.name:
             _bind(made, one)
         if one.state == LISTEN:

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import stat
+import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -75,6 +76,19 @@ def test_listening_socket_is_the_users(place: Place) -> None:
     assert os.umask(umask) == umask
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(name))
+
+
+@as_root
+@pytest.mark.parametrize("abstract", [False, True])
+def test_listening_socket_shows_its_peers_the_user(place: Place, abstract: bool) -> None:
+    """Who connects to a socket of the user's must not take it for one of root's."""
+    name = b"\0" * abstract + bytes(place.path / "socket")
+    assert len(place.make(made.unix(1, name))) == 1
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(name)
+        _, uid, gid = struct.unpack("iII", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    assert (uid, gid) == (ALICE.uid, ALICE.gid)
+    assert (os.geteuid(), os.getegid()) == (0, 0)
 
 
 @as_root
@@ -178,7 +192,7 @@ def test_datagram_socket_is_connected_as_the_user(place: Place) -> None:
         ([made.unix(1, b"s", kind=DATAGRAM, uflags=EXTERNAL), made.unix(2, kind=DATAGRAM, state=CLOSED, peer=1001)],
          "which is not a full path"),
         ([made.unix(1, b"/s"), made.unix(2, b"/s", state=ESTABLISHED, peer=1009)], None),
-        ([made.unix(1, b"\0s"), made.unix(2, state=ESTABLISHED, peer=1001)], None),
+        ([made.unix(1, b"\0s"), made.unix(2, state=ESTABLISHED, peer=1001)], "a connection .* is not accepted yet"),
         ([made.unix(1, b"/s", kind=DATAGRAM, uflags=EXTERNAL), made.unix(2, kind=DATAGRAM, state=7, peer=1001)], None),
     ],
 )  # fmt: skip
