@@ -66,7 +66,7 @@ def images(cluster: Cluster, job: str) -> str:
 
 def test_image_outlives_slurmctld_that_lost_its_state(cluster: Cluster) -> None:
     """It answers, and knows no job. With its state the job comes back, and resumes from its image."""
-    job = asleep(cluster, idle_job(BY_HAND))
+    job = asleep(cluster, idle_job(BY_HAND, idle=30))
     before = images(cluster, job)
     assert before
     with lost_state(cluster):
@@ -93,7 +93,7 @@ def test_image_outlives_slurmctld_that_lost_its_state(cluster: Cluster) -> None:
 
 def test_forged_note_and_claim_change_nothing(cluster: Cluster) -> None:
     """A writer of the shared store without the key: the image is not given up, and its restore is nobody's."""
-    job = asleep(cluster, idle_job(BY_HAND))
+    job = asleep(cluster, idle_job(BY_HAND, idle=30))
     before = images(cluster, job)
     note, claim = f"{SHARED}/asleep/affinode.{job}.json", f"{SHARED}/claims/affinode.{job}.1"
     forged = (
