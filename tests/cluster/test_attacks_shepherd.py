@@ -16,7 +16,7 @@ from cluster.driver import Cluster, wait_until
 from cluster.sleepers import kill_agent, status, wait_for_agents
 from cluster.spank import OPTION
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.main]
 
 SOURCES = Path(__file__).resolve().parents[1] / "spank" / "attacks"
 DIRECTORY = "/opt/attack"

@@ -319,7 +319,7 @@ class Attacks(Driven):
                 )  # fmt: skip
             finally:
                 os.close(fd)
-        remaps.gone(self.store, image, init)
+        remaps.gone(self.store, image, Process(init).id)
         return time.monotonic() - began
 
     def _change(self, fd: int, name: str) -> None:
