@@ -181,6 +181,13 @@ class Process:
             return None
         return facts.st_dev, facts.st_ino
 
+    def identity(self, kind: str) -> str | None:
+        """As ``namespace``, in the form of its link: ``pid:[4026531836]``."""
+        try:
+            return self.link(f"ns/{kind}")
+        except OSError:
+            return None
+
     # --- acting on it
 
     @property
@@ -352,7 +359,7 @@ class Namespace:
         if proc == PROC:
             init.check()  # a zombie has no namespaces any more
         self.identity = init.link("ns/pid")
-        if self.identity == _own_identity(proc):
+        if self.identity == own_identity(proc):
             raise NotContainedError(f"process {init.pid} is in this node's own PID namespace")
         self.pid_fd = self.mount_fd = self.root_fd = -1
         if proc == PROC:
@@ -455,7 +462,8 @@ class Namespace:
         return True
 
 
-def _own_identity(proc: Path) -> str | None:
+def own_identity(proc: Path = PROC) -> str | None:
+    """Identity of this process's PID namespace (``pid:[4026531836]``); ``None``: it is not known."""
     try:
         return str((proc / "self" / "ns" / "pid").readlink())
     except OSError:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from slurm_affinode import kerneltext
 from slurm_affinode.model.gpu import JobRef
-from slurm_affinode.pinned import PROC, Id, Process, ancestors, processes
+from slurm_affinode.pinned import PROC, Id, Process, ancestors, own_identity, processes
 
 _CGROUP = re.compile(
     r"/(?:[^/]*slurmstepd\.scope|slurm(?:_[^/]+)?)(?:/uid_\d+)?"
@@ -118,9 +118,15 @@ class JobFinder:
         return JobRef(int(match[1]), match[2], "slurmstepd")
 
     def jobs_here(self) -> frozenset[int]:
-        """Jobs with a slurmstepd on this node, by the number in its title, which may be that of their array."""
+        """Jobs with a slurmstepd on this node, by the number in its title, which may be that of their array.
+
+        One in a PID namespace below this one is of another node, which runs in a container.
+        """
+        own = own_identity(self._proc)
         return frozenset(
-            ref.job_id for process in processes(proc=self._proc) if (ref := self.stepd(process)) is not None
+            ref.job_id
+            for process in processes(proc=self._proc)
+            if (ref := self.stepd(process)) is not None and process.identity("pid") == own
         )
 
     def _program(self, process: Process) -> tuple[int, int] | None:

@@ -181,3 +181,13 @@ def test_a_process_that_is_adopted_later_is_found_then(proc):
     assert finder.find(50) is None
     proc.add(50, 1, cgroup="0::/system.slice/slurmstepd.scope/job_9/step_extern")
     assert finder.find(50) == JobRef(9, "extern", "cgroup")
+
+
+def test_slurmstepd_of_a_node_in_a_container_is_not_of_this_node(proc):
+    """It is in a PID namespace of its own; slurmctld of this node's cluster need not know its job."""
+    for name, space in (("self", 1), ("10", 1), ("11", 2)):
+        (proc.root / name / "ns").mkdir(parents=True)
+        (proc.root / name / "ns" / "pid").symlink_to(f"pid:[{space}]")
+    proc.add(10, 1, cmdline="slurmstepd: [123.batch]")
+    proc.add(11, 1, cmdline="slurmstepd: [124.batch]")
+    assert proc.finder().jobs_here() == {123}
