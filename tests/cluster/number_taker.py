@@ -24,6 +24,7 @@ def main() -> None:
     """Try until it has the number, then wait."""
     number, uid, directory = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     libc = ctypes.CDLL(None, use_errno=True)
+    (directory / "pid").write_text(str(os.getpid()))  # it leads its session, with all that it starts
     own = directory / "own"
     own.mkdir(exist_ok=True)
     for name in NAMES:

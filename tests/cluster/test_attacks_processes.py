@@ -45,9 +45,7 @@ def taker(cluster: Cluster) -> Iterator[Callable[[str, int], None]]:
 
     yield take
     for node in nodes:
-        cluster.shell(
-            node, f"for pid in $(pgrep -f '^[^ ]*python [^ ]*/taker.py'); do kill -KILL $pid; done; rm -rf {PLACE}"
-        )
+        cluster.shell(node, f"[ ! -e {PLACE}/pid ] || kill -KILL -- -$(cat {PLACE}/pid); rm -rf {PLACE}")
 
 
 @pytest.mark.usefixtures("clean_queue")

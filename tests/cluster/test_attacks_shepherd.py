@@ -137,7 +137,7 @@ def test_announcement_of_a_keeper_that_was_killed_is_removed(cluster: Cluster) -
     """By the epilog: the keeper could not."""
     job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", OPTION, wrap="echo up; sleep 60")
     cluster.wait_for_output(job, "up")
-    cluster.shell(NODE, "kill -KILL $(pgrep -x affinode-keeper)")
+    cluster.shell(NODE, f"kill -KILL $(sed -n 's/^keeper=//p' {ANNOUNCEMENTS}/{job})")
     wait_until("the announcement is removed", lambda: announcements(cluster), lambda found: not found)
 
 
