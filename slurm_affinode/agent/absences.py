@@ -95,7 +95,7 @@ class Absences:
         self._ask = Patience(root)
 
     def update(self, known: Collection[str], unknown: Collection[str]) -> dict[str, Absence]:
-        """Note which jobs (``CLUSTER.JOBID``) Slurm knows, and which not; what is known of the latter.
+        """Record which jobs (``CLUSTER.JOBID``) Slurm knows, and return an ``Absence`` for each unknown one.
 
         Raises ``AffinodeError`` where that cannot be noted: nothing may be removed then.
         """

@@ -262,10 +262,10 @@ def prune(
 
     The agent does so by itself.
 
-    Slurm is asked for its jobs; where it does not answer, nothing is removed. Images of jobs that it does not know stay
-    for suspend.keep_unknown, and where most images of a store would go for that reason, nothing is removed before an
-    administrator has confirmed it: slurmctld may have lost its state. --unknown --yes confirms it for all nodes. Exit
-    status 1 where something could not be removed, or the sweep is stopped.
+    If Slurm does not respond, nothing is removed. Images of jobs that Slurm does not know stay for
+    suspend.keep_unknown. If most images of a store would be removed for that reason, nothing is removed until an
+    administrator confirms it: slurmctld may have lost its state. --unknown --yes confirms it for all nodes. Exit
+    status 1 if something could not be removed, or the sweep is stopped.
 
     With JOBS (job ids) all images of these jobs go, also of one that sleeps: when it wakes, or is woken, it starts from
     its beginning. That needs --yes.

@@ -132,8 +132,8 @@ class NetSpace:
 
         A socket belongs to the namespace in which it was made: a thread of its own goes there and ends there. Nothing
         but its network namespace changes: it runs this program, with this program's files and rights, and a user who
-        owns the namespace can neither trace it nor see it. What that user could do is send to its socket, as whoever
-        has ``CAP_NET_ADMIN`` in the namespace may: so the socket takes messages of the kernel alone.
+        owns the namespace can neither trace it nor see it. With ``CAP_NET_ADMIN`` in the namespace that user can send
+        messages to the socket, so it accepts those of the kernel alone.
         """
         made: list[socket.socket | OSError] = []
 
