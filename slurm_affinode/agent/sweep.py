@@ -48,8 +48,8 @@ class Swept:
 class _Jobs:
     """What Slurm lists, by number."""
 
-    live: Mapping[int, Sequence[LiveRun]]
-    ended: Mapping[int, Sequence[LiveRun]]
+    live: dict[int, list[LiveRun]]
+    ended: dict[int, list[LiveRun]]
 
     def fate(self, image: Image) -> Fate:
         job_id = image.manifest.key.job_id
@@ -137,7 +137,7 @@ class Sweep:
                 )
             run = run_of(self.cluster, job)
             if run is not None:
-                jobs.ended[numbers[name]] = [run]  # type: ignore[index]
+                jobs.ended[numbers[name]] = [run]
         return frozenset(doubtful[ASKED:])
 
     # --- what is there
