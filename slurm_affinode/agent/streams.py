@@ -100,7 +100,7 @@ def save(init: Id, write: Save, user: User) -> tuple[SavedOutput, ...]:
                 except OSError as error:
                     raise StreamsError(f"the job's output {path} cannot be read: {error.strerror}") from error
     except OSError as error:
-        raise StreamsError(f"the job's output cannot be read: its shepherd is gone ({error.strerror})") from error
+        raise StreamsError(f"the job's output cannot be read: process {init.pid}: {error.strerror}") from error
     return tuple(found)
 
 
