@@ -272,5 +272,5 @@ def test_a_process_that_is_gone_has_no_streams():
         streams.borrow(held, 1)
     with streams.borrowed(held, os.getuid()) as fds:
         assert set(fds.values()) == {None}
-    with pytest.raises(streams.StreamsError, match=r"process \d+: No such process"):
+    with pytest.raises(streams.StreamsError, match=r"process \d+: there is no such process"):
         streams.save(gone, lambda *_: 0, ME)
