@@ -215,7 +215,7 @@ class FakeStreams:
     def save(self, init, write, user) -> tuple[SavedOutput, ...]:  # type: ignore[no-untyped-def]
         return ()
 
-    def put_back(self, outputs, fds, image_fd, user, *, again=False, check=None) -> list[InheritFd]:  # type: ignore[no-untyped-def]
+    def put_back(self, outputs, fds, saved, user, *, again=False, check=None) -> list[InheritFd]:  # type: ignore[no-untyped-def]
         return []
 
 

@@ -15,7 +15,7 @@ from slurm_affinode.agent.mailing import SILENT, Mailer
 from slurm_affinode.agent.notes import Notes
 from slurm_affinode.agent.registry import Registry
 from slurm_affinode.agent.reservations import Reservations
-from slurm_affinode.agent.streams import Save
+from slurm_affinode.agent.streams import OpenSaved, Save
 from slurm_affinode.agent.tree import Processes
 from slurm_affinode.checkpoint.asuser import User
 from slurm_affinode.checkpoint.facts import MemoryFacts, TreeFacts
@@ -60,7 +60,7 @@ class Streams(Protocol):
         self,
         outputs: Sequence[SavedOutput],
         fds: Mapping[int, int | None],
-        image_fd: int,
+        saved: OpenSaved,
         user: User,
         *,
         again: bool = False,

@@ -29,6 +29,7 @@ from slurm_affinode.agent.watch import by_index
 from slurm_affinode.checkpoint import remaps
 from slurm_affinode.checkpoint.asuser import user_of
 from slurm_affinode.checkpoint.interface import CudaState, ImageDamaged, Pages, RestoreFailed
+from slurm_affinode.checkpoint.private_image import verified_file
 from slurm_affinode.checkpoint.room import shortage
 from slurm_affinode.checkpoint.tier import Copy
 from slurm_affinode.core.suspension import pair_gpus
@@ -160,7 +161,12 @@ class JobRestorer:
             fds = dict(zip(STREAMS, arrival.fds, strict=False))
             user = user_of(arrival.init_pid, arrival.uid, arrival.gid, started=arrival.init_started)
             inherit = parts.streams.put_back(
-                manifest.outputs, fds, top, user, again=again, check=lambda: self._check(arrival)
+                manifest.outputs,
+                fds,
+                lambda name: verified_file(top, name, name, pages, shared=copy.tier.shared),
+                user,
+                again=again,
+                check=lambda: self._check(arrival),
             )
             pid = parts.imager.restore(
                 arrival.init,

@@ -40,6 +40,8 @@ _SLURMS_OWN = re.compile(rb"slurmstepd[^\n]*:|\[[0-9T:.+Z-]+\]")
 _ENDS = (b" DUE TO JOB REQUEUE", b" DUE TO PREEMPTION")
 
 Save = Callable[[str, int, int], int]
+OpenSaved = Callable[[str], int]
+"""Opens a saved output by its name in the image, and has verified what the descriptor gives."""
 T = TypeVar("T")
 
 
@@ -136,14 +138,16 @@ def _saved(number: int, fd: int, path: str, before: list[SavedOutput], copy: Sav
 def put_back(
     outputs: Sequence[SavedOutput],
     fds: Mapping[int, int | None],
-    image_fd: int,
+    saved: OpenSaved,
     user: User,
     *,
     again: bool = False,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Give the output files of the new run the bytes that they had. Raises ``RestoreFailed``, and what ``check``
-    raises, which is called before each piece that is compared or written: a user decides how much that is.
+    """Give the output files of the new run the bytes that they had. ``saved`` opens a file of the image.
+
+    Raises ``RestoreFailed``, and what ``saved`` and ``check`` raise. ``check`` is called before each piece that is
+    compared or written: a user decides how much that is.
 
     What the file holds beyond them stays behind them, but what Slurm and we wrote there ourselves; and, where a restore
     was cut short and is made ``again``, what that tree wrote before it was ended.
@@ -152,7 +156,7 @@ def put_back(
         files = []
         for one in outputs:
             fd = fds.get(one.fd)
-            if one.kind == "file" and fd is not None and _put_back(one, fd, image_fd, user, again=again, check=check):
+            if one.kind == "file" and fd is not None and _put_back(one, fd, saved, user, again=again, check=check):
                 files.append((one, fd))
         for one, fd in files:  # when all are put back: two may be one file
             if one.fd != 0:
@@ -161,7 +165,9 @@ def put_back(
         raise RestoreFailed(f"the job's output {one.path} cannot be put back: {error.strerror}") from error
 
 
-def _put_back(one: SavedOutput, fd: int, image_fd: int, user: User, *, again: bool, check: Callable[[], None]) -> bool:
+def _put_back(
+    one: SavedOutput, fd: int, saved: OpenSaved, user: User, *, again: bool, check: Callable[[], None]
+) -> bool:
     """Whether it is a file."""
     facts = _wait(lambda: os.fstat(fd))
     if not stat.S_ISREG(facts.st_mode):
@@ -169,7 +175,7 @@ def _put_back(one: SavedOutput, fd: int, image_fd: int, user: User, *, again: bo
     if one.fd == 0:
         os.lseek(fd, min(one.offset, facts.st_size), os.SEEK_SET)
     elif one.file is not None:
-        source = os.open(one.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=image_fd)
+        source = saved(one.file)
         try:
             _fill(source, fd, one.size, user, again=again, check=check)
         finally:
@@ -293,12 +299,12 @@ class ProcessStreams:
     def put_back(
         outputs: Sequence[SavedOutput],
         fds: Mapping[int, int | None],
-        image_fd: int,
+        saved: OpenSaved,
         user: User,
         *,
         again: bool = False,
         check: Callable[[], None],
     ) -> Sequence[InheritFd]:
         """See ``put_back`` and ``inherited``."""
-        put_back(outputs, fds, image_fd, user, again=again, check=check)
+        put_back(outputs, fds, saved, user, again=again, check=check)
         return inherited(outputs, fds)

@@ -240,10 +240,11 @@ class Pages(Protocol):
         """
         ...
 
-    def check(self, name: str, blocks: Iterable[memoryview]) -> None:
-        """Compare a file of CRIU's directory, as it was read, with the image's manifest.
+    def check(self, path: str, blocks: Iterable[memoryview]) -> None:
+        """Compare the contents of a file with the manifest, which lists it by ``path``. Raises ``ImageDamaged``.
 
-        ``blocks``: its contents in blocks of ``digest.BLOCK`` bytes, the last one shorter. Raises ``ImageDamaged``.
+        ``blocks``: the contents in blocks of ``digest.BLOCK`` bytes, the last one shorter. All of them are read, unless
+        they exceed the listed size.
         """
         ...
 

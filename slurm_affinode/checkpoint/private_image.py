@@ -201,8 +201,20 @@ def private_image(source_fd: int, pages: Pages, *, shared: bool) -> Iterator[Pri
             except OSError as error:
                 raise CheckpointError(f"{path}: the image cannot be copied there: {error.strerror}") from None
         for name in large:
-            image.keep(name, _spooled(source_fd, name, pages) if shared else _opened(source_fd, name))
+            image.keep(name, verified_file(source_fd, name, f"{CRIU}/{name}", pages, shared=shared))
         yield image
+
+
+def verified_file(directory_fd: int, name: str, path: str, pages: Pages, *, shared: bool) -> int:
+    """Open a file of an image, so that the descriptor gives the contents that the manifest lists for ``path``.
+
+    ``shared``: other machines may write to the directory, and the descriptor is that of a copy. The caller closes it.
+    Raises ``ImageDamaged`` and ``CheckpointError``.
+    """
+    try:
+        return _spooled(directory_fd, name, path, pages) if shared else _opened(directory_fd, name)
+    except BadImage as error:
+        raise ImageDamaged(str(error)) from None
 
 
 def _sizes(directory_fd: int) -> dict[str, int]:
@@ -226,11 +238,15 @@ def _opened(directory_fd: int, name: str) -> int:
     return fd
 
 
-def _blocks(fd: int) -> Iterator[memoryview]:
+def _blocks(fd: int, path: str) -> Iterator[memoryview]:
+    """Raises ``ImageUnreadable``."""
     while True:
         block = bytearray()
-        while len(block) < digest.BLOCK and (data := os.read(fd, min(_CHUNK, digest.BLOCK - len(block)))):
-            block += data
+        try:
+            while len(block) < digest.BLOCK and (data := os.read(fd, min(_CHUNK, digest.BLOCK - len(block)))):
+                block += data
+        except OSError as error:
+            raise ImageUnreadable(f"{path}: cannot be read: {error.strerror}") from None
         if block:
             yield memoryview(block)
         if len(block) < digest.BLOCK:
@@ -239,36 +255,44 @@ def _blocks(fd: int) -> Iterator[memoryview]:
 
 def _verified(directory_fd: int, name: str, pages: Pages) -> list[memoryview]:
     """All of a file, read once."""
-    fd = _opened(directory_fd, name)
+    fd, path = _opened(directory_fd, name), f"{CRIU}/{name}"
+    found: list[memoryview] = []
+
+    def read() -> Iterator[memoryview]:
+        for block in _blocks(fd, path):
+            found.append(block)
+            yield block
+
     try:
-        found = list(_blocks(fd))
-    except OSError as error:
-        raise ImageUnreadable(f"{CRIU}/{name}: cannot be read: {error.strerror}") from None
+        pages.check(path, read())
     finally:
         os.close(fd)
-    pages.check(name, found)
     return found
 
 
-def _spooled(directory_fd: int, name: str, pages: Pages) -> int:
+def _spooled(directory_fd: int, name: str, path: str, pages: Pages) -> int:
     """A copy without a name, on a disk of this node; blocks of zeros become holes."""
     source = _opened(directory_fd, name)
     try:
-        with work_directory() as (path, _), tempfile.TemporaryFile(dir=path, buffering=0) as made:
+        with work_directory() as (place, _), tempfile.TemporaryFile(dir=place, buffering=0) as made:
 
             def copied() -> Iterator[memoryview]:
                 at = 0
-                for block in _blocks(source):
-                    if block.tobytes().count(0) != len(block):
-                        _write_at(made.fileno(), block, at)
-                    at += len(block)
+                for block in _blocks(source, path):
+                    try:
+                        if block.tobytes().count(0) != len(block):
+                            _write_at(made.fileno(), block, at)
+                        at += len(block)
+                        os.ftruncate(made.fileno(), at)
+                    except OSError as error:
+                        # A disk of this node that is full is no damage to the image.
+                        raise CheckpointError(f"{path}: cannot be copied: {error.strerror}") from None
                     yield block
-                os.ftruncate(made.fileno(), at)
 
-            pages.check(name, copied())
+            pages.check(path, copied())
             return os.dup(made.fileno())
     except OSError as error:
-        raise CheckpointError(f"{CRIU}/{name}: cannot be copied: {error.strerror}") from None
+        raise CheckpointError(f"{path}: cannot be copied: {error.strerror}") from None
     finally:
         os.close(source)
 

@@ -89,14 +89,23 @@ class _Pages:
             raise CheckpointError("could not be verified in time")
         self._under_way.result()
 
-    def check(self, name: str, blocks: Iterable[memoryview]) -> None:
+    def check(self, path: str, blocks: Iterable[memoryview]) -> None:
         """As ``Pages.check``."""
-        path = f"{CRIU}/{name}"
-        if self._kind is digest.NOTHING:
-            return
-        if path not in self._facts:
+        fact = self._facts.get(path)
+        if fact is None:
             raise ImageDamaged(f"{path}: does not belong there")
-        if self._kind.of_blocks(blocks) != self._facts[path].digest:
+
+        def within() -> Iterator[memoryview]:
+            """The blocks, up to the size of the file: another machine may make it grow for as long as it is read."""
+            read = 0
+            for block in blocks:
+                read += len(block)
+                if read > fact.size:
+                    raise ImageDamaged(f"{path}: its contents have changed")
+                yield block
+
+        found = self._kind.of_blocks(within())
+        if self._kind is not digest.NOTHING and found != fact.digest:
             raise ImageDamaged(f"{path}: its contents have changed")
 
 
@@ -169,10 +178,10 @@ class NamedPages:
         with named(self.label):
             self.pages.sound(timeout_s)
 
-    def check(self, name: str, blocks: Iterable[memoryview]) -> None:
+    def check(self, path: str, blocks: Iterable[memoryview]) -> None:
         """As ``Pages.check``."""
         with named(self.label):
-            self.pages.check(name, blocks)
+            self.pages.check(path, blocks)
 
 
 @contextmanager

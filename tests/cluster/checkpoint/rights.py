@@ -76,8 +76,8 @@ class Rights(Driven):
                 time.sleep(2)
                 watcher.communicate(timeout=60)
 
-            def check(self, name: str, blocks: Iterable[memoryview]) -> None:
-                pages.check(name, blocks)
+            def check(self, path: str, blocks: Iterable[memoryview]) -> None:
+                pages.check(path, blocks)
 
         return Slow()
 

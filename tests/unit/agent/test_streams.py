@@ -27,6 +27,11 @@ REQUEUE = b"slurmstepd-c1: error: *** JOB 12 ON c1 CANCELLED AT 2026-11-20T10:00
 OTHER = REQUEUE.replace(b"JOB REQUEUE", b"TIME LIMIT")
 
 
+def saved_in(directory):
+    """Opens saved outputs."""
+    return lambda name: os.open(directory / name, os.O_RDONLY)
+
+
 @pytest.fixture
 def shepherd(tmp_path):
     """A process with a file for both of its outputs, as Slurm gives to a batch script."""
@@ -108,13 +113,11 @@ def test_output_comes_back_as_it_was(tmp_path, now, then):
     (tmp_path / "now").write_bytes(now)
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
     fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
-    image = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        streams.put_back((saved,), {1: fd}, image, ME)
+        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ME)
         os.write(fd, b"three\n")
     finally:
         os.close(fd)
-        os.close(image)
     assert (tmp_path / "now").read_bytes() == then + b"three\n"
 
 
@@ -126,12 +129,10 @@ def test_a_long_line_that_is_almost_slurms_own_does_not_keep_the_agent(tmp_path)
     (tmp_path / "now").write_bytes(b"one\n" + almost)
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=4, inherit="home/a/out")
     fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
-    image = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        streams.put_back((saved,), {1: fd}, image, ME)
+        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ME)
     finally:
         os.close(fd)
-        os.close(image)
     assert (tmp_path / "now").read_bytes() == b"one\n" + almost
 
 
@@ -141,12 +142,10 @@ def test_what_a_restore_that_was_cut_short_wrote_goes(tmp_path):
     (tmp_path / "now").write_bytes(b"one\ntwo\nthree\n")
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
     fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
-    image = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        streams.put_back((saved,), {1: fd}, image, ME, again=True)
+        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ME, again=True)
     finally:
         os.close(fd)
-        os.close(image)
     assert (tmp_path / "now").read_bytes() == b"one\ntwo\n"
 
 
@@ -161,7 +160,6 @@ def test_output_that_does_not_answer_keeps_no_restore(tmp_path, stalling, monkey
     (tmp_path / "out.1").write_bytes(b"one\ntwo\n")
     saved = SavedOutput(1, "file", str(theirs.path / "now"), file="out.1", size=8, inherit="theirs/now")
     fd = os.open(theirs.path / "now", os.O_WRONLY)
-    image = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     again = streams._open_again
 
     def opened(*args):
@@ -175,12 +173,11 @@ def test_output_that_does_not_answer_keeps_no_restore(tmp_path, stalling, monkey
         else:
             monkeypatch.setattr(streams, "_open_again", opened)
         with pytest.raises(RestoreFailed, match="theirs/now cannot be put back: its file system does not answer"):
-            streams.put_back((saved,), {1: fd}, image, ME)
+            streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ME)
         streams.say({1: fd}, "not restored")
     finally:
         theirs.go_on()
         os.close(fd)
-        os.close(image)
 
 
 @only_root
@@ -190,13 +187,11 @@ def test_a_file_that_the_user_may_only_read_is_not_written(tmp_path):
     (tmp_path / "passwd").write_bytes(b"root:x:0:0::/:/bin/sh\n")
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=21, inherit="home/a/out")
     fd = os.open(tmp_path / "passwd", os.O_RDONLY)
-    image = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with pytest.raises(RestoreFailed, match="Permission denied"):
-            streams.put_back((saved,), {1: fd}, image, ALICE)
+            streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ALICE)
     finally:
         os.close(fd)
-        os.close(image)
     assert (tmp_path / "passwd").read_bytes() == b"root:x:0:0::/:/bin/sh\n"
 
 
@@ -225,12 +220,10 @@ def test_the_users_own_rights_are_enough(tmp_path, owner, group, mode):
     (tmp_path / "now").chmod(mode)
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
     fd = os.open(tmp_path / "now", os.O_WRONLY)
-    image = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        streams.put_back((saved,), {1: fd}, image, ALICE)
+        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ALICE)
     finally:
         os.close(fd)
-        os.close(image)
     assert (tmp_path / "now").read_bytes() == b"one\ntwo\n"
 
 
@@ -256,7 +249,7 @@ def test_output_that_went_to_a_file_may_go_nowhere_now(tmp_path):
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
     fd = os.open("/dev/null", os.O_WRONLY)
     try:
-        streams.put_back((saved,), {1: fd}, -1, ME)
+        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ME)
         assert [(one.fd, one.key) for one in streams.inherited((saved,), {1: fd})] == [(fd, "home/a/out")]
     finally:
         os.close(fd)

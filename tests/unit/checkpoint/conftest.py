@@ -68,12 +68,16 @@ def store(tmp_path: Path) -> Iterator[DirectoryStore]:
 def make_image(store: DirectoryStore) -> Callable[..., Image]:
     """Writes an image of a few files."""
 
-    def make(into: DirectoryStore = store, manifest: Manifest = MANIFEST, size: int = 5000) -> Image:
+    def make(
+        into: DirectoryStore = store, manifest: Manifest = MANIFEST, size: int = 5000, local: bytes = b""
+    ) -> Image:
         with into.begin(manifest.key, uid=manifest.uid, estimate=size) as writer:
             criu = Path(f"/proc/self/fd/{writer.criu_fd}")
             (criu / "pages-1.img").write_bytes(b"page" * (size // 4))
             (criu / "pstree.img").write_bytes(b"tree")
             (criu / "empty.img").touch()
+            if local:
+                (criu / "local-1").write_bytes(local)
             source = criu / "pstree.img"
             with source.open("rb") as opened:
                 assert writer.save("out.1", opened.fileno(), 3) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -13,10 +14,12 @@ import pytest
 from slurm_affinode.checkpoint import digest, private_image
 from slurm_affinode.checkpoint.criu_images import PAGE, BadImage
 from slurm_affinode.checkpoint.images import DirectoryStore
-from slurm_affinode.checkpoint.interface import Image, ImageDamaged, Pages, RestoreFailed, Take
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, Pages, RestoreFailed, Take
 from slurm_affinode.checkpoint.memorymap import Memory, Run
 from slurm_affinode.checkpoint.private_image import PrivateImage
+from slurm_affinode.checkpoint.verifying import NamedPages
 
+OUTPUT = b"tre"
 LARGE = b"local" * (1 << 20)
 
 
@@ -32,9 +35,9 @@ class Sound:
     def sound(self, timeout_s: float | None = None) -> None:
         """It is."""
 
-    def check(self, name: str, blocks: Iterable[memoryview]) -> None:
+    def check(self, path: str, blocks: Iterable[memoryview]) -> None:
         """Whatever it was."""
-        self.checked[name] = b"".join(blocks)
+        self.checked[path.removeprefix("criu/")] = b"".join(blocks)
 
 
 @pytest.fixture
@@ -121,6 +124,77 @@ def test_changed_file_of_a_store_is_refused(
     (path.parent / "more.img").touch()
     with pytest.raises(ImageDamaged, match=r"criu/more.img: does not belong there"):
         copy(held, fd, pages)
+
+
+@pytest.mark.parametrize("swapped", [b"eert", b"ert", b"", "link", "fifo", None])
+def test_saved_output_that_is_swapped_is_not_used(
+    make_image: Callable[..., Image],
+    store: DirectoryStore,
+    held: ExitStack,
+    tmp_path: Path,
+    swapped: bytes | str | None,
+) -> None:
+    """By a writer of the shared store, after the image was verified."""
+    (tmp_path / "elsewhere").write_bytes(OUTPUT)
+    image = make_image()
+    pages = held.enter_context(store.verifying(image))
+    fd = store.open(image)
+    held.callback(os.close, fd)
+    path = Path(f"/proc/self/fd/{fd}").readlink() / "out.1"
+    path.unlink()
+    if swapped == "link":
+        path.symlink_to(tmp_path / "elsewhere")
+    elif swapped == "fifo":
+        os.mkfifo(path)
+    elif isinstance(swapped, bytes):
+        path.write_bytes(swapped)
+    with pytest.raises(ImageDamaged, match=r"out\.1"):
+        private_image.verified_file(fd, "out.1", "out.1", pages, shared=True)
+
+
+def test_saved_output_is_read_once(
+    make_image: Callable[..., Image], store: DirectoryStore, held: ExitStack, tmp_path: Path
+) -> None:
+    """A change of the file in the store does not reach the descriptor."""
+    image = make_image()
+    pages = held.enter_context(store.verifying(image))
+    fd = store.open(image)
+    held.callback(os.close, fd)
+    found = private_image.verified_file(fd, "out.1", "out.1", pages, shared=True)
+    held.callback(os.close, found)
+    (Path(f"/proc/self/fd/{fd}").readlink() / "out.1").write_bytes(b"swapped")
+    assert os.pread(found, 100, 0) == OUTPUT
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["pstree.img", "local-1"])
+def test_file_that_grows_without_end_is_refused(
+    make_image: Callable[..., Image], store: DirectoryStore, held: ExitStack, name: str
+) -> None:
+    """It is read up to the size that the manifest lists: a sparse file of 4 TiB takes no time and no space."""
+    image = make_image(local=LARGE)
+    pages = held.enter_context(store.verifying(image))
+    fd = store.open_criu(image)
+    held.callback(os.close, fd)
+    with open(name, "r+b", opener=lambda path, flags: os.open(path, flags, dir_fd=fd)) as file:
+        file.truncate(4 << 40)
+    with pytest.raises(ImageDamaged, match=f"{name}: its contents have changed"):
+        copy(held, fd, pages, shared=True)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_full_disk_of_the_node_is_no_damage(
+    source: tuple[Path, int], held: ExitStack, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """The image is not set aside for it."""
+
+    def full(fd: int, data: memoryview, at: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(private_image, "_write_at", full)
+    with pytest.raises(CheckpointError, match=r"cannot be copied.*: No space left on device") as raised:
+        copy(held, source[1], NamedPages(Sound(), "alpha.7/0001"), shared=shared)
+    assert not isinstance(raised.value, ImageDamaged)
 
 
 def test_file_of_several_blocks_is_verified(
