@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -220,8 +221,9 @@ def test_an_exit_status_of_0_is_not_believed(image: tuple[Path, int]) -> None:
 def test_a_namespace_must_be_empty(image: tuple[Path, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is restored beside something that runs."""
     monkeypatch.setattr(EmptyNamespace, "members", lambda self: {2: 12345})
+    pages = Mock(check=lambda path, blocks: deque(blocks, maxlen=0))
     with pytest.raises(RestoreFailed, match="not empty"):
-        made(Program()).restore(ID, image[1], [], root_pid_ns=7, timeout_s=5, pages=Mock(), user=ME)
+        made(Program()).restore(ID, image[1], [], root_pid_ns=7, timeout_s=5, pages=pages, user=ME)
 
 
 def test_cgroups_are_those_of_the_process(tmp_path: Path) -> None:
