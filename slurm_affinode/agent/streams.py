@@ -196,7 +196,8 @@ def _fill(source: int, fd: int, size: int, user: User, *, again: bool, check: Ca
                 _wait(lambda: os.ftruncate(file, size))
             return
         rest = _wait(lambda: os.pread(file, _TAIL_LIMIT, 0))
-        if _ours(rest):
+        # A restore that was cut short has written a part of it.
+        if _ours(rest) or (again and now < size and _same(source, file, now, check)):
             rest = b""
         _wait(lambda: os.ftruncate(file, 0))
         at = 0

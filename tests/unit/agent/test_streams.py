@@ -149,6 +149,20 @@ def test_what_a_restore_that_was_cut_short_wrote_goes(tmp_path):
     assert (tmp_path / "now").read_bytes() == b"one\ntwo\n"
 
 
+@pytest.mark.parametrize(("again", "then"), [(True, b"one\ntwo\n"), (False, b"one\ntwo\none\n")])
+def test_output_of_a_cut_short_restore_is_completed(tmp_path, again, then):
+    """The agent was killed while it wrote. In a first restore it is what Slurm's prolog has written."""
+    (tmp_path / "out.1").write_bytes(b"one\ntwo\n")
+    (tmp_path / "now").write_bytes(b"one\n")
+    saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
+    fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
+    try:
+        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ME, again=again)
+    finally:
+        os.close(fd)
+    assert (tmp_path / "now").read_bytes() == then
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("since", ["before", "meanwhile"])
 def test_output_that_does_not_answer_keeps_no_restore(tmp_path, stalling, monkeypatch, since):
