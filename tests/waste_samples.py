@@ -115,6 +115,10 @@ def _job(rng: random.Random, i: int, names: Sequence[str], measured: bool, price
         "longest_idle_s": 3600 * idle / gpus * rng.uniform(0.2, 1) if there else None,
         "cost": None if price is None else allocated * price,
         "idle_cost": None if price is None or not there else idle * price,
+        "gpu_hours_by_labels": allocated if mapping == "labels" else 0.0,
+        "gpu_hours_by_records": allocated if mapping == "recorded" else 0.0,
+        "gpu_hours_by_whole_node": allocated if mapping == "whole-node" else 0.0,
+        "gpu_hours_unmapped": allocated if mapping == "unknown" else 0.0,
     }  # fmt: skip
 
 

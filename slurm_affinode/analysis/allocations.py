@@ -6,15 +6,19 @@ import numpy as np
 import polars as pl
 
 from slurm_affinode.analysis.mapping import Mapped
+from slurm_affinode.analysis.result import MAPPINGS
 from slurm_affinode.analysis.segments import Allocations, Flags
 
 
 def gpu_runs(runs: pl.DataFrame, mapped: Mapped) -> pl.DataFrame:
     """The runs (``runs.prepare``) that had a GPU by accounting, labels or records, with how it was found.
 
-    Adds ``mapping`` (a word of ``MAPPINGS``) and ``devices`` (GPUs that are known).
+    Adds ``mapping`` (a word of ``MAPPINGS``; of several, that of the weakest evidence) and ``devices`` (GPUs that are
+    known).
     """
-    ways = mapped.pairs.group_by("run").agg(pl.col("mapping").first(), pl.len().cast(pl.Int64).alias("devices"))
+    ways = mapped.pairs.group_by("run").agg(
+        pl.col("mapping").cast(pl.Enum(MAPPINGS)).max().cast(pl.String), pl.len().cast(pl.Int64).alias("devices")
+    )
     return (
         runs.join(ways, on="run", how="left", maintain_order="left")
         .filter((pl.col("gpus").fill_null(0) > 0) | pl.col("mapping").is_not_null())

@@ -1,4 +1,8 @@
-"""Which GPUs a run had: by the labels of the history, by recorded ids, by whole nodes; else unknown."""
+"""The GPUs of each run: by labels of the metrics, by recorded IDs, by whole nodes; else unknown.
+
+Evidence counts per node and GPU. Labels and records name GPUs; a whole node is a conclusion from counts, drawn only
+where the number of GPUs of the node is known.
+"""
 
 from __future__ import annotations
 
@@ -39,29 +43,54 @@ def one_cluster(devices: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     return devices
 
 
-def find(
-    runs: pl.DataFrame, nodes: pl.DataFrame, devices: pl.DataFrame, labels: pl.DataFrame, recorded: pl.DataFrame
+def find(  # noqa: PLR0917 - the kinds of evidence
+    runs: pl.DataFrame,
+    nodes: pl.DataFrame,
+    devices: pl.DataFrame,
+    earlier: pl.DataFrame,
+    labels: pl.DataFrame,
+    recorded: pl.DataFrame,
 ) -> Mapped:
     """Map ``runs`` (``runs.prepare``) to ``devices`` (``DEVICES``; the row number is ``at``).
 
-    ``nodes``: ``runs.nodes_of``; ``labels``: the job labels of the history with ``at``; ``recorded``:
-    ``ALLOCATION_GPUS``.
+    ``nodes``: ``runs.nodes_of``; ``earlier``: ``DEVICES`` sampled in the days before the interval; ``labels``: the job
+    labels of the metrics with ``at``; ``recorded``: ``ALLOCATION_GPUS``.
     """
     table = devices.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
     parents = _parents(table)
     said, mismatches = by_labels(runs, nodes, table, labels)
-    labelled = _without(said.select(*MATCH), runs, parents)
-    labelled, beyond = _at_most_gpus(labelled, runs)
+    labelled, beyond = _at_most_gpus(_without(said.select(*MATCH), runs, parents), runs)
     mismatches = pl.concat([mismatches, _as_mismatches(beyond, runs, table)], how="diagonal")
-    rest = runs.join(labelled, on="run", how="anti", maintain_order="left")
-    known, _ = _at_most_gpus(by_record(rest, nodes, table, recorded, parents), runs)
-    rest = rest.join(known, on="run", how="anti", maintain_order="left")
-    taken = pl.concat([labelled, known])
-    whole = by_whole_node(rest, runs, nodes, table, taken, parents)
-    words = (("labels", labelled), ("recorded", known), ("whole-node", whole))
-    pairs = pl.concat([f.select("run", "at", pl.lit(word).alias("mapping")) for word, f in words])
+    known = _named(labelled, by_record(runs, nodes, table, recorded, parents), runs, table)
+    whole = by_whole_node(runs, nodes, table, earlier, recorded, known)
+    pairs = pl.concat([known, whole.select("run", "at", pl.lit("whole-node").alias("mapping"))])
     spans = said.select("run", "at", "first_ms", "last_ms")
     return Mapped(pairs.sort("run", "at"), mismatches, spans, parents["at"].unique())
+
+
+def _named(labelled: pl.DataFrame, recorded: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    """``run``, ``at``, ``mapping``: the labelled pairs, and recorded ones where labels leave room for them.
+
+    On a node a run has as many GPUs as labels or records name there, whichever are more: where they name different
+    ones, labels count.
+    """
+    both = pl.concat(
+        [
+            labelled.select(*MATCH, pl.lit("labels").alias("mapping"), pl.lit(0).alias("order")),
+            recorded.select(*MATCH, pl.lit("recorded").alias("mapping"), pl.lit(1).alias("order")),
+        ]
+    ).join(table.select("at", "node"), on="at", maintain_order="left")
+    most = both.group_by("run", "node", "mapping").agg(pl.len()).group_by("run", "node").agg(pl.col("len").max())
+    ranked = (
+        both.sort("run", "order", "weight", "at", descending=[False, False, True, False])
+        .unique(["run", "at"], keep="first", maintain_order=True)
+        .join(most, on=["run", "node"], nulls_equal=True, maintain_order="left")
+        .with_columns(pl.int_range(pl.len()).over("run", "node").alias("rank"))
+        .filter(pl.col("rank") < pl.col("len"))
+        .with_columns((pl.col("weight") - pl.col("order") * (1 << 62)).alias("weight"))
+    )
+    kept, _ = _at_most_gpus(ranked.select(*MATCH), runs)
+    return ranked.join(kept, on=["run", "at"], how="semi", maintain_order="left").select("run", "at", "mapping")
 
 
 def _parents(table: pl.DataFrame) -> pl.DataFrame:
@@ -255,43 +284,147 @@ def _seen_during() -> pl.Expr:
 
 
 def by_whole_node(  # noqa: PLR0917
-    rest: pl.DataFrame,
     runs: pl.DataFrame,
     nodes: pl.DataFrame,
     table: pl.DataFrame,
-    taken: pl.DataFrame,
-    parents: pl.DataFrame,
+    earlier: pl.DataFrame,
+    recorded: pl.DataFrame,
+    known: pl.DataFrame,
 ) -> pl.DataFrame:
-    """Pairs of runs in ``rest`` that had every GPU of a node to themselves."""
-    asking = rest.filter(pl.col("gpus").fill_null(0) > 0).select("run", "cluster", "gpus", "start_ms", "end_ms")
-    places = nodes.join(asking, on="run", maintain_order="left")
+    """Pairs of runs that had every GPU of a node to themselves: of nodes on which ``known`` (``run``, ``at``) names
+    none of the run's GPUs.
+
+    The GPUs of a node are the places that samples of the interval and of the days before it (``earlier``) show. Where
+    accounting or a record shows more GPUs than that, their number is not known, and so are the run's.
+    """
+    named = known.join(table.select("at", "node"), on="at")
+    missing = pl.col("gpus").fill_null(0) - pl.col("named").fill_null(0)
+    asking = (
+        runs.join(named.group_by("run").agg(pl.len().cast(pl.Int64).alias("named")), on="run", how="left")
+        .with_columns(missing.alias("missing"))
+        .filter(pl.col("missing") > 0)
+        .select("run", "cluster", "gpus", "missing", "start_ms", "end_ms")
+    )
+    places = (
+        nodes.with_columns(pl.len().cast(pl.Int64).over("run").alias("on"))
+        .join(named, on=["run", "node"], how="anti", maintain_order="left")
+        .join(asking, on="run", maintain_order="left")
+    )
     if places.is_empty() or table.is_empty():
         return pl.DataFrame(schema=MATCH)
-    places = places.join(_crowded(runs, nodes, taken), on=["run", "node"], how="left", maintain_order="left")
+    # Devices of the days before have the numbers behind those of the interval.
+    before = earlier.join(table, on="device", how="anti").with_row_index("at", offset=table.height)
+    every = pl.concat([table, before.with_columns(pl.col("at").cast(pl.Int64)).select(table.columns)])
+    every = every.join(_slots(every), on="at")
     met = (
-        places.join(table.select("at", "node", "first", "last", pl.col("cluster").alias("of")), on="node")
+        places.select("run", "node", "cluster", "start_ms", "end_ms")
+        .join(every.rename({"cluster": "of"}), on="node")
         .filter(_same_cluster("cluster", "of"))
-        .select("run", "node", "at", pl.lit(0, dtype=pl.Int64).alias("weight"), _seen_during().alias("seen"))
+        .with_columns((_seen_during() & (pl.col("at") < table.height)).alias("seen"))
     )
-    met = _without(met, runs, parents)
-    found = _every_gpu(places, met.filter("seen"))
-    # A GPU whose samples begin behind the run or end before it: it is one of the node's, its time is unknown.
-    watched = met.join(found, on="run", how="anti").filter(pl.col("seen").any().over("run"))
-    return pl.concat([found, _every_gpu(places, watched)]).sort("run", "at")
+    met = _without(met, runs, _parents(every))
+    there = _gpus_of_nodes(met)
+    at_least = _least(runs, nodes, recorded)
+    count = there.group_by("run", "node").agg(pl.len().cast(pl.Int64).alias("there"), pl.col("seen").any())
+    places = (
+        places.join(count, on=["run", "node"], how="left")
+        .join(_crowded(runs, nodes, known), on=["run", "node"], how="left")
+        .join(at_least, on=["cluster", "node"], how="left", nulls_equal=True)
+        .with_columns(pl.col("there").fill_null(0), pl.col("crowded").fill_null(value=False))
+        .with_columns((pl.col("least").fill_null(0) <= pl.col("there")).alias("certain"))
+        .with_columns(
+            pl.col("there").sum().over("run").alias("all"),
+            (pl.col("certain") & (pl.col("there") > 0) & ~pl.col("crowded")).all().over("run").alias("alone"),
+            pl.col("seen").any().over("run"),
+        )
+    )
+    everywhere = (pl.col("all") == pl.col("missing")) & pl.col("alone")
+    share = (pl.col("there") * pl.col("on") == pl.col("gpus")) & pl.col("certain") & ~pl.col("crowded")
+    good = places.filter(pl.col("seen") & (everywhere | share)).select("run", "node")
+    found = there.filter(pl.col("at") < table.height).join(good, on=["run", "node"], how="semi")
+    return found.select("run", "at", pl.lit(0, dtype=pl.Int64).alias("weight")).sort("run", "at")
 
 
-def _every_gpu(places: pl.DataFrame, met: pl.DataFrame) -> pl.DataFrame:
-    """The pairs of ``met`` (``run``, ``node``, ``at``) where they are as many GPUs as the run has."""
-    count = met.group_by("run", "node").agg(pl.len().cast(pl.Int64).alias("there"))
-    places = places.join(count, on=["run", "node"], how="left").with_columns(
-        pl.col("there").fill_null(0), pl.col("crowded").fill_null(value=False)
+def _slots(every: pl.DataFrame) -> pl.DataFrame:
+    """``at``, ``place``, ``slot``: where on its node each device is. A GPU that replaces another has its slot.
+
+    The place is the PCI address, else the index, else the UUID. Two devices that were sampled at the same time are two
+    GPUs, also where the metrics give them one index, as happens when indices shift behind a GPU that was lost.
+    """
+    where = ["cluster", "node"]
+    by_index = (
+        every.drop_nulls(["pci", "index"])
+        .group_by(*where, "index")
+        .agg(pl.col("pci").unique())
+        .filter(pl.col("pci").list.len() == 1)
+        .select(*where, "index", pl.col("pci").list.first().alias("there"))
     )
-    over_run = {"on": pl.len().over("run"), "all": pl.col("there").sum().over("run")}
-    places = places.with_columns(**over_run, alone=~pl.col("crowded").any().over("run"))
-    everywhere = (pl.col("all") == pl.col("gpus")) & (pl.col("there") > 0).all().over("run") & pl.col("alone")
-    on_each = (pl.col("there") * pl.col("on") == pl.col("gpus")) & ~pl.col("crowded")
-    good = places.filter(everywhere | on_each).select("run", "node")
-    return met.join(good, on=["run", "node"], how="semi").select(*MATCH)
+    text = pl.col("index").cast(pl.String)
+    placed = every.join(by_index, on=[*where, "index"], how="left", nulls_equal=True).with_columns(
+        pl.coalesce("pci", "there", pl.format("#{}", text), "uuid", pl.format("?{}", "at")).alias("place")
+    )
+    group = [*where, "place", "mig"]
+    last_before = pl.col("last").cum_max().shift().over(group, order_by="first")
+    at_once = (last_before >= pl.col("first")).fill_null(value=False).any().over(group)
+    own = pl.when(at_once).then(pl.col("at")).otherwise(None)
+    return placed.select("at", "place", pl.struct("place", "mig", own.alias("own")).alias("slot"))
+
+
+def _gpus_of_nodes(met: pl.DataFrame) -> pl.DataFrame:
+    """One row of ``met`` per run, node and GPU that was there: of those with samples during the run the one that the
+    run overlaps for longest; else the newest.
+
+    A GPU that was divided, or is divided since, is not there a second time.
+    """
+    overlap = pl.min_horizontal(pl.col("last").dt.epoch("ms"), "end_ms") - pl.max_horizontal(
+        pl.col("first").dt.epoch("ms"), "start_ms"
+    )
+    one = met.with_columns(overlap.alias("overlap")).sort(
+        "run", "node", "seen", "overlap", "at", descending=[False, False, True, True, False]
+    )
+    one = one.unique(["run", "node", "slot"], keep="first", maintain_order=True)
+    divided = pl.col("mig").is_not_null()
+    seen = one.filter("seen").select("run", "node", "place", divided.alias("other"))
+    unseen = one.filter(~pl.col("seen")).with_columns((~divided).alias("other"))
+    unseen = unseen.join(seen, on=["run", "node", "place", "other"], how="anti").drop("other")
+    return pl.concat([one.filter("seen"), unseen]).select("run", "node", "at", "seen")
+
+
+def _least(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
+    """``cluster``, ``node``, ``least``: so many GPUs a node has at least.
+
+    By accounting, as many as the runs on this node alone had at the same time; by records, as many as a run had there,
+    and as the highest index says.
+    """
+    alone = nodes.filter(pl.len().over("run") == 1).join(
+        runs.filter(pl.col("gpus") > 0).select("run", "cluster", "gpus", "start_ms", "end_ms"), on="run"
+    )
+    changes = pl.concat(
+        [
+            alone.select("cluster", "node", pl.col("start_ms").alias("ms"), pl.col("gpus").alias("change")),
+            alone.select("cluster", "node", pl.col("end_ms").alias("ms"), (-pl.col("gpus")).alias("change")),
+        ]
+    )
+    # At the same moment a run ends before another begins.
+    held = changes.sort("cluster", "node", "ms", "change").with_columns(
+        pl.col("change").cum_sum().over("cluster", "node").alias("least")
+    )
+    found = [held.select("cluster", "node", "least")]
+    if not recorded.is_empty():
+        of_jobs = recorded.drop_nulls("node").with_columns(
+            pl.col("node").str.split(".").list.first(),
+            pl.col("gpu").str.extract(r"^\s*([0-9]{1,4})\s*$").cast(pl.Int64).alias("index"),
+        )
+        clusters = runs.select("job_id", pl.col("cluster").alias("of")).unique()
+        of_jobs = of_jobs.join(clusters, on="job_id").filter(_same_cluster("cluster", "of"))
+        found += [
+            of_jobs.select(pl.col("of").alias("cluster"), "node", (pl.col("index") + 1).alias("least")),
+            of_jobs.drop_nulls("start")
+            .group_by(pl.col("of").alias("cluster"), "node", "job_id", "start")
+            .agg(pl.col("gpu").n_unique().cast(pl.Int64).alias("least"))
+            .select("cluster", "node", "least"),
+        ]
+    return pl.concat(found).group_by("cluster", "node").agg(pl.col("least").max())
 
 
 def _crowded(runs: pl.DataFrame, nodes: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:

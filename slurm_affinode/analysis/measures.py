@@ -18,7 +18,8 @@ MIB_PER_GIB = 1024.0
 
 _OWNERS = 4096
 """Allocations whose sums are added up together."""
-_ADDED = ("allocated_ms", *SUMS, "windows")
+_BY_MAPPING = {"labels": "labels_ms", "recorded": "recorded_ms", "whole-node": "whole_node_ms"}
+_ADDED = ("allocated_ms", *_BY_MAPPING.values(), *SUMS, "windows")
 
 
 def owner_pairs(cells: Cells) -> tuple[Ints, Ints, Floats]:
@@ -81,12 +82,18 @@ def _shares(totals: Totals, cell: Ints, owner: Ints, share: Floats, count: int) 
     return sums, peak
 
 
-def breakdown(
-    shares: pl.DataFrame, runs: pl.DataFrame, nodes: pl.DataFrame, devices: pl.DataFrame, prices: PriceTable
+def breakdown(  # noqa: PLR0917
+    shares: pl.DataFrame,
+    pairs: pl.DataFrame,
+    runs: pl.DataFrame,
+    nodes: pl.DataFrame,
+    devices: pl.DataFrame,
+    prices: PriceTable,
 ) -> pl.DataFrame:
     """One row per run, node and GPU model, and one for what of a run's GPUs is not found on a node.
 
-    ``shares``: ``per_allocation``; ``runs``: ``runs.prepare``, those that the report is about.
+    ``shares``: ``per_allocation``; ``pairs``: ``Mapped.pairs``; ``runs``: ``runs.prepare``, those that the report is
+    about.
     """
     where = devices.with_row_index("at").select(pl.col("at").cast(pl.Int64), "node", _model().alias("gpu_model"))
     about = runs.select("run", "cluster", "gpus", "gpu_type", (pl.col("end_ms") - pl.col("start_ms")).alias("run_ms"))
@@ -97,6 +104,11 @@ def breakdown(
         .with_columns(
             pl.when(whole).then(pl.col("run_ms").cast(pl.Float64)).otherwise(pl.col("held_ms")).alias("allocated_ms"),
             pl.coalesce("gpu_model", "gpu_type").alias("gpu_model"),
+        )
+        .join(pairs, on=["run", "at"], how="left", maintain_order="left")
+        .with_columns(
+            pl.when(pl.col("mapping") == word).then("allocated_ms").otherwise(0.0).alias(name)
+            for word, name in _BY_MAPPING.items()
         )
     )
     grouped = found.group_by("run", "node", "gpu_model", maintain_order=True).agg(
@@ -235,6 +247,12 @@ def _measures() -> Mapping[str, pl.Expr]:
         "longest_idle_s": where(measured, _over(col("longest_ms"), 1000)),
         "cost": col("cost"),
         "idle_cost": where(measured, col("idle_cost")),
+        "gpu_hours_by_labels": hours(col("labels_ms")),
+        "gpu_hours_by_records": hours(col("recorded_ms")),
+        "gpu_hours_by_whole_node": hours(col("whole_node_ms")),
+        "gpu_hours_unmapped": hours(
+            (col("allocated_ms") - pl.sum_horizontal(*_BY_MAPPING.values())).clip(lower_bound=0)
+        ),
     }
 
 

@@ -32,6 +32,10 @@ MEASURES: dict[str, pl.DataType] = {
     "longest_idle_s": pl.Float64(),
     "cost": pl.Float64(),  # allocated hours x price; None where no price is known
     "idle_cost": pl.Float64(),
+    "gpu_hours_by_labels": pl.Float64(),  # these four: the allocated hours by how their GPUs are known
+    "gpu_hours_by_records": pl.Float64(),
+    "gpu_hours_by_whole_node": pl.Float64(),
+    "gpu_hours_unmapped": pl.Float64(),
 }
 
 GROUPINGS = ("user", "account", "partition", "qos", "node", "gpu_model", "cluster")

@@ -34,6 +34,9 @@ BLOCK_ROWS = 512 * 1024
 FEW_ROWS = 10
 """A day with fewer samples of a device does not tell its sampling step."""
 FEW_SAMPLES = 3
+EARLIER = timedelta(days=7)
+"""So long a GPU whose samples have ended counts as one of its node's: longer than a weekend without an administrator,
+shorter than most changes of hardware are apart."""
 _DAY = timedelta(days=1)
 _SCHEMA = {name: TIME if name == "time" else METRICS[name] for name in COLUMNS}
 _TYPES = {name: pa.timestamp("ms", "UTC") if name == "time" else pa.float32() for name in COLUMNS}
@@ -61,6 +64,8 @@ class Index:
     pieces: Pieces
     labels: pl.DataFrame
     """``JOBS``: job labels seen in the interval, with the row of the device table as ``at``."""
+    earlier: pl.DataFrame
+    """``DEVICES`` with samples in the ``EARLIER`` before the interval."""
 
     @property
     def rows(self) -> int:
@@ -104,7 +109,9 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
     # Parts are days: what a label says of another hour is of a run that is not asked for.
     said = said.filter((pl.col("last") >= since) & (pl.col("first") < until))
     at = devices.select("device").with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
-    return Index(store, tuple(sources), devices, pieces, said.join(at, on="device", how="left", maintain_order="left"))
+    said = said.join(at, on="device", how="left", maintain_order="left")
+    earlier = since - min(EARLIER, since - datetime.min.replace(tzinfo=UTC))
+    return Index(store, tuple(sources), devices, pieces, said, store.devices(earlier, since))
 
 
 def _merged_devices(store: SampleStore, day: date) -> pl.DataFrame:

@@ -85,7 +85,14 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
     runs = job_runs.prepare(jobs, query, now)
     nodes = job_runs.nodes_of(runs)
     devices = mapping.one_cluster(index.devices, runs)
-    mapped = mapping.find(runs, nodes, devices, index.labels, conform(allocation_gpus, ALLOCATION_GPUS))
+    mapped = mapping.find(
+        runs,
+        nodes,
+        devices,
+        mapping.one_cluster(index.earlier, runs),
+        index.labels,
+        conform(allocation_gpus, ALLOCATION_GPUS),
+    )
     pairs = mapped.pairs.join(
         runs.filter(pl.col("wanted")).select("run", "start_ms", "end_ms"), on="run", maintain_order="left"
     ).sort("run", "at")

@@ -67,7 +67,7 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
     joined = _join(query, jobs, allocation_gpus, history, now, advance)
     about = joined.gpu_runs.filter(pl.col("wanted"))
     shares = measures.per_allocation(joined.totals, joined.cells, joined.allocations)
-    parts = measures.breakdown(shares, about, joined.nodes, joined.devices, prices)
+    parts = measures.breakdown(shares, joined.mapped.pairs, about, joined.nodes, joined.devices, prices)
     rows = _jobs(about, parts)
     chosen = _most_idle(about, rows, top_runs)
     total = _total(query, joined, about, parts)
@@ -117,7 +117,14 @@ def _join(  # noqa: PLR0917
     runs = job_runs.prepare(jobs, query, now)
     nodes = job_runs.nodes_of(runs)
     devices = mapping.one_cluster(index.devices, runs)
-    mapped = mapping.find(runs, nodes, devices, index.labels, conform(allocation_gpus, ALLOCATION_GPUS))
+    mapped = mapping.find(
+        runs,
+        nodes,
+        devices,
+        mapping.one_cluster(index.earlier, runs),
+        index.labels,
+        conform(allocation_gpus, ALLOCATION_GPUS),
+    )
     allocations = allocating.intervals(runs, mapped)
     part = allocating.taking_part(devices, mapped, allocations, query.clusters)
     buckets = _buckets(query, runs)

@@ -209,6 +209,131 @@ def test_a_run_with_every_gpu_of_several_nodes(analysed: Analysed, node: Rows, j
     assert {name: round(hours, 9) for name, hours in by_node} == {"n1": 2, "n2": 1}
 
 
+@pytest.mark.parametrize("when", ["interval", "days before"])
+def test_node_that_lost_gpus_from_its_metrics_is_not_mapped(
+    analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows, when: str
+) -> None:
+    """It has four GPUs, and a job with two of them runs alone while two are sampled: nobody knows which it has."""
+    begin = 1800 if when == "interval" else -26 * HOUR
+    rows = node({}, {"util_pct": 0})
+    for number in (2, 3):
+        identity = {"uuid": f"GPU-n1-{number}", "pci": f"00000000:{number + 1:02X}:00.0", "index": number}
+        rows += samples([begin + time for time in TIMES[:20]], **identity, util_pct=50)
+    start = 1800 + 1200 if when == "interval" else 0
+    result = analysed(rows, jobs({"start": start, "end": HOUR, "gpus": 2}))
+    assert how(result) == {1: ("unknown", None, None)}
+
+
+def test_gpus_that_are_gone_for_longer_than_a_week_are_not_the_nodes(
+    analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows
+) -> None:
+    """The node has two GPUs since it was rebuilt."""
+    week = 7 * 24 * HOUR
+    old = [samples([-week - HOUR + time for time in TIMES], uuid=f"GPU-old-{k}", index=k) for k in range(4)]
+    result = analysed([*node({}, {}), *old[2], *old[3]], jobs({"start": 0, "end": HOUR, "gpus": 2}))
+    assert how(result) == {1: ("whole-node", 1, 1)}
+
+
+@pytest.mark.parametrize("mark", ["pci", "index"])
+def test_replaced_gpu_takes_the_slot_of_its_predecessor(
+    analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows, mark: str
+) -> None:
+    """One GPU of two was replaced yesterday."""
+    place = {"pci": "00000000:02:00.0", "index": 1} if mark == "pci" else {"index": 1}
+    rows = node({} if mark == "pci" else {"pci": None}, {} if mark == "pci" else {"pci": None})
+    rows += samples([time - 24 * HOUR for time in TIMES], uuid="GPU-broken", **place)
+    assert how(analysed(rows, jobs({"start": 0, "end": HOUR, "gpus": 2}))) == {1: ("whole-node", 1, 1)}
+
+
+def test_gpu_that_was_replaced_during_the_run_is_one_gpu(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The one that the run had for longer is measured."""
+    rows = samples(TIMES[:20], uuid="GPU-a", util_pct=0) + samples(TIMES[20:], uuid="GPU-b", util_pct=90)
+    result = analysed(rows, jobs({"start": 0, "end": HOUR}))
+    assert how(result)[1][0] == "whole-node"
+    assert result.total["gpu_hours_allocated"] == pytest.approx(1)
+    assert result.total["gpu_hours_busy"] == pytest.approx(40 / 60)
+    assert result.total["gpu_hours_idle"] == 0
+
+
+def test_indices_that_shift_behind_a_lost_gpu_hide_no_gpu(
+    analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows
+) -> None:
+    """Of three GPUs the second is lost: the third has its index from then on, and a job with two leaves one open."""
+    no_address = {"pci": None}
+    rows = node(no_address, no_address, no_address)
+    rows += samples([HOUR + time for time in TIMES], uuid="GPU-n1-0", index=0, util_pct=0)
+    rows += samples([HOUR + time for time in TIMES], uuid="GPU-n1-2", index=1, util_pct=0)
+    result = analysed(rows, jobs({"start": HOUR, "end": 2 * HOUR, "gpus": 2}))
+    assert how(result) == {1: ("unknown", None, None)}
+
+
+@pytest.mark.parametrize(
+    ("other", "record"),
+    [
+        ({"gpus": 4}, None),
+        ({"gpus": 1}, "3"),
+        ({"gpus": 1}, "2"),
+        ({"gpus": 3}, ["GPU-a", "GPU-b", "GPU-c"]),
+        ("two runs at once", None),
+    ],
+)
+def test_node_with_more_gpus_than_its_metrics_is_not_mapped(  # noqa: PLR0917
+    analysed: Analysed, node: Rows, jobs: Jobs, at: Any, other: Any, record: str | list[str] | None
+) -> None:
+    """Accounting or a record shows more GPUs at another time than were ever sampled."""
+    asked = {"job_id": 1, "start": 0, "end": HOUR, "gpus": 2}
+    if other == "two runs at once":
+        later = [{"job_id": number, "start": HOUR, "end": 2 * HOUR, "gpus": gpus} for number, gpus in ((2, 2), (3, 1))]
+    else:
+        later = [{"job_id": 2, "start": HOUR, "end": 2 * HOUR, **other}]
+    ids = [] if record is None else [record] if isinstance(record, str) else record
+    records = [{"cluster": "c", "job_id": 2, "node": "n1", "gpu": one, "start": at(HOUR)} for one in ids]
+    result = analysed(node({}, {}), jobs(asked, *later), recorded=records)
+    assert how(result)[1] == ("unknown", None, None)
+
+
+def test_runs_one_after_the_other_are_no_more_gpus(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """The second begins in the moment in which the first ends."""
+    found = jobs(
+        {"job_id": 1, "start": 0, "end": 1800, "gpus": 2},
+        {"job_id": 2, "start": 1800, "end": HOUR, "gpus": 2},
+    )
+    assert {word for word, _, _ in how(analysed(node({}, {}), found)).values()} == {"whole-node"}
+
+
+@pytest.mark.parametrize("second", ["record", "whole node"])
+def test_label_on_one_node_leaves_the_evidence_of_the_others(
+    analysed: Analysed, node: Rows, jobs: Jobs, second: str
+) -> None:
+    """A run on two nodes, one of which has an exporter without labels."""
+    rows = node({"job": "1"}, {}) + node({}, *([{}] if second == "record" else []), name="n2")
+    records = [{"cluster": "c", "job_id": 1, "node": name, "gpu": "0"} for name in ("n1", "n2")]
+    result = analysed(
+        rows,
+        jobs({"start": 0, "end": HOUR, "gpus": 2, "nodes": 2, "node_list": "n[1-2]"}),
+        recorded=records if second == "record" else (),
+    )
+    word = "recorded" if second == "record" else "whole-node"
+    assert how(result) == {1: (word, 2, 0)}
+    assert result.total["gpu_hours_unknown"] == 0
+
+
+def test_label_on_one_gpu_leaves_the_records_of_the_others(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """On one node: the label of the second GPU was lost."""
+    records = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": gpu} for gpu in ("0", "1")]
+    result = analysed(node({"job": "1"}, {}, {}), jobs({"start": 0, "end": HOUR, "gpus": 2}), recorded=records)
+    assert how(result) == {1: ("recorded", 1, 1)}
+
+
+def test_record_that_contradicts_a_label_adds_no_gpu(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """The label names one GPU of the node, the record another: the run had one there."""
+    records = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": "1"}]
+    found = jobs({"start": 0, "end": HOUR, "gpus": 2, "nodes": 2, "node_list": "n[1-2]"})
+    result = analysed(node({"job": "1"}, {}), found, recorded=records)
+    assert how(result) == {1: ("labels", 1, 0)}
+    assert result.total["gpu_hours_unknown"] == pytest.approx(1)
+
+
 def test_a_gpu_of_which_the_history_ends_early_is_still_the_nodes(
     analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows
 ) -> None:
@@ -314,3 +439,20 @@ def test_a_node_list_that_cannot_be_read_maps_nothing(analysed: Analysed, node: 
     assert how(result) == {1: ("unknown", None, None)}
     assert result.groups["node"]["name"].to_list() == [None]
     assert result.total["gpu_hours_unknown"] == pytest.approx(1)
+
+
+def test_every_hour_says_how_its_gpus_are_known(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """In the total, in each group and for each run."""
+    rows = node({"job": "1"}, {}) + node({}, name="n2") + node({}, {}, name="n3")
+    found = jobs(
+        {"job_id": 1, "start": 0, "end": HOUR, "gpus": 3, "nodes": 2, "node_list": "n[1-2]"},
+        {"job_id": 2, "start": 0, "end": HOUR, "gpus": 1, "node_list": "n3"},
+    )
+    record = {"cluster": "c", "job_id": 1, "node": "n1", "gpu": "1"}
+    second = {"cluster": "c", "job_id": 1, "node": "n1", "gpu": "0"}
+    result = analysed(rows, found, recorded=[record, second])
+    names = ("by_labels", "by_records", "by_whole_node", "unmapped")
+    expected = [1, 1, 1, 1]
+    assert [result.total[f"gpu_hours_{name}"] for name in names] == pytest.approx(expected)
+    for frame in (result.jobs, *result.groups.values()):
+        assert [frame[f"gpu_hours_{name}"].sum() for name in names] == pytest.approx(expected)
