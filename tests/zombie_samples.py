@@ -20,7 +20,7 @@ def evidence(dimension: str, *, met: bool = True, weight: float = 0.4, **values:
 
 def gpu(index: int = 0, **values: Any) -> GpuEvidence:
     base = GpuEvidence("n1", str(index), f"GPU-{index}", "H100", 77.0, 80.0, 0.0, 0.0, 60.0, idle_s=7200.0,
-                       measured=True, flagged=True)  # fmt: skip
+                       measured=True, flagged=True, mapping="slurm")  # fmt: skip
     return replace(base, **values)
 
 

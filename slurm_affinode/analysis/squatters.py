@@ -27,7 +27,7 @@ from slurm_affinode.analysis.trailing import NEVER, UNSEEN, USED, Pairs, Trailin
 from slurm_affinode.core.signature import GpuFacts, RunFacts, Signature, Verdict, judge
 from slurm_affinode.history.schema import ACTIVITY
 from slurm_affinode.history.store import SampleStore
-from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, JobRef, Source
+from slurm_affinode.model.finding import MAPPINGS, Evidence, Finding, GpuEvidence, JobRef, Source
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS, conform
 
 MIB_PER_GIB = 1024.0
@@ -192,11 +192,12 @@ class Seen:
 def _see(held: Held, device: dict[str, Any], i: int, signatures: Sequence[Signature], row: dict[str, Any]) -> Seen:
     run = run_facts(row, held.query.until)
     best: Seen | None = None
+    mapping_ = held.pairs["mapping"][i]
     for one in signatures:
         followed = held.followed[one.compute.at_most_pct]
         facts, since = facts_of(held, one.compute.at_most_pct, i)
         verdict = judge(one, facts, run)
-        seen = _seen(followed, i, device, facts, since, shared=bool(held.shared[i]))
+        seen = _seen(followed, i, device, facts, since, mapping_, shared=bool(held.shared[i]))
         if verdict.fits:
             return replace(seen, verdict=verdict, gpu=replace(seen.gpu, flagged=True))
         best = best or seen
@@ -232,8 +233,10 @@ def facts_of(held: Held, limit_pct: float, i: int) -> tuple[GpuFacts, int]:
     return (of_part(facts) if held.shared[i] else facts), since
 
 
-def _seen(followed: Trailing, i: int, device: dict[str, Any], facts: GpuFacts, since: int, *, shared: bool) -> Seen:
-    gpu = replace(gpu_evidence(followed, i, device, facts), shared=shared)
+def _seen(  # noqa: PLR0917
+    followed: Trailing, i: int, device: dict[str, Any], facts: GpuFacts, since: int, mapping_: str, *, shared: bool
+) -> Seen:
+    gpu = replace(gpu_evidence(followed, i, device, facts), mapping=mapping_, shared=shared)
     computes = facts.peak_pct is not None and since == NEVER
     return Seen(
         gpu, None, computes, trailing.moment(since), facts.idle_s or 0.0, trailing.moment(int(followed.last[i]))
@@ -380,6 +383,10 @@ def _about_gpus(
     text = f"{len(flagged)} of {allocated} GPU{'s' if allocated != 1 else ''} idle"
     text += f", {len(computing)} computing" if computing else ""
     rows = [Evidence("gpus", float(len(flagged)), "GPUs", None, 0.0, text)]
+    kinds = [kind for kind in MAPPINGS if any(one.gpu.mapping == kind for one in flagged)]
+    if kinds:
+        text = f"its GPUs are known from {' and '.join(MAPPINGS[kind] for kind in kinds)}"
+        rows.append(Evidence("mapping", ", ".join(kinds), "", None, 0.0, text))
     unmeasured = allocated - mapped + sum(not one.gpu.measured for one in seen)
     if unmeasured > 0:
         what = "GPU was" if unmeasured == 1 else "GPUs were"

@@ -241,6 +241,7 @@ def print_explanation(page: Explanation) -> None:
 def _print_gpu(out: Console, page: GpuPage, most_w: float) -> None:
     gpu = page.gpu
     word = "not measured" if not gpu.measured else "idle" if gpu.flagged else "not flagged"
+    word += f"; mapping: {gpu.mapping}" if gpu.mapping else ""
     title = f"GPU {gpu.gpu} on {gpu.node or '?'}{f', {gpu.model}' if gpu.model else ''}: {word}"
     out.print(Text(printable(title), style="bold"))
     width = max(20, min(out.width - 22, len(page.slots) or 1))

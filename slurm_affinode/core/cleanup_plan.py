@@ -19,6 +19,7 @@ from slurm_affinode.core.spans import counted, span
 from slurm_affinode.model.cleanup import DESTRUCTIVE, NEVER, Action, Ledger, Policy, Settings, Stages, Verb
 from slurm_affinode.model.finding import (
     IDLE_KINDS,
+    MAPPINGS,
     MISFIT_KINDS,
     USER_KINDS,
     Finding,
@@ -339,6 +340,10 @@ class _Case:
         flagged = self.finding.flagged_gpus
         if not flagged or not all(gpu.measured for gpu in flagged):
             return "a GPU that is to count as idle was not measured"
+        guessed = [gpu for gpu in flagged if gpu.mapping not in self.settings.mappings]
+        if guessed:
+            how = MAPPINGS.get(guessed[0].mapping or "", "nothing")
+            return f"that GPU {guessed[0].gpu} is the job's is known from {how} alone, which {self.rule.rule} excludes"
         return None
 
     # --- what has no stages: misfits, processes, nodes

@@ -29,7 +29,7 @@ from slurm_affinode.model.cleanup import (
     Smtp,
     Stages,
 )  # fmt: skip
-from slurm_affinode.model.finding import IDLE_KINDS, KINDS
+from slurm_affinode.model.finding import IDLE_KINDS, KINDS, MAPPINGS
 from slurm_affinode.tomllines import Lines, syntax_fault
 
 Expand = Callable[[str], tuple[str, ...]]
@@ -99,7 +99,8 @@ _SETTINGS: dict[str, values.Kind] = {
     "action": values.one_of("none", "warn", "cancel", "kill", "drain", "resume"),
     "fixed": values.anything, "sliding": values.anything, "interactive": values.anything,
     "min_run": values.span, "min_gpus": values.whole(1), "gpu_fraction": values.number(0, 1, above=True),
-    "min_score": values.number(0, 1), "do_not_cancel": values.yes_no, "prefer_suspend": values.yes_no,
+    "min_score": values.number(0, 1), "mappings": values.texts_of(*MAPPINGS),
+    "do_not_cancel": values.yes_no, "prefer_suspend": values.yes_no,
     "cancel_steps": values.yes_no, "warn_user": values.yes_no, "warn_admins": values.yes_no,
     "cancel_working_days_only": values.yes_no, "warn_working_days_only": values.yes_no, "grace": values.span,
     "repeat": values.span,

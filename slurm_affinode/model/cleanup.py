@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from typing import Literal
 
-from slurm_affinode.model.finding import USER_KINDS, Finding
+from slurm_affinode.model.finding import CERTAIN_MAPPINGS, USER_KINDS, Finding
 
 ActionWord = Literal["none", "warn", "cancel", "kill", "drain", "resume"]
 """What a rule may ask for."""
@@ -63,6 +63,8 @@ class Settings:
     gpu_fraction: float = 1.0
     """So much of the job's GPUs has to be idle for a cancellation, 0-1. GPUs that are unknown do not count as idle."""
     min_score: float = 0.0
+    mappings: tuple[str, ...] = CERTAIN_MAPPINGS
+    """Kinds of mapping on which a cancellation may rest."""
     interactive: Interactive = Interactive()
     do_not_cancel: bool = False
     """Warnings only, whatever the stages say."""

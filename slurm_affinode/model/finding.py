@@ -60,6 +60,18 @@ VARIANTS = ("never-used", "partly-used", "used-once", "idle")
 nothing, and what they did before is not known."""
 
 
+MAPPINGS: Mapping[str, str] = {
+    "labels": "job labels of the metrics",
+    "recorded": "recorded GPU IDs",
+    "slurm": "Slurm's GPU numbers",
+    "processes": "the job's processes on the GPU",
+    "whole-node": "GPU counts: as many as its node has, and no other job there",
+}
+"""Kind of mapping from a job to its GPU -> its evidence, for people."""
+CERTAIN_MAPPINGS = ("labels", "recorded", "slurm", "processes")
+"""Those that name the GPU. A whole node is a conclusion from counts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """One dimension of a finding: what was seen, what it is held against, and what it counts for."""
@@ -182,6 +194,8 @@ class GpuEvidence:
     """Any activity signal was there: without one the GPU is unknown and accuses nobody."""
     flagged: bool = False
     """Counts as idle in this finding."""
+    mapping: str | None = None
+    """A key of ``MAPPINGS``: how it is known that the job has this GPU; ``None``: it is not about a job."""
     shared: bool = False
     """Other jobs may be on it: memory and activity are those of the job's own processes, where they are known."""
 

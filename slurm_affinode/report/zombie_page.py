@@ -124,6 +124,7 @@ def _gpu(page: GpuPage, number: int, most_w: float) -> Gpu:
     gpu = page.gpu
     title = f"GPU {gpu.gpu} on {gpu.node or 'an unknown node'}" + (f", {gpu.model}" if gpu.model else "")
     word = "not measured" if not gpu.measured else "idle" if gpu.flagged else "not flagged"
+    word += f"; mapping: {gpu.mapping}" if gpu.mapping else ""
     total = gpu.total_gib or max((one.memory_gib for one in page.slots if one.memory_gib is not None), default=0.0)
     charts = (
         _bars(f"activity-{number}", "Activity, % of the busiest signal", page.slots,

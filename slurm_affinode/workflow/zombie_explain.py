@@ -122,6 +122,7 @@ def _pages(  # noqa: PLR0917
         verdicts = tuple(judge_gpu(one, known, facts) for one, known in zip(signatures, seen, strict=True))
         # A file of signatures has at least one.
         gpu = squatters.gpu_evidence(held.followed[limits_pct[0]], pair, device, seen[0], flagged)
+        gpu = replace(gpu, mapping=held.pairs["mapping"][pair])
         slots = _timeline(samples, device["device"], begin, finish, int(held.steps_ms[pair]))
         pages.append(GpuPage(gpu, verdicts, slots))
     return tuple(pages)

@@ -108,7 +108,7 @@ def observe(
     there = [node for node in nodes if node.gpus and node.powered and node.name in wanted]
     notes = zombies.strangers(request, nodes)
     notes += [f"{node.name} does not answer slurmctld: unknown" for node in there if not node.responding]
-    names = [node.name for node in there if node.responding]
+    names = {node.name: node.gpus.count for node in there if node.responding and node.gpus}
     eyes.say(f"asking {counted(len(names), 'node')}")
     limit = max((one.compute.at_most_pct for one in file.signatures), default=5.0)
     looks = looking.look(names, jobs, eyes, watch_s=watch_s or 0.0, limit_pct=limit)
@@ -179,21 +179,21 @@ def _job(job: Job, seen: Observed) -> Finding | None:
         return None
     if not any(watched[gpu.key].idle_since is not None for gpu in on):
         return None  # every one computes, or is unknown: no signature fits
-    sights = [see(job, watched[gpu.key], seen)[0] for gpu in on]
+    sights = [see(job, watched[gpu.key], seen, gpu.mapping)[0] for gpu in on]
     row = {"cluster": seen.snapshot.cluster, "user": job.user, "account": job.account, "qos": job.qos,
            "partition": next(iter(job.partitions), None),
            "gpus": None if job.gpus_allocated is None else job.gpus_allocated.count}  # fmt: skip
     return squatters.finding(job_ref(job), row, job.nodes, sights, "live")
 
 
-def see(job: Job, one: Watched, seen: Observed) -> tuple[Seen, tuple[Verdict, ...]]:
-    """A GPU of a job as it was seen, and what every signature says of it."""
+def see(job: Job, one: Watched, seen: Observed, mapping: str | None) -> tuple[Seen, tuple[Verdict, ...]]:
+    """A GPU of a job as it was seen, and what every signature says of it. ``mapping``: how it is known to be its."""
     facts, since = seen.facts(job, one)
     gpu, run = one.gpu, seen.run(job)
     shown = GpuEvidence(
         gpu.node, "?" if gpu.index is None else str(gpu.index), gpu.uuid, gpu.model, facts.memory_gib,
         facts.memory_total_gib, max(gpu.signals_pct.values(), default=None), facts.peak_pct, gpu.power_w, gpu.xid,
-        facts.idle_s, None, measured=bool(gpu.signals_pct), shared=gpu.part_of is not None,
+        facts.idle_s, None, measured=bool(gpu.signals_pct), mapping=mapping, shared=gpu.part_of is not None,
     )  # fmt: skip
     verdicts = tuple(judge(signature, facts, run) for signature in seen.signatures)
     fits = next((verdict for verdict in verdicts if verdict.fits), None)

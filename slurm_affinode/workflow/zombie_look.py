@@ -76,12 +76,15 @@ class Eyes:
     told: Callable[[float, Iterable[LiveGpu]], None] = lambda _at, _gpus: None
 
 
-def look(names: Sequence[str], jobs: Sequence[Job], eyes: Eyes, *, watch_s: float, limit_pct: float) -> Looks:
-    """Ask the nodes ``names``, and again for ``watch_s``. Above ``limit_pct`` a GPU computes."""
+def look(names: Mapping[str, int], jobs: Sequence[Job], eyes: Eyes, *, watch_s: float, limit_pct: float) -> Looks:
+    """Ask the nodes ``names`` (and how many GPUs Slurm has configured on each), and again for ``watch_s``.
+
+    Above ``limit_pct`` a GPU computes.
+    """
     sharing = [job for job in jobs if job.allocated and job.start is not None and not job.gpus_allocated]
 
     def once() -> tuple[tuple[NodeAnswer, ...], tuple[LiveGpu, ...]]:
-        answers = tuple(ask_all(names, eyes.ask))
+        answers = tuple(ask_all(tuple(names), eyes.ask))
         whole = [gpu for one in answers for gpu in one.gpus]
         gpus = (*whole, *parts(sharing, whole, limit_pct))
         eyes.told(eyes.now(), gpus)
@@ -97,7 +100,7 @@ def look(names: Sequence[str], jobs: Sequence[Job], eyes: Eyes, *, watch_s: floa
         eyes.say(f"looking for {span(max(0.0, end - eyes.now()))} more")
         answers, gpus = once()
         _again(watched, gpus, eyes.now(), limit_pct)
-    return Looks(told, answers, watched, _gpus_of_all(jobs, watched), eyes.now() - first if end > first else 0.0)
+    return Looks(told, answers, watched, _gpus_of_all(jobs, watched, names), eyes.now() - first if end > first else 0.0)
 
 
 def parts(jobs: Iterable[Job], gpus: Sequence[LiveGpu], limit_pct: float) -> list[LiveGpu]:
@@ -119,7 +122,7 @@ def parts(jobs: Iterable[Job], gpus: Sequence[LiveGpu], limit_pct: float) -> lis
     used = {(one.node, one.part_of) for one in found}
     return found + [
         LiveGpu(node, None, None, signals_pct=dict.fromkeys(PROCESS_SIGNALS, 0.0), used_mib=0.0, processes=(),
-                part_of=number)
+                part_of=number, mapping="processes")
         for number, job in by_id.items() if job.shares_gpus
         for node in job.nodes if (node, number) not in used and _nobody(job, by_node.get(node, ()))
     ]  # fmt: skip
@@ -144,7 +147,16 @@ def _part(gpu: LiveGpu, job: int, own: Sequence[LiveProcess], limit_pct: float) 
         signals = {sm: max(one.sm_pct or 0.0 for one in own), memory: max(one.memory_pct or 0.0 for one in own)}
     elif gpu.signals_pct and max(gpu.signals_pct.values()) <= limit_pct:
         signals = gpu.signals_pct  # where the whole does nothing, no part does
-    return replace(gpu, part_of=job, signals_pct=signals, used_mib=used, power_w=None, processes=tuple(own), jobs=())
+    return replace(
+        gpu,
+        part_of=job,
+        mapping="processes",
+        signals_pct=signals,
+        used_mib=used,
+        power_w=None,
+        processes=tuple(own),
+        jobs=(),
+    )
 
 
 def _watched(gpu: LiveGpu, at: float, limit: float) -> Watched:
@@ -182,8 +194,11 @@ class Past:
     """``trailing.used_before``."""
 
 
-def gpus_of(job: Job, gpus: Sequence[LiveGpu]) -> list[LiveGpu]:
-    """The GPUs that a job has: by Slurm's numbers, by its processes, by the exporter's labels, by whole nodes."""
+def gpus_of(job: Job, gpus: Sequence[LiveGpu], configured: Mapping[str, int]) -> list[LiveGpu]:
+    """The GPUs that a job has: by Slurm's numbers, by whole nodes, by the exporter's labels, by its processes.
+
+    ``configured``: node -> its GPUs by Slurm. A node that shows fewer has lost some, and which the job has is open.
+    """
     found: list[LiveGpu] = []
     told = {one.node: one for one in job.node_gpus or ()}
     names = {str(job.job_id), job.id}
@@ -191,19 +206,24 @@ def gpus_of(job: Job, gpus: Sequence[LiveGpu]) -> list[LiveGpu]:
         here = [gpu for gpu in gpus if gpu.node == node]
         given = told.get(node)
         if given is not None and given.indices:
-            found += [gpu for gpu in here if (gpu.index if gpu.minor is None else gpu.minor) in given.indices]
-        elif given is not None and given.count == len(here):
-            found += here
+            mine = [gpu for gpu in here if (gpu.index if gpu.minor is None else gpu.minor) in given.indices]
+            found += [replace(gpu, mapping="slurm") for gpu in mine]
+        elif given is not None and given.count == len(here) == configured.get(node, len(here)):
+            found += [replace(gpu, mapping="whole-node") for gpu in here]
         else:
+            labelled = [gpu for gpu in here if names & set(gpu.jobs)]
+            found += [replace(gpu, mapping="labels") for gpu in labelled]
             found += [
-                gpu for gpu in here
-                if names & set(gpu.jobs)
-                or any(one.job == job.job_id and one.source != "environment" for one in gpu.processes or ())
+                replace(gpu, mapping="processes") for gpu in here
+                if gpu not in labelled
+                and any(one.job == job.job_id and one.source != "environment" for one in gpu.processes or ())
             ]  # fmt: skip
     return found
 
 
-def _gpus_of_all(jobs: Iterable[Job], watched: Mapping[tuple[str, str], Watched]) -> dict[int, list[LiveGpu]]:
+def _gpus_of_all(
+    jobs: Iterable[Job], watched: Mapping[tuple[str, str], Watched], configured: Mapping[str, int]
+) -> dict[int, list[LiveGpu]]:
     """Raw id of each job that holds GPUs, or a part of one -> these, as far as they are known."""
     by_node: dict[str, list[LiveGpu]] = {}
     part: dict[int, list[LiveGpu]] = {}
@@ -213,7 +233,7 @@ def _gpus_of_all(jobs: Iterable[Job], watched: Mapping[tuple[str, str], Watched]
         else:
             part.setdefault(one.gpu.part_of, []).append(one.gpu)
     whole = {
-        job.job_id: gpus_of(job, [gpu for node in job.nodes for gpu in by_node.get(node, ())])
+        job.job_id: gpus_of(job, [gpu for node in job.nodes for gpu in by_node.get(node, ())], configured)
         for job in jobs if job.allocated and job.start is not None and job.gpus_allocated
     }  # fmt: skip
     return whole | part

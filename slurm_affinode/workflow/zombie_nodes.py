@@ -83,6 +83,8 @@ class LiveGpu:
     fault: str | None = None
     part_of: int | None = None
     """Raw id of the job whose part of a shared GPU this is; ``None``: the GPU itself."""
+    mapping: str | None = None
+    """Of a job's GPU: how it is known to be that, a key of ``finding.MAPPINGS``."""
 
     @property
     def key(self) -> tuple[str, str]:

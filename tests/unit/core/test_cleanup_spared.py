@@ -25,6 +25,9 @@ from slurm_affinode.model.finding import Finding
         ({"evidence": (evidence("compute"), evidence("memory", met=False, unknown=True))}, "weak-evidence"),
         ({"gpus": (gpu(flagged=False),)}, "weak-evidence"),
         ({"gpus": (gpu(measured=False),)}, "weak-evidence"),
+        ({"gpus": (gpu(mapping="whole-node"),)}, "weak-evidence"),
+        ({"gpus": (gpu(mapping=None),)}, "weak-evidence"),
+        ({"gpus": (gpu(0), gpu(1, mapping="whole-node")), "allocated_gpus": 2}, "weak-evidence"),
         ({"allocated_gpus": 2}, "fraction"),
         ({"observed_at": NOW - timedelta(minutes=11)}, "stale"),
         ({"since": None}, "unknown"),
@@ -72,6 +75,23 @@ def test_one_gpu_is_not_called_several(more: str, batch: bool, says: str) -> Non
     finding = squatter(subject=job(batch=batch), gpus=squatter().gpus[:1], allocated_gpus=1)
     [action] = plan([finding], policy(f"[default]\n{more}"), Ledger(), NOW)
     assert action.reason == says
+
+
+@pytest.mark.parametrize(
+    ("kinds", "verb"),
+    [('["whole-node"]', "cancel"), ('["labels", "whole-node"]', "cancel"), ('["labels", "recorded"]', "none")],
+)
+def test_mappings_of_the_policy_decide_what_is_certain_enough(kinds: str, verb: str) -> None:
+    finding = squatter(gpus=(gpu(mapping="whole-node"),))
+    rules = policy(f'[[rule]]\nusers = ["alice"]\nmappings = {kinds}')
+    [action] = plan([finding], rules, warned(finding, *TWICE), NOW)
+    assert action.verb == verb
+
+
+def test_mapping_that_is_not_certain_is_named_in_the_reason() -> None:
+    finding = squatter(gpus=(gpu(mapping="whole-node"),))
+    [action] = plan([finding], policy(), warned(finding, *TWICE), NOW)
+    assert "GPU 0 is the job's is known from GPU counts" in action.reason
 
 
 def test_two_signals_of_activity_are_two_measurements() -> None:
