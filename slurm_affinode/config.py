@@ -53,6 +53,10 @@ class StoreConfig:
     """SQLAlchemy URL; ``None`` means SQLite in the state directory."""
 
 
+UNNAMED_CLUSTER = "default"
+"""Stands for the cluster of records that name none, where the configuration does not name it either."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """What the inputs do not say about themselves."""
@@ -65,7 +69,7 @@ class ClusterConfig:
     @property
     def name_or_default(self) -> str:
         """What a record that names no cluster is taken to be of."""
-        return self.name or "default"
+        return self.name or UNNAMED_CLUSTER
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from slurm_affinode.cli.options import (
     warn,
     warn_of_problems,
 )
-from slurm_affinode.config import Config
+from slurm_affinode.config import UNNAMED_CLUSTER, Config
 from slurm_affinode.errors import InputError
 from slurm_affinode.slurm import allocations, times
 from slurm_affinode.slurm.allocations import Allocations
@@ -65,14 +65,21 @@ def ingest_allocations(
 
     The same input twice changes nothing. Job ids are raw ids (SLURM_JOB_ID), also of array tasks.
     """
-    name = cluster or config.cluster.name_or_default
     zone = times.zone_name(timezone or config.cluster.timezone)
     results: list[tuple[str, Allocations, Counts | None]] = []
     with store_unless(dry_run, config) as repository:
+        known = () if repository is None else repository.counts().clusters
+        name = cluster or config.cluster.name or (known[0] if len(known) == 1 else UNNAMED_CLUSTER)
         for path in files:
             started = datetime.now(UTC)
             data = _content(path)
             found = allocations.read(data, where=str(path), cluster=name, zone=zone, strict=strict)
+            if name == UNNAMED_CLUSTER and len(known) > 1 and name in found.gpus["cluster"]:
+                raise InputError(
+                    f"its records name no cluster, and accounting has {len(known)}: {', '.join(known)}",
+                    where=str(path),
+                    hint="give --cluster NAME, or set cluster.name in the configuration",
+                )
             counts = None if repository is None else _store(repository, str(path), data, found, started)
             results.append((str(path), found, counts))
     _report(results, shown, as_json=as_json, dry_run=dry_run)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import polars as pl
-from sqlalchemy import ColumnElement, Engine, Table, and_, exists, or_, select
+from sqlalchemy import ColumnElement, Engine, Table, and_, exists, func, or_, select, true
 
+from slurm_affinode.config import UNNAMED_CLUSTER
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS, JOBS, STEPS
 from slurm_affinode.store import tables
 from slurm_affinode.store.engine import reading
@@ -96,12 +97,31 @@ def steps(engine: Engine, selection: Selection) -> pl.DataFrame:
 
 
 def allocation_gpus(engine: Engine, selection: Selection) -> pl.DataFrame:
-    """What is recorded of the GPUs of the jobs."""
+    """What is recorded of the GPUs of the jobs.
+
+    Where accounting has a single cluster, records that named none are of it, and so are those of a single other name: a
+    prolog seldom knows what Slurm calls the cluster.
+    """
     job, gpu = tables.jobs.c, tables.allocation_gpus.c
-    same = and_(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
+    only = _only(engine, job.cluster)
+    same: ColumnElement[bool] = and_(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
+    if only is not None:
+        unnamed = gpu.cluster.in_((only, UNNAMED_CLUSTER)) if _only(engine, gpu.cluster) is None else true()
+        same = and_(unnamed, job.job_id == gpu.job_id)
     frame = _frame(engine, tables.allocation_gpus, ALLOCATION_GPUS, exists().where(same, selection.condition()))
     known = pl.col("start").dt.epoch("s") != tables.UNKNOWN_START
-    return frame.with_columns(pl.when(known).then("start"), pl.when(pl.col("node") != "").then("node"))
+    return frame.with_columns(
+        pl.col("cluster") if only is None else pl.lit(only).alias("cluster"),
+        pl.when(known).then("start"),
+        pl.when(pl.col("node") != "").then("node"),
+    )
+
+
+def _only(engine: Engine, cluster: ColumnElement[str]) -> str | None:
+    """The value of a column of clusters that has a single one. Both ends of its index tell."""
+    with reading(engine) as connection:
+        first, last = connection.execute(select(func.min(cluster), func.max(cluster))).one()
+    return first if first == last else None
 
 
 def _frame(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,51 @@ def test_files_that_cannot_be_opened(tmp_path: Path, name: str, message: str) ->
     result = run(tmp_path / "state", tmp_path / name)
     assert isinstance(result.exception, InputError)
     assert message in str(result.exception)
+
+
+def accounting(state: Path, *clusters: str) -> None:
+    """A run of job 1 on n1 in each of the clusters."""
+    columns = "Cluster|JobIDRaw|Submit|Start|End|NodeList|AllocTRES|State|User"
+    rows = [f"{name}|1|2026-11-02T08:00:00|2026-11-02T08:00:00|2026-11-02T09:00:00|n1|gres/gpu=1|COMPLETED|ann"
+            for name in clusters]  # fmt: skip
+    text = "\n".join([columns, *rows]) + "\n"
+    argv = ["ingest", "sacct", "--state", str(state), "--timezone", "UTC", "-"]
+    result = CliRunner().invoke(cli, argv, input=text, standalone_mode=False)
+    assert result.return_value == 0, result.output
+
+
+def recorded_gpus(state: Path) -> list[tuple[str, str]]:
+    """Cluster and GPU that a report gets."""
+    since, until = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 3, tzinfo=UTC)
+    with Repository.open(f"sqlite:///{state / 'affinode.sqlite'}") as repository:
+        return sorted(repository.allocation_gpus(since, until).select("cluster", "gpu").rows())
+
+
+@pytest.mark.parametrize("first", ["accounting", "allocations"])
+def test_records_without_a_cluster_are_of_the_only_one(tmp_path: Path, first: str) -> None:
+    if first == "accounting":
+        accounting(tmp_path, "alpha")
+    assert run(tmp_path, "-", text="job_id,node,gpu\n1,n1,0;1\n").return_value == 0
+    if first == "allocations":
+        accounting(tmp_path, "alpha")
+    assert recorded_gpus(tmp_path) == [("alpha", "0"), ("alpha", "1")]
+
+
+def test_records_of_another_name_beside_some_of_the_cluster_stay_apart(tmp_path: Path) -> None:
+    """Those that name none are still of the only cluster of accounting."""
+    for text in ("job_id,node,gpu\n1,n1,0\n", "job_id,node,gpu,cluster\n1,n1,1,beta\n"):
+        assert run(tmp_path, "-", text=text).return_value == 0
+    accounting(tmp_path, "alpha")
+    assert recorded_gpus(tmp_path) == [("alpha", "0")]
+
+
+def test_records_without_a_cluster_are_refused_where_there_are_several(tmp_path: Path) -> None:
+    accounting(tmp_path, "alpha", "beta")
+    result = run(tmp_path, "-", text="job_id,node,gpu\n1,n1,0\n")
+    assert isinstance(result.exception, InputError)
+    assert "name no cluster, and accounting has 2: alpha, beta" in str(result.exception)
+    assert recorded_gpus(tmp_path) == []
+    for more in (["--cluster", "beta"], []):
+        named = "job_id,node,gpu,cluster\n1,n1,0,beta\n"
+        assert run(tmp_path, "-", *more, text=named).return_value == 0
+    assert recorded_gpus(tmp_path) == [("beta", "0")]
