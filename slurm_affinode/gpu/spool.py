@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from slurm_affinode.files import fsync_dir
-from slurm_affinode.model.gpu import GpuSample, Sweep
+from slurm_affinode.model.gpu import GpuSample, Reading, Sweep
 
 COLUMNS = (
     "cluster", "node", "uuid", "pci", "index", "mig", "mig_profile", "model", "time",
@@ -62,7 +62,7 @@ class Spool:
 
     def put(self, sweep: Sweep) -> None:
         """Append a sweep. Where it cannot be written (disk full) that is said once, and tried again with the next."""
-        if not sweep.samples:
+        if not sweep.samples and all(fault.device is None for fault in sweep.faults):
             return
         try:
             if self._file is not None and not self._opened <= sweep.time_s < self._opened + self._file_s:
@@ -160,11 +160,12 @@ class Spool:
 
 
 def rows_of(sweep: Sweep, node: str, cluster: str | None) -> str:
-    """The lines of a sweep; an empty cell is a value that is missing."""
+    """The lines of a sweep; an empty cell is a value that is missing. A GPU that could not be read has no value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     stamp = datetime.fromtimestamp(sweep.time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    for sample in sweep.samples:
+    failed = (GpuSample(fault.device, Reading(), None) for fault in sweep.faults if fault.device is not None)
+    for sample in (*sweep.samples, *failed):
         writer.writerow(_cells(sample, stamp, node, cluster))
     return text.getvalue()
 

@@ -102,10 +102,7 @@ def _taken() -> pl.Expr:
 
 
 def fill(history: SampleStore, averages: pl.DataFrame) -> None:
-    """Make ``history``, which is empty, hold the ``samples`` of the averages, those without values included.
-
-    An ordinary ingest leaves out samples that say nothing; here they say where a run ends.
-    """
+    """Make ``history``, which is empty, hold the ``samples`` of the averages, those without values included."""
     rows = samples(averages)
     described = with_device(rows.select(*IDENTITY).unique(maintain_order=True))
     keyed = rows.join(described, on=list(IDENTITY), nulls_equal=True).sort("device", "time")

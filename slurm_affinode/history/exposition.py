@@ -17,7 +17,7 @@ from slurm_affinode.errors import InputError
 from slurm_affinode.history.aliases import Alias
 from slurm_affinode.history.lines import Block
 from slurm_affinode.history.longform import ENTRIES, FIELD_CODES, LongForm
-from slurm_affinode.history.reading import Identifier, Notes, ReadOptions, measured
+from slurm_affinode.history.reading import Identifier, Notes, ReadOptions, measured, shows_percent
 from slurm_affinode.history.schema import TIME
 
 _NAME = r"^\s*([a-zA-Z_:][a-zA-Z0-9_:.]*)\s*"
@@ -87,7 +87,7 @@ class Reader:
         self._options = options
         self._identifier = Identifier(options, fallback_node)
         self._long = LongForm()
-        self._series: dict[str, int | str] = {}
+        self._series: dict[str, tuple[int, int] | str] = {}
         self._state = _State(percent=set())
 
     def read(self, blocks: Iterator[Block]) -> Iterator[pl.DataFrame]:
@@ -167,8 +167,7 @@ class Reader:
             bad = pl.col("value").is_null() & pl.col("raw").is_in(odd)
             self._reject(known.filter(bad), block, "has a value that is no number")
             known = known.filter(~bad)
-        # NaN is what Prometheus stores where a series ends: it says nothing of the GPU, nor of the job in its labels.
-        return known.filter(~pl.col("value").is_nan().fill_null(value=False))
+        return known
 
     def _timed(self, known: pl.DataFrame, block: Block) -> pl.DataFrame:
         stamp, last = pl.col("stamp").cast(pl.Float64, strict=False), block.open_line or 0
@@ -206,17 +205,24 @@ class Reader:
             if text not in self._series:
                 self._series[text] = self._number(text)
         found = [(text, self._series[text]) for text in texts]
-        good = [(text, what) for text, what in found if isinstance(what, int)]
+        good = [(text, *what) for text, what in found if not isinstance(what, str)]
         reasons = {text: what for text, what in found if isinstance(what, str)}
         known = known.with_columns(pl.col("labels").fill_null(""))
         if reasons:
             rejected = known.filter(pl.col("labels").is_in(list(reasons)))
             for (text,), lines in rejected.group_by("labels", maintain_order=True):
                 self._reject(lines, block, reasons[str(text)])
-        numbers = pl.DataFrame(good, schema={"labels": pl.String(), "series": pl.UInt32()}, orient="row")
-        return known.join(numbers, on="labels", how="inner", maintain_order="left")
+        numbers = pl.DataFrame(
+            good, schema={"labels": pl.String(), "series": pl.UInt32(), "ended": pl.UInt32()}, orient="row"
+        )
+        # NaN is what Prometheus stores where a series ends: a sample without a value, and the job may have ended too.
+        ended = pl.col("value").is_nan().fill_null(value=False)
+        return known.join(numbers, on="labels", how="inner", maintain_order="left").with_columns(
+            pl.when(ended).then("ended").otherwise("series").alias("series")
+        )
 
-    def _number(self, text: str) -> int | str:
+    def _number(self, text: str) -> tuple[int, int] | str:
+        """The number of the series, and of that of its GPU without a job; or the reason why there is none."""
         try:
             labels = parse_labels(text)
         except ValueError as error:
@@ -224,15 +230,14 @@ class Reader:
         identity = self._identifier.from_labels(labels)
         if isinstance(identity, str):
             return identity
-        return self._long.series(identity, self._identifier.job_of(labels))
+        return self._long.series(identity, self._identifier.job_of(labels)), self._long.series(identity, None)
 
     def _scaled(self, known: pl.DataFrame, aliases: Mapping[str, Alias]) -> pl.DataFrame:
         factors = {}
         for name, alias in aliases.items():
             factors[name] = alias.factor
             if alias.unit == "percent_or_ratio":
-                high = known.filter(pl.col("name") == name)["value"].max()
-                if isinstance(high, float) and 1 < high <= 100:
+                if shows_percent(known.filter(pl.col("name") == name)["value"]):
                     self._state.percent.add(name)
                 factors[name] = 1.0 if name in self._state.percent else 100.0
         value = measured(pl.col("value"))

@@ -16,7 +16,7 @@ from slurm_affinode.history.lines import blocks, compression_of, reading
 from slurm_affinode.history.nodepath import node_from_path
 from slurm_affinode.history.reading import Notes, ReadOptions
 
-READER_VERSION = 3
+READER_VERSION = 4
 """Part of the fingerprints: raised when readers give other samples for the same file."""
 _IGNORED_SUFFIXES = (".md", ".rst", ".tmp", ".part", ".swp", ".py", ".sh", "~")
 _REFUSED = "cannot be read"

@@ -105,12 +105,18 @@ def _groups(devices: pl.DataFrame, rows_at_once: int) -> Iterator[pl.DataFrame]:
 def _values(
     history: SampleStore, since: datetime, until: datetime, family: Family, devices: pl.Series
 ) -> pl.DataFrame:  # fmt: skip
-    """``device``, ``job`` (one id or null), ``time``, ``value``, in the order in which they are written."""
+    """``device``, ``job`` (one id or null), ``time``, ``value``, in the order in which they are written.
+
+    A sample without any value is NaN of the first family, so that it stays a sample.
+    """
     value = pl.col(family.field)
+    if family is FAMILIES[0]:
+        nothing = pl.all_horizontal(pl.col(one.field).is_null() for one in FAMILIES)
+        value = pl.when(nothing).then(float("nan")).otherwise(value)
     rows = (
         history.scan(since, until)
-        .filter(pl.col("device").is_in(devices.implode()) & value.is_not_null())
         .select("device", pl.col("job").str.split(","), "time", value.alias("value"))
+        .filter(pl.col("device").is_in(devices.implode()) & pl.col("value").is_not_null())
         .collect(engine="streaming")
     )
     # A job's copy of a series, as dcgm-exporter gives it: one for each job on the GPU.

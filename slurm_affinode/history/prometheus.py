@@ -229,7 +229,7 @@ class Reader:
                 continue  # then each window tells it by itself
             for series in answer:
                 identity = identifier.from_labels(series.get("metric") or {})
-                if not isinstance(identity, str) and _value(series) > 1:
+                if not isinstance(identity, str) and 1 < _value(series) <= 100:
                     seen.add((name, identity[1]))
         return seen
 

@@ -16,7 +16,7 @@ from slurm_affinode.errors import InputError
 from slurm_affinode.history.lines import open_binary, reading
 from slurm_affinode.history.localtime import POSSIBLE
 from slurm_affinode.history.longform import FIELD_CODES, LongForm
-from slurm_affinode.history.reading import Identifier, Identity, Notes, ReadOptions, measured
+from slurm_affinode.history.reading import Identifier, Identity, Notes, ReadOptions, measured, shows_percent
 from slurm_affinode.history.schema import TIME
 
 _SHOWN = 200
@@ -87,8 +87,7 @@ class SeriesReader:
         frame = _points(points, notes, options, number)
         factor = alias.factor
         if alias.unit == "percent_or_ratio" and not self._is_percent(name, identity):
-            high = frame["value"].max()
-            factor = 100.0 if isinstance(high, float) and high <= 1 else factor
+            factor = factor if shows_percent(frame["value"]) else 100.0
         return frame.select(
             pl.lit(series, pl.UInt32).alias("series"),
             pl.lit(FIELD_CODES[alias.field], pl.UInt8).alias("field"),

@@ -194,3 +194,8 @@ def measured(value: pl.Expr) -> pl.Expr:
         | (value < 0)
     )
     return pl.when(blank).then(None).otherwise(value)
+
+
+def shows_percent(values: pl.Series) -> bool:
+    """Return whether ``values`` of a metric in percent or ratio are percent: one above 1 is no blank value."""
+    return bool((values.is_between(1, 110, closed="right")).any())

@@ -16,7 +16,16 @@ from slurm_affinode.errors import InputError
 from slurm_affinode.history import localtime
 from slurm_affinode.history.aliases import VALUES, Alias, bracket_unit, folded
 from slurm_affinode.history.longform import ENTRIES, FIELD_CODES, LongForm, with_total
-from slurm_affinode.history.reading import Identifier, Identity, Notes, ReadOptions, identity_frame, job_ids, measured
+from slurm_affinode.history.reading import (
+    Identifier,
+    Identity,
+    Notes,
+    ReadOptions,
+    identity_frame,
+    job_ids,
+    measured,
+    shows_percent,
+)
 from slurm_affinode.history.schema import IDENTITY, SAMPLES
 
 _MISSING = ("", "n/a", "na", "nan", "null", "none", "-", "--", "err!", "error", "unknown", "not supported")
@@ -205,8 +214,7 @@ class TableReader:
             self._count_fractions(frame["_number"], self._header[position])
         if alias.unit != "percent_or_ratio":
             return alias.factor
-        high = frame["_number"].max()
-        if isinstance(high, float) and 1 < high <= 100:
+        if shows_percent(frame["_number"]):
             self._percent.add(field)
         return 1.0 if field in self._percent else 100.0
 

@@ -23,7 +23,7 @@ from slurm_affinode.history.manifest import Manifest, PartEntry
 from slurm_affinode.history.merge import SAMPLE_COLUMNS, merge
 from slurm_affinode.history.partfiles import PartFiles
 from slurm_affinode.history.parts import PartWriter
-from slurm_affinode.history.schema import IDENTITY, METRICS, SAMPLES
+from slurm_affinode.history.schema import IDENTITY, SAMPLES
 
 ROWS_AT_ONCE = 1_000_000
 WRITE_LOCK = "write.lock"
@@ -224,10 +224,9 @@ class Prepared:
 
 
 def prepared(frame: pl.DataFrame) -> Prepared:
-    """Take the identity out of a frame of ``SAMPLES`` and leave out devices of which nothing is said.
+    """Take the identity out of a frame of ``SAMPLES``.
 
-    A row without any value stays where the device has values at other times: nothing was measured then, and the sample
-    before it does not count for its time.
+    A row without any value stays: nothing was measured then, and the sample before it does not count for its time.
 
     Raises ``ValueError`` for samples without a cluster or node: a reader has to see to that.
     """
@@ -247,10 +246,6 @@ def prepared(frame: pl.DataFrame) -> Prepared:
         first.select("hash", known["device"]), on="hash", how="left", maintain_order="left"
     )["device"]  # fmt: skip
     rows = full.select(device, *(name for name in SAMPLE_COLUMNS if name != "device"))
-    says = rows.select(pl.any_horizontal(pl.col(name).is_not_null() for name in (*METRICS, "job"))).to_series()
-    if not says.all():
-        telling = rows["device"].filter(says).unique().implode()
-        rows, known = (one.filter(pl.col("device").is_in(telling)) for one in (rows, known))
     return Prepared(rows, known)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 
 import polars as pl
@@ -16,6 +17,7 @@ from slurm_affinode.history.reading import ReadOptions
 from slurm_affinode.history.schema import SAMPLES
 from slurm_affinode.history.spool import main, to_parquet
 from slurm_affinode.history.store import SampleStore
+from slurm_affinode.model.gpu import GpuFault
 
 T0 = 1_795_234_200.25
 
@@ -151,6 +153,22 @@ def test_a_sweep_without_samples_makes_no_file(opened, tmp_path, sweep_at):
     spool.put(replace(sweep_at(T0), samples=()))
     spool.close()
     assert names(tmp_path) == []
+
+
+def test_failed_gpu_is_sample_without_value(opened, tmp_path, sweep_at):
+    """Its time is unknown, also where no GPU of the node can be read."""
+    spool = opened(tmp_path)
+    sweep = sweep_at(T0)
+    faults = tuple(GpuFault(sample.device, sample.device.index, "lost") for sample in sweep.samples)
+    spool.put(sweep)
+    spool.put(replace(sweep, time_s=T0 + 30, samples=(), faults=(*faults, GpuFault(None, 9, "never seen"))))
+    spool.close()
+    (path,) = tmp_path.glob("*.csv")
+    rows = list(csv.DictReader(path.open()))
+    assert len(rows) == 2 * len(sweep.samples)
+    for before, failed in zip(rows[: len(faults)], rows[len(faults) :], strict=True):
+        assert failed["uuid"] == before["uuid"]
+        assert {failed[name] for name in ("util_pct", "fb_used_mib", "power_w", "xid", "job")} == {""}
 
 
 def test_what_is_no_spool_file_stays_as_it_is(tmp_path, capsys):

@@ -168,14 +168,24 @@ def test_openmetrics_without_its_end_is_refused(read: Reader, tmp_path: Path) ->
     assert len(read(path, format="prometheus").rows) == 1
 
 
-def test_the_end_of_a_series_is_no_sample(read: Reader, tmp_path: Path) -> None:
+def test_end_of_series_is_sample_without_value_and_job(read: Reader, tmp_path: Path) -> None:
     """``promtool tsdb dump`` writes it as NaN, at the time of the first sample of the next job."""
     path = tmp_path / "dump.txt"
     line = LINE.replace('gpu="0"', 'gpu="0",hpc_job="8"', 1)
     path.write_text(line + line.replace("} 5 ", "} NaN ").replace('"8"', '"7"'))
     assert [(row["util_pct"], row["job"]) for row in read(path).rows] == [(5.0, "8")]
     path.write_text(line + line.replace("} 5 ", "} NaN ").replace("000000\n", "030000\n"))
-    assert len(read(path).rows) == 1
+    assert [(row["util_pct"], row["job"]) for row in read(path).rows] == [(5.0, "8"), (None, None)]
+
+
+@pytest.mark.parametrize("blank", ["NaN", "+Inf", "2147483632", "140737488355328"])
+def test_blank_value_does_not_hide_percent(read: Reader, tmp_path: Path, blank: str) -> None:
+    """A metric that may be percent or ratio is percent where a measured value is above 1."""
+    path = tmp_path / "m.prom"
+    line = LINE.replace("GPU_UTIL", "GPU_UTIL_RATIO")
+    values = (("1", "000"), ("40", "030"), (blank, "060"))
+    path.write_text("".join(line.replace("} 5 1793520000000", f"}} {v} 1793520{s}000") for v, s in values))
+    assert [row["util_pct"] for row in read(path).rows] == [1.0, 40.0, None]
 
 
 def test_scrapes_without_timestamps_need_a_start(read: Reader, tmp_path: Path) -> None:
