@@ -185,22 +185,30 @@ def _local(naive: pl.Series, zone: str) -> tuple[pl.Series, dict[int, Any]]:
 
 TRES = {
     "cpu": pl.Int64(), "mem": pl.Int64(), "node": pl.Int64(), "energy": pl.Int64(), "gpus": pl.Int64(),
-    "kind": pl.String(),
+    "kind": pl.String(), "gpus_bad": pl.String(),
 }  # fmt: skip
 
 
 def tres(cells: pl.Series) -> tuple[pl.DataFrame, dict[int, str]]:
-    """What TRES strings say: the columns of ``TRES`` (``mem`` in bytes), and the cells that cannot be read."""
+    """What TRES strings say: the columns of ``TRES`` (``mem`` in bytes), and the cells that cannot be read.
+
+    ``gpus_bad`` is why a number of GPUs cannot be read; the rest of the cell counts.
+    """
 
     def parts(text: str) -> dict[str, Any]:
         amounts = units.parse_tres(text)
         memory = units.parse_memory(amounts.get("mem", ""), bare="M")
-        gpus = units.gpus_of_tres(amounts)
+        gpus, bad = units.Gpus(None), None
+        try:
+            gpus = units.gpus_of_tres(amounts)
+        except ValueError as error:
+            bad = str(error)
         return {
             **{name: units.parse_count(amounts.get(name, "")) for name in ("cpu", "node", "energy")},
             "mem": None if memory is None else memory.size_bytes,
             "gpus": gpus.count,
             "kind": gpus.kind,
+            "gpus_bad": bad,
         }
 
     found = mapped(cells, parts, pl.Struct(TRES))

@@ -211,6 +211,9 @@ class Converter:
                 self._out[target] = cells.set(cells == "", None)
                 tres[name], bad = columns.tres(cells)
                 self._note(bad, name)
+                why = tres[name]["gpus_bad"]
+                for at in why.is_not_null().arg_true().to_list():
+                    self._problem(at, name, why[at], needed=False)
         nothing = pl.DataFrame(schema=columns.TRES).clear(height)
         alloc, req = tres.get("alloctres", nothing), tres.get("reqtres", nothing)
         if (cells := self._column("nodelist")) is not None:
@@ -257,7 +260,7 @@ class Converter:
     def _gpus(self, alloc: pl.DataFrame, req: pl.DataFrame, *, has_alloc: bool) -> None:
         count, kind, said = alloc["gpus"], alloc["kind"], None
         if has_alloc:
-            said = self._out["alloc_tres"].is_not_null()
+            said = self._out["alloc_tres"].is_not_null() & alloc["gpus_bad"].is_null()
         if (cells := self._column("allocgres")) is not None:
             old = self._gres(cells, "allocgres")
             count, kind = _coalesce(count, old["gpus"]), _coalesce(kind, old["kind"])
@@ -268,7 +271,7 @@ class Converter:
             old = self._gres(cells, "reqgres")
             wanted, wanted_kind = _coalesce(wanted, old["gpus"]), _coalesce(wanted_kind, old["kind"])
         if said is None and "req_tres" in self._out:
-            count, kind, said = wanted, wanted_kind, self._out["req_tres"].is_not_null()
+            count, kind, said = wanted, wanted_kind, self._out["req_tres"].is_not_null() & req["gpus_bad"].is_null()
         self._out["gpus"], self._out["gpu_type"] = count, _coalesce(kind, wanted_kind)
         self._out["req_gpus"] = wanted
         if said is not None:

@@ -26,6 +26,7 @@ _ESCAPE = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(u[dD][89a-fA-F
 """An escape of a JSON string; the group is half of a surrogate pair without the other half, which is no character."""
 
 _SHOWN = 200
+_TRES_FIELDS = {"alloc": "tres.allocated", "req": "tres.requested"}
 _HINT = "make the input with: sacct --json --allusers --duplicates"
 
 
@@ -47,6 +48,7 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
     for number, job in enumerate(jobs, 1):
         try:
             record = _sized(_job(job, number, cluster))
+            problems += _gpu_problems(record, number)
         except _BAD as error:
             printed = str(job.get("job_id")) if isinstance(job, dict) and "job_id" in job else None
             problems.append(Problem(number, printed, None, _why(error)))
@@ -54,10 +56,22 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
         rows.append(record)
         for step in _list(job.get("steps")):
             try:
-                rows.append(_sized(_step(step, record)))
+                found = _sized(_step(step, record))
+                problems += _gpu_problems(found, number)
+                rows.append(found)
             except _BAD as error:
                 problems.append(Problem(number, record["printed"], "steps", _why(error)))
     return settle(pl.DataFrame(rows, schema=RECORDS, orient="row")), problems, notes
+
+
+def _gpu_problems(record: dict[str, Any], number: int) -> list[Problem]:
+    """Take out of ``record`` why its numbers of GPUs cannot be read."""
+    found = [(field, record.pop(f"{kind}_bad", None)) for kind, field in _TRES_FIELDS.items()]
+    return [
+        Problem(number, record["printed"], field, f"{why}, so it is unknown", dropped=False)
+        for field, why in found
+        if why
+    ]
 
 
 def _sized(record: dict[str, Any]) -> dict[str, Any]:
@@ -281,23 +295,27 @@ def _exit(value: Any) -> dict[str, Any]:
 
 
 def _tres(value: Any, kind: str) -> dict[str, Any]:
-    amounts = {
-        _tres_name(entry): count for entry in _entries(value) if (count := _whole(entry.get("count"))) is not None
-    }
-    gpus = units.gpus_of_tres({name: str(count) for name, count in amounts.items()})
-    memory = amounts.get("mem")
+    numbers = {_tres_name(entry): _number(entry.get("count")) for entry in _entries(value)}
+    amounts = {name: int(n) if n == int(n) else n for name, n in numbers.items() if n is not None}
+    cpus, nodes, memory = (None if name not in amounts else int(amounts[name]) for name in ("cpu", "node", "mem"))
+    gpus, bad = units.Gpus(None), None
+    try:
+        gpus = units.gpus_of_tres({name: str(count) for name, count in amounts.items()})
+    except ValueError as error:
+        bad = str(error)
     memory_bytes = None if memory is None else memory << 20
     text = units.format_tres({n: f"{c}M" if n == "mem" else c for n, c in amounts.items()}) or None
     if kind == "req":
-        return {"req_tres": text, "req_gpus": gpus.count, "req_mem_bytes": memory_bytes}
+        return {"req_tres": text, "req_gpus": gpus.count, "req_mem_bytes": memory_bytes, "req_bad": bad}
     return {
         "alloc_tres": text,
         "gpus": gpus.count,
         "gpu_type": gpus.kind,
-        "gpus_said": text is not None,
+        "gpus_said": text is not None and bad is None,
+        "alloc_bad": bad,
         "alloc_mem_bytes": memory_bytes,
-        "cpus": amounts.get("cpu"),
-        "nodes": amounts.get("node"),
+        "cpus": cpus,
+        "nodes": nodes,
     }
 
 

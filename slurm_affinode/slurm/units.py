@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 UNKNOWN_WORDS = frozenset(
     {"", "unknown", "none", "n/a", "invalid", "partition_limit", "not_set", "noval", "?", "(null)"}
@@ -21,6 +22,7 @@ DURATION_PATTERN = r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?(?:\.(\d+))?$"
 MEMORY_PATTERN = r"^(\d+(?:\.\d+)?)([KMGTPE]?)(?:i?B)?([nc?]?)$"
 
 _DURATION = re.compile(DURATION_PATTERN)
+_FRACTION = re.compile(r"\d+\.\d*[1-9]\d*")
 _MEMORY = re.compile(MEMORY_PATTERN, re.IGNORECASE)
 NO_VALUE = 1 << 62
 """Slurm stores "not set" as a number near 2**64 (NO_VAL64, INFINITE64); no real quantity is that large."""
@@ -31,6 +33,7 @@ MAX_SECONDS = 10**11
 MAX_GPUS = 10**7
 """More than any cluster has: a larger number is damaged."""
 
+_SCALED = re.compile(r"(\d+\.\d+)([KMGTPE]?)", re.IGNORECASE)
 SCALE = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50, "E": 1 << 60}
 
 
@@ -107,8 +110,10 @@ def parse_memory(text: str, *, bare: str = "") -> Memory | None:
 def parse_count(text: str) -> int | None:
     """A count, with a suffix for powers of 1024 where it is large: NNodes ``1.5K``. ``None`` for unknown.
 
-    Raises ``ValueError``.
+    A fraction without a suffix is no count. Raises ``ValueError``.
     """
+    if _FRACTION.fullmatch(text.strip()):
+        raise ValueError(f"{text!r} is not a whole number")
     try:
         found = parse_memory(text)
     except ValueError:
@@ -200,6 +205,8 @@ def parse_gres(text: str) -> Gpus:
             words[0] = words[0][5:]
         if not words or words[0] != "gpu":
             continue
+        if len(words) > 1 and re.fullmatch(r"-\d+|[-+]?\d+\.\d+", words[-1]):
+            raise ValueError(f"{words[-1]!r} is not a whole number of GPUs")
         amount = words[-1] if len(words) > 1 and words[-1].isdecimal() else None
         count = int(amount) if amount is not None else 1
         named = [word for word in words[1 : -1 if amount is not None else None] if word]
@@ -228,9 +235,12 @@ def _split_outside_parentheses(text: str) -> list[str]:
 
 
 def _whole(amount: str) -> int:
+    """A number of GPUs, which Slurm prints in full (``uint64``): what a suffix multiplies has to be whole, too."""
     value = int(amount) if amount.isdecimal() else parse_count(amount)
     if value is None:
         raise ValueError(f"{amount!r} is not a count")
+    if (scaled := _SCALED.fullmatch(amount)) and (Fraction(scaled[1]) * SCALE[scaled[2].upper()]).denominator > 1:
+        raise ValueError(f"{amount!r} is not a whole number of GPUs")
     return _believable(value)
 
 

@@ -106,6 +106,17 @@ def test_a_bad_step_does_not_cost_its_job() -> None:
     assert "no id" in found.problems[0].reason
 
 
+@pytest.mark.parametrize("count", [1.5, 0.5, 10**8, {"set": True, "infinite": False, "number": 2.5}])
+def test_unreadable_gpu_count_is_unknown(count: Any) -> None:
+    """Neither rounded nor 0: record and field are reported, and the record counts."""
+    gpus = [{"type": "gres", "name": "gpu", "count": count}, {"type": "cpu", "name": None, "count": 8}]
+    found = parse(job(tres={"allocated": gpus, "requested": gpus}, steps=[]), job(6))
+    assert found.jobs.select("job_id", "gpus", "req_gpus", "cpus").rows() == [(5, None, None, 8), (6, 2, None, None)]
+    assert [(one.line, one.job, one.field, one.dropped) for one in found.problems] == [
+        (1, "5", "tres.allocated", False), (1, "5", "tres.requested", False)
+    ]  # fmt: skip
+
+
 def test_an_end_before_the_start_is_a_bad_record() -> None:
     """Its interval would be negative."""
     wrong = job(7)

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from slurm_affinode.errors import InputError
+from slurm_affinode.slurm import units
 from slurm_affinode.slurm.accounting import Accounting
 from slurm_affinode.slurm.sacct import Reading, read
 
@@ -276,12 +277,39 @@ def test_energy_is_printed_in_powers_of_1000() -> None:
     assert [problem.line for problem in found.problems] == [5]
 
 
-@pytest.mark.parametrize("tres", ["gres/gpu=99999999999999999999", "gres/gpu:a=9999999,gres/gpu:b=9999999"])
-def test_more_gpus_than_exist_are_a_damaged_record(tres: str) -> None:
-    """One record is reported and left out; the others count."""
-    found = parse(f"JobID|Start|AllocTRES\n1|2026-01-01T10:00:00|{tres}\n2|2026-01-01T10:00:00|gres/gpu=2\n")
-    assert found.jobs.select("job_id", "gpus").rows() == [(2, 2)]
-    assert "more than any job has" in str(found.problems[0])
+@pytest.mark.parametrize(
+    ("tres", "why"),
+    [
+        ("gres/gpu=99999999999999999999", "more than any job has"),
+        ("gres/gpu:a=9999999,gres/gpu:b=9999999", "more than any job has"),
+        ("gres/gpu=1.5", "'1.5' is not a whole number"),
+        ("gres/gpu:a=0.5,gres/gpu:b=0.5", "'0.5' is not a whole number"),
+        ("gres/gpu=1.21K", "'1.21K' is not a whole number"),
+        ("gres/gpu=-1", "'-1' is not a count"),
+        ("gres/gpu=two", "'two' is not a count"),
+        ("gres/gpu=nan", "'nan' is not a count"),
+    ],
+)
+def test_unreadable_gpu_count_is_unknown(tres: str, why: str) -> None:
+    """Neither rounded nor 0: the line and the column are reported, and the record counts."""
+    ran = "2026-01-01T10:00:00"
+    found = parse(
+        f"JobID|Start|AllocTRES|ReqTRES\n1|{ran}|cpu=4,{tres}|{tres}\n2|{ran}|gres/gpu=2|gres/gpu=2\n3|{ran}|cpu=1|\n"
+    )
+    assert found.jobs.select("job_id", "gpus", "req_gpus", "cpus").rows() == [
+        (1, None, None, 4), (2, 2, 2, None), (3, 0, None, 1)
+    ]  # fmt: skip
+    assert [(one.line, one.job, one.field, one.dropped) for one in found.problems] == [
+        (2, "1", "AllocTRES", False), (2, "1", "ReqTRES", False)
+    ]  # fmt: skip
+    assert why in str(found.problems[0])
+
+
+@pytest.mark.parametrize("gres", ["gpu:1.5", "gpu:a100:0.5", "gpu:-1", "gpu:tesla=1.5"])
+def test_unreadable_gres_is_reported(gres: str) -> None:
+    """A fraction is no type of a GPU."""
+    with pytest.raises(ValueError, match="not a whole number"):
+        units.parse_gres(gres)
 
 
 def test_nodes_and_cpus_come_from_what_the_input_has() -> None:
