@@ -1,7 +1,7 @@
 """Prometheus exposition text and OpenMetrics, as dcgm-exporter and other exporters give them; many scrapes in a file.
 
-Timestamps are milliseconds in the text format and seconds in OpenMetrics; which of the two is told by their size (a
-millisecond timestamp below 1e11 would lie before 1973). The bulk of the lines is taken apart by Polars; label sets are
+Timestamps are milliseconds in the text format and seconds in OpenMetrics; other writers have micro- or nanoseconds.
+The unit is told by the size (``localtime.epoch_ms``). The bulk of the lines is taken apart by Polars; label sets are
 parsed once each. Formats: prometheus.io "Exposition formats", OpenMetrics 1.0.
 """
 
@@ -16,6 +16,7 @@ import polars as pl
 from slurm_affinode.errors import InputError
 from slurm_affinode.history.aliases import Alias
 from slurm_affinode.history.lines import Block
+from slurm_affinode.history.localtime import epoch_ms
 from slurm_affinode.history.longform import ENTRIES, FIELD_CODES, LongForm
 from slurm_affinode.history.reading import Identifier, Notes, ReadOptions, measured, shows_percent
 from slurm_affinode.history.schema import TIME
@@ -29,7 +30,6 @@ _VALUE_AND_TIME = r"^\s*([^\s#]+)(?:\s+([^\s#]+))?\s*$"
 _EXEMPLAR = r'^((?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?\s*[^\s{}#]+(?:\s+[^\s{}#]+)?)\s+# \{.*$'
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,|$)', re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-_SECONDS_BELOW = 1e11
 _LONG_AGO_MS = 946_684_800_000
 """2000: digits are missing from a time before this at the end of a file of later ones."""
 _NUMBERS = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|infinity)|nan", re.IGNORECASE)
@@ -170,10 +170,8 @@ class Reader:
         return known
 
     def _timed(self, known: pl.DataFrame, block: Block) -> pl.DataFrame:
-        stamp, last = pl.col("stamp").cast(pl.Float64, strict=False), block.open_line or 0
-        known = known.with_columns(
-            pl.when(stamp.abs() < _SECONDS_BELOW).then((stamp * 1000).round()).otherwise(stamp).alias("ms")
-        )
+        last = block.open_line or 0
+        known = known.with_columns(epoch_ms(pl.col("stamp").cast(pl.Float64, strict=False)).alias("ms"))
         bad = pl.col("stamp").is_not_null() & (pl.col("ms").is_null() | ~pl.col("ms").is_between(0, 4e12))
         self._reject(known.filter(bad), block, "has a timestamp that is no time")
         known = known.filter(~bad)
@@ -181,7 +179,7 @@ class Reader:
         self._reject(known.filter(early), block, "has a timestamp that is cut off")
         self._state.recent = self._state.recent or bool((known["ms"] > _LONG_AGO_MS).any())
         if not known["ms"].has_nulls():
-            return known.with_columns(pl.col("ms").cast(pl.Int64).cast(TIME).alias("time"))
+            return known.with_columns(pl.col("ms").cast(TIME).alias("time"))
         start, interval = self._options.start, self._options.interval_s
         if start is None:
             line = int(known.filter(pl.col("ms").is_null())["number"][0])
@@ -197,7 +195,7 @@ class Reader:
                 hint="give --interval, the time between two scrapes, e.g. 30s",
             )
         given = pl.lit(round(start.timestamp() * 1000)) + (pl.col("scrape") * round((interval or 0) * 1000))
-        return known.with_columns(pl.col("ms").cast(pl.Int64).fill_null(given).cast(TIME).alias("time"))
+        return known.with_columns(pl.col("ms").fill_null(given).cast(TIME).alias("time"))
 
     def _identified(self, known: pl.DataFrame, block: Block) -> pl.DataFrame:
         texts = known["labels"].fill_null("").unique(maintain_order=True)

@@ -98,6 +98,31 @@ def test_openmetrics(read: Reader, recorded: Path) -> None:
     assert result.rows[0]["fb_used_mib"] == 16000.0
 
 
+@pytest.mark.parametrize(
+    "stamp", ["1793520000.5", "1793520000500", "1793520000500000", "1793520000500000000", "1.7935200005e12"]
+)
+@pytest.mark.parametrize("format", ["prometheus", "openmetrics"])
+def test_timestamps_of_any_unit(read: Reader, tmp_path: Path, stamp: str, format: str) -> None:
+    """Seconds, milli-, micro- and nanoseconds, as in tables."""
+    path = tmp_path / "m.prom"
+    path.write_text(LINE.replace("1793520000000", stamp) + "# EOF\n")
+    result = read(path, format=format)
+    assert [row["time"] for row in result.rows] == [EIGHT + timedelta(milliseconds=500)]
+    assert not result.notes.problems
+
+
+@pytest.mark.parametrize("stamp", ["179352000050000000000", "99999999999999", "1e300", "-5", "NaN"])
+def test_timestamp_that_is_no_time_is_reported(read: Reader, tmp_path: Path, stamp: str) -> None:
+    """Of no unit is it a time of a GPU."""
+    path = tmp_path / "m.prom"
+    path.write_text(LINE + LINE.replace("1793520000000", stamp))
+    result = read(path)
+    assert len(result.rows) == 1
+    assert [(one.line, one.reason.partition(":")[0]) for one in result.notes.problems] == [
+        (2, "has a timestamp that is no time")
+    ]
+
+
 def test_compressed_text_is_read_as_it_is(read: Reader, recorded: Path, tmp_path: Path) -> None:
     """gzip here; told by content, not by name."""
     path = tmp_path / "metrics"
