@@ -1,8 +1,9 @@
 """CSV files of a report, safe to open in a spreadsheet.
 
 UTF-8 with a header line, RFC 4180 quoting, times in ISO 8601 with ``Z``, unknown as an empty field. A text that a
-spreadsheet would take for a formula (it begins with ``= + - @``, their full-width forms, a tab or a carriage return)
-gets an apostrophe in front. Numbers are left as they are.
+spreadsheet may take for a formula gets an apostrophe in front: it begins with ``= + - @`` or one of their wide forms,
+also behind spaces, control and invisible characters, which spreadsheets drop; or with a tab or a line end. Numbers are
+left as they are. Source: OWASP, "CSV Injection".
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import polars as pl
 
 from slurm_affinode.analysis.result import WasteResult
 
-_FORMULA = r"^[=+\-@\t\r＝＋－＠]"
+_FORMULA = r"^(?:[\t\r\n\x0B\f]|[\s\p{Z}\p{C}\p{M}]*[=+\-@＝＋－＠﹦﹢﹣﹫−])"
 _NAMES = {
     "user": "users.csv",
     "account": "accounts.csv",

@@ -164,7 +164,7 @@ def test_failed_gpu_is_sample_without_value(opened, tmp_path, sweep_at):
     spool.put(replace(sweep, time_s=T0 + 30, samples=(), faults=(*faults, GpuFault(None, 9, "never seen"))))
     spool.close()
     (path,) = tmp_path.glob("*.csv")
-    rows = list(csv.DictReader(path.open()))
+    rows = list(csv.DictReader(path.read_text().splitlines()))
     assert len(rows) == 2 * len(sweep.samples)
     for before, failed in zip(rows[: len(faults)], rows[len(faults) :], strict=True):
         assert failed["uuid"] == before["uuid"]

@@ -103,13 +103,40 @@ def test_csv_files_hold_every_row(result: WasteResult) -> None:
     assert float(rows[0]["gpu_hours_idle"]) == pytest.approx(result.jobs["gpu_hours_idle"][0])
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "＝1"])
-def test_a_text_that_a_spreadsheet_would_compute_is_made_harmless(text: str) -> None:
-    """An apostrophe goes in front."""
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "＝", "＋", "－", "＠", "﹦", "−"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        " ",
+        "  ",
+        "\t",
+        "\r",
+        "\n",
+        "\v",
+        "\ufeff",
+        "\ufeff ",
+        "\u200b",
+        "\xa0",
+        "\u3000",
+        "\x01",
+        "\x1b \u2028",
+        "\xad",
+    ],
+)
+def test_formula_is_defused(before: str, start: str) -> None:
+    """An apostrophe goes in front, also where spaces or invisible characters hide the formula."""
+    text = f"{before}{start}1+1"
     assert read(export.to_csv(pl.DataFrame({"name": [text]})))[0]["name"] == "'" + text
 
 
-@pytest.mark.parametrize("text", ["plain", "a=b", "a,b", 'say "hi"', "line\nbreak", "née", "123"])
+@pytest.mark.parametrize("text", ["\tx", "\rx", "\nx"])
+def test_leading_tab_or_line_end_is_defused(text: str) -> None:
+    """What follows it may become a cell of its own."""
+    assert read(export.to_csv(pl.DataFrame({"name": [text]})))[0]["name"] == "'" + text
+
+
+@pytest.mark.parametrize("text", ["plain", " padded", "é=1", "a=b", "a,b", 'say "hi"', "line\nbreak", "née", "123"])
 def test_other_texts_come_back_as_they_are(text: str) -> None:
     """Quoted where need be."""
     assert read(export.to_csv(pl.DataFrame({"name": [text], "n": [1]})))[0]["name"] == text
