@@ -1,4 +1,7 @@
-"""Compressed files, and text in UTF-16: told by their first bytes, read as what is in them."""
+"""Files as they are found: compressed, in UTF-16, with other line ends, damaged in places; read as lines of UTF-8.
+
+Memory is bounded: by the chunk and the longest line of text, by ``limits.DOCUMENT_BYTES`` for a compressed document.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,13 @@ import codecs
 import gzip
 import io
 import lzma
+import re
 import zlib
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
+
+from slurm_affinode.errors import InputError
+from slurm_affinode.limits import DOCUMENT_BYTES
 
 MAGIC_BYTES = 8
 """How many bytes of a file ``compression`` looks at."""
@@ -21,18 +29,132 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\xfd7zXZ\x00", "xz"),
 )
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
+_MOST_NUL_LINES = 1000
+_BLOCK = 1 << 16
 
 
-def utf8(data: bytes) -> bytes:
-    """``data`` as UTF-8 where it begins with the mark of UTF-16, in which PowerShell's ``>`` writes; else as it is."""
-    return data.decode("utf-16", "replace").encode() if data.startswith(_UTF16) else data
+class _Utf8(io.RawIOBase):
+    """UTF-16 as UTF-8, block by block."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder("utf-16")("replace")
+        self._held = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        ended = False
+        while not self._held and not ended:
+            data = self._file.read(_BLOCK)
+            ended = not data
+            self._held = self._decoder.decode(data, final=ended).encode("utf-8", "replace")
+        taken, self._held = self._held[: len(buffer)], self._held[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def utf8_stream(file: io.BufferedReader[Any]) -> io.BufferedReader[Any]:
-    """``file`` or, where it holds UTF-16, the same text as UTF-8; ``file`` is read to its end then, and stays open."""
+    """``file`` or, where it begins with the mark of UTF-16, in which PowerShell's ``>`` writes, the same as UTF-8.
+
+    ``file`` is closed with the result.
+    """
     if not file.peek(2).startswith(_UTF16):
         return file
-    return io.BufferedReader(cast("io.RawIOBase", io.BytesIO(utf8(file.read()))))
+    return io.BufferedReader(_Utf8(cast("BinaryIO", file)))
+
+
+def is_binary(head: bytes) -> bool:
+    """Whether a file that begins with ``head`` is no text: with NUL bytes, and more odd lines than others."""
+    if b"\0" not in head:
+        return False
+    lines = [line for line in head.split(b"\n") if line.strip()]
+    odd = sum(_CONTROL.search(line) is not None for line in lines)
+    return 2 * odd > len(lines)
+
+
+def ends_in_cr(head: bytes) -> bool:
+    """Whether the lines of a text that begins with ``head`` end in a carriage return alone."""
+    return b"\n" not in head and b"\r" in head.rstrip(b"\r")
+
+
+def whole_lines(
+    read: Callable[[int], bytes], chunk: int, *, where: str, longest: int, reject: Callable[[int, str], None]
+) -> Iterator[bytes]:
+    """The text that ``read`` gives, in pieces of about ``chunk`` bytes that end with a line; the last line may be open.
+
+    Lines end in LF, or in CR alone where the first piece has no LF. A line that holds NUL bytes or is longer than
+    ``longest`` bytes is left empty, and ``reject`` hears its number, from 1, and the reason. Raises ``InputError`` for
+    thousands of lines with NUL bytes.
+    """
+    nul_lines = 0
+
+    def refuse(line: int, data: bytes) -> bool:
+        nonlocal nul_lines
+        at = data.find(b"\0")
+        if at >= 0:
+            nul_lines += 1
+            if nul_lines > _MOST_NUL_LINES:
+                raise InputError("is a binary file, not text", where=f"{where}:{line}")
+            reject(line, f"holds a NUL byte in column {at + 1}: the file may be damaged")
+        elif len(data) > longest:
+            reject(line, f"is longer than {longest >> 10:,} KiB")
+        return at >= 0 or len(data) > longest
+
+    def cleaned(data: bytes) -> bytes:
+        if b"\0" not in data and not _has_run(data, longest):
+            return data
+        return b"\n".join(b"" if refuse(number + at, one) else one for at, one in enumerate(data.split(b"\n")))
+
+    number, tail, returns, skipping = 1, b"", None, False
+    while data := read(chunk):
+        returns = ends_in_cr(data) if returns is None else returns
+        if returns:
+            data = data.replace(b"\r", b"\n")
+        if skipping:
+            if (end := data.find(b"\n")) < 0:
+                continue
+            data, skipping = data[end:], False
+        data = tail + data if tail else data
+        end = data.rfind(b"\n") + 1
+        tail = data[end:]
+        if end:
+            yield cleaned(data[:end])
+            number += data.count(b"\n", 0, end)
+        if len(tail) > longest and refuse(number, tail):
+            tail, skipping = b"", True
+    if tail and (rest := cleaned(tail)):
+        yield rest
+
+
+def _has_run(data: bytes, longest: int) -> bool:
+    """Whether ``data`` may hold a line longer than ``longest``: half as many bytes in a row without a line end."""
+    step = max(1, longest // 2)
+    return len(data) > longest and any(
+        data.find(b"\n", at, at + step) < 0 for at in range(0, len(data) - step + 1, step)
+    )
+
+
+def document(file: BinaryIO, *, where: str, packed: bool) -> bytes:
+    """All of ``file``. Raises ``InputError`` where it is ``packed`` and too large unpacked."""
+    if not packed:
+        return file.read()
+    blocks: list[bytes] = []
+    size = 0
+    while data := file.read(_BLOCK * 16):
+        size += len(data)
+        if size > DOCUMENT_BYTES:
+            raise InputError(
+                f"unpacks to more than {DOCUMENT_BYTES >> 30} GiB", where=where, hint="split it, or unpack it yourself"
+            )
+        blocks.append(data)
+    return b"".join(blocks)
 
 
 def compression(head: bytes) -> str | None:

@@ -164,8 +164,7 @@ class Reader:
                     rows.append((first + before, cells))
                 before = reader.line_num
         except csv.Error as error:
-            why = "its lines end in CR alone" if "\r" in text else str(error)
-            raise InputError(f"cannot be read as CSV: {why}", where=f"{self._notes.name}:{first + before}") from error
+            raise InputError(f"cannot be read as CSV: {error}", where=f"{self._notes.name}:{first + before}") from error
         return rows, first + text.count("\n")
 
     def _samples(self, rows: list[tuple[int, list[str]]], open_line: int | None) -> Iterator[pl.DataFrame]:

@@ -11,6 +11,7 @@ from slurm_affinode.history.aliases import Aliases
 from slurm_affinode.history.csvfile import after_preface, is_smi_header, is_table
 from slurm_affinode.history.dmon import HEADER
 from slurm_affinode.history.lines import head
+from slurm_affinode.packed import is_binary
 
 FORMATS = ("prometheus", "openmetrics", "prometheus-json", "csv", "nvidia-smi", "dmon", "parquet")
 """What can be read. ``prometheus`` is exposition text."""
@@ -33,7 +34,7 @@ def detect(path: Path, name: str, aliases: Aliases) -> str:
         raise InputError("is empty", where=name)
     if start.startswith(b"PAR1"):
         return "parquet"
-    if b"\0" in start:
+    if is_binary(start):
         raise InputError("is a binary file of no known format", where=name, hint=_known())
     text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
     whole = [line for line in text.split("\n") if line.strip()]

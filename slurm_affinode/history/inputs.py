@@ -107,7 +107,12 @@ def read_file(
         return kind, parquetfile.read(path, notes, options, node)
     if kind == "prometheus-json":
         return kind, promjson.read(path, notes, options, options.node)
-    lines = blocks(path, name, advance=advance if compression_of(path) is None else lambda count: None)
+
+    def reject(line: int, why: str) -> None:
+        notes.problem(line, why, strict=options.strict)
+
+    plain = compression_of(path) is None
+    lines = blocks(path, name, advance=advance if plain else lambda count: None, reject=reject)
     if kind in ("prometheus", "openmetrics"):
         # Series name their node; the file name is no substitute, one file has many nodes.
         reader = exposition.Reader(notes, options, options.node, openmetrics=kind == "openmetrics")

@@ -16,7 +16,8 @@ import polars as pl
 import pyarrow as pa
 
 from slurm_affinode.errors import InputError, one_line
-from slurm_affinode.packed import DAMAGED, MAGIC_BYTES, compression, utf8_stream
+from slurm_affinode.limits import GPU_LINE_BYTES
+from slurm_affinode.packed import DAMAGED, MAGIC_BYTES, compression, ends_in_cr, utf8_stream, whole_lines
 
 CHUNK = 16 * 2**20
 _AGAIN = "copy the file again; nothing of it was taken in"
@@ -73,49 +74,38 @@ def open_binary(path: Path) -> BinaryIO:
         "zstd": lambda: pa.CompressedInputStream(pa.OSFile(str(path), "rb"), "zstd"),
     }
     file = io.BufferedReader(cast("io.RawIOBase", openers[compression_of(path)]()))
-    text = utf8_stream(file)
-    if text is not file:
-        file.close()
-    return text
+    return utf8_stream(file)
 
 
 def head(path: Path) -> bytes:
-    """The first 64 KiB of a file, decompressed."""
+    """The first 64 KiB of a file, decompressed, with LF at line ends."""
     with reading(str(path)), open_binary(path) as file:
-        return file.read(64 * 1024)
-
-
-def decoded(data: bytes, name: str) -> str:
-    """``data`` as text; bytes that are not UTF-8 become the replacement character. Raises for binary data."""
-    if b"\0" in data:
-        raise InputError("is a binary file, not text", where=name, hint="see --format for what can be read")
-    return data.decode("utf-8", "replace")
+        start = file.read(64 * 1024)
+    return start.replace(b"\r", b"\n") if ends_in_cr(start) else start
 
 
 def blocks(
-    path: Path, name: str, *, chunk: int = CHUNK, advance: Callable[[int], None] = lambda count: None
+    path: Path,
+    name: str,
+    *,
+    chunk: int = CHUNK,
+    advance: Callable[[int], None] = lambda count: None,
+    reject: Callable[[int, str], None] = lambda line, why: None,
 ) -> Iterator[Block]:
-    """The lines of a file, some megabytes at a time; ``advance`` hears how many bytes of text were used.
+    """The lines of a file, some megabytes at a time; bytes that are not UTF-8 become the replacement character.
 
+    ``advance`` hears how many bytes of text were used, ``reject`` of lines that cannot be read (see ``whole_lines``).
     Raises ``InputError`` for what is no text or cannot be read.
     """
     number = 1
-    tail = b""
     with reading(name), open_binary(path) as file:
-        first = True
-        while data := file.read(chunk):
-            if first:
-                data, first = data.removeprefix(b"\xef\xbb\xbf"), False
-            data = tail + data
-            end = data.rfind(b"\n") + 1
-            whole, tail = data[:end], data[end:]
-            if whole:
-                lines = _lines(decoded(whole[:-1], name), number)
-                number += len(lines)
-                yield Block(lines, None)
-                advance(len(whole))
-    if tail:
-        yield Block(_lines(decoded(tail, name), number), number)
+        for at, piece in enumerate(whole_lines(file.read, chunk, where=name, longest=GPU_LINE_BYTES, reject=reject)):
+            data = piece if at else piece.removeprefix(b"\xef\xbb\xbf")
+            complete = data.endswith(b"\n")
+            lines = _lines((data[:-1] if complete else data).decode("utf-8", "replace"), number)
+            number += len(lines)
+            yield Block(lines, None if complete else number - 1)
+            advance(len(piece))
 
 
 def _lines(text: str, first: int) -> pl.DataFrame:

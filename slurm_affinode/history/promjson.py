@@ -12,8 +12,9 @@ from typing import Any
 
 import polars as pl
 
+from slurm_affinode import packed
 from slurm_affinode.errors import InputError
-from slurm_affinode.history.lines import open_binary, reading
+from slurm_affinode.history.lines import compression_of, open_binary, reading
 from slurm_affinode.history.localtime import POSSIBLE
 from slurm_affinode.history.longform import FIELD_CODES, LongForm
 from slurm_affinode.history.reading import Identifier, Identity, Notes, ReadOptions, measured, shows_percent
@@ -141,7 +142,8 @@ def _series(path: Path, notes: Notes) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _documents(path: Path, name: str) -> list[Any]:
     with reading(name), open_binary(path) as file:
-        text = file.read().decode("utf-8", "replace")
+        data = packed.document(file, where=name, packed=compression_of(path) is not None)
+        text = data.decode("utf-8", "replace")
     try:
         return _parsed(text, name)
     except (ValueError, RecursionError):  # numbers of thousands of digits, thousands of brackets
@@ -150,11 +152,11 @@ def _documents(path: Path, name: str) -> list[Any]:
 
 def _parsed(text: str, name: str) -> list[Any]:
     try:
-        whole = json.loads(text)
+        whole = json.loads(text, strict=False)  # text of a label may hold any character
     except json.JSONDecodeError as error:
         lines = [line for line in text.splitlines() if line.strip()]
         try:
-            return [json.loads(line) for line in lines] if len(lines) > 1 else _raise(error)
+            return [json.loads(line, strict=False) for line in lines] if len(lines) > 1 else _raise(error)
         except json.JSONDecodeError:
             raise InputError(
                 f"is cut off or no JSON: {error.msg}", where=f"{name}:{error.lineno}", hint="save the answer again"

@@ -10,6 +10,7 @@ from datetime import datetime, tzinfo
 
 import polars as pl
 
+from slurm_affinode import limits
 from slurm_affinode.errors import InputError
 from slurm_affinode.history.aliases import Aliases
 from slurm_affinode.history.identity import node_name, pci_address
@@ -100,6 +101,9 @@ class Identifier:
 
     def identify(self, raw: Mapping[str, str]) -> Identity | str:
         """The identity of texts by column of ``IDENTITY``, or the reason why there is none."""
+        for name, text in raw.items():
+            if why := limits.excess(name, text):
+                return f"{name} {why}"
         uuid, pci, index, mig = _marks(raw)
         given = raw.get("node", "")
         node = (None if _is_local(given) else node_name(given)) or self._fallback
@@ -119,7 +123,7 @@ class Identifier:
                 told = [one for one in told if not _is_local(one)]
             if told:
                 raw[column] = told[0]
-        return self.identify(raw)
+        return self.identify(raw)  # the job ids too: the size of every label is checked
 
     def job_of(self, labels: Mapping[str, str]) -> str | None:
         """The job ids that the labels of a series name."""

@@ -27,6 +27,7 @@ from slurm_affinode.history.reading import (
     shows_percent,
 )
 from slurm_affinode.history.schema import IDENTITY, SAMPLES
+from slurm_affinode.limits import most_bytes
 
 _MISSING = ("", "n/a", "na", "nan", "null", "none", "-", "--", "err!", "error", "unknown", "not supported")
 _UNIT = r"\s*(%|[kmgt]i?b|b|m?w|watts?|percent)$"
@@ -120,6 +121,11 @@ class TableReader:
 
     def rows(self, frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
         """Take rows; yield samples."""
+        if (position := self.layout.parts.get("job")) is not None:
+            most = most_bytes("job")
+            over = (pl.col(f"c{position}").str.len_bytes() > most).fill_null(value=False)
+            self.reject(frame.filter(over), f"more than {most:,} bytes", position)
+            frame = frame.filter(~over)
         frame = self._with_time(self._with_identity(frame))
         if self.layout.long is not None:
             yield from self._long.add(self._entries(frame, *self.layout.long))

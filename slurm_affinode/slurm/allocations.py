@@ -6,22 +6,22 @@ several separated by ``;`` or ``,`` or as a JSON list), and where known ``start`
 
 from __future__ import annotations
 
+import codecs
 import csv
-import gzip
 import io
 import json
 import re
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import polars as pl
 
 from slurm_affinode.errors import InputError
-from slurm_affinode.packed import utf8
+from slurm_affinode.limits import GPU_LINE_BYTES, excess
+from slurm_affinode.packed import DAMAGED, compression, document, is_binary, unpacked, utf8_stream, whole_lines
 from slurm_affinode.slurm import hostlist, times
 from slurm_affinode.slurm.accounting import Problem
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS
@@ -32,6 +32,9 @@ _ALIASES = {"jobid": "job_id", "job": "job_id", "jobidraw": "job_id", "host": "n
 _UUID = re.compile(r"^(?:GPU|MIG)-[0-9A-Za-z/-]+$")
 _BARE_UUID = re.compile(r"^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$", re.IGNORECASE)
 _PCI = re.compile(r"^(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])$", re.IGNORECASE)
+_SHOWN = 60
+_HEAD = 64 << 10
+_CHUNK = 16 << 20
 _DIGITS = 18
 """Of an id, at most."""
 _JOB = re.compile(r"^JobId=(\d{1,18})\b", re.MULTILINE)
@@ -58,14 +61,11 @@ def read(data: bytes, *, where: str, cluster: str = "default", zone: str = "UTC"
     ``zone`` is the IANA zone of times without an offset. Raises ``InputError`` where the form is none of them, or with
     ``strict`` at the first bad record.
     """
-    data = utf8(_unpacked(data, where))
-    if b"\0" in data:
-        raise InputError("this is a binary file", where=where, hint=_HINT)
-    text = data.decode("utf-8-sig", "backslashreplace").replace("\r\n", "\n").replace("\r", "\n")
-    if not text.strip():
-        raise InputError("the file is empty", where=where)
     rows: list[tuple[str, int, datetime | None, str, str]] = []
     problems: list[Problem] = []
+    text = _text(data, where, lambda line, why: problems.append(Problem(line, None, None, why)))
+    if not text.strip():
+        raise InputError("the file is empty", where=where)
     notes: list[str] = []
     records = 0
     if _JOB.search(text.lstrip()[:2000]):
@@ -77,20 +77,27 @@ def read(data: bytes, *, where: str, cluster: str = "default", zone: str = "UTC"
                 rows.extend(_rows(record, cluster, zone))
             except ValueError as error:
                 job = record.get("job_id")
-                problems.append(Problem(line, None if job is None else str(job), None, str(error)))
+                problems.append(Problem(line, None if job is None else str(job)[:_SHOWN], None, str(error)))
     if problems and (strict or not rows):
         raise InputError(str(problems[0]), where=f"{where}:{problems[0].line}", hint=_HINT)
     frame = pl.DataFrame(rows, schema=_schema(), orient="row").select(list(ALLOCATION_GPUS)).unique(maintain_order=True)
     return Allocations(frame, records, tuple(problems), tuple(notes))
 
 
-def _unpacked(data: bytes, where: str) -> bytes:
-    if not data.startswith(b"\x1f\x8b"):
-        return data
+def _text(data: bytes, where: str, reject: Callable[[int, str], None]) -> str:
+    """The text of a file; lines that cannot be read are empty in it, and ``reject`` hears of them."""
+    file, kind = io.BufferedReader(io.BytesIO(data)), compression(data)
     try:
-        return gzip.decompress(data)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"the gzip file is damaged or cut: {error}", where=where) from error
+        opened = file if kind is None else io.BufferedReader(cast("io.RawIOBase", unpacked(file, kind)))
+        plain = document(utf8_stream(opened), where=where, packed=kind is not None)
+    except (*DAMAGED, OSError) as error:
+        raise InputError(f"the compressed file is damaged or cut: {error}", where=where) from error
+    if is_binary(plain[:_HEAD]):
+        raise InputError("this is a binary file", where=where, hint=_HINT)
+    if not plain.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):  # a list is one document
+        read = io.BytesIO(plain).read
+        plain = b"".join(whole_lines(read, _CHUNK, where=where, longest=GPU_LINE_BYTES, reject=reject))
+    return plain.decode("utf-8-sig", "backslashreplace").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _schema() -> dict[str, pl.DataType]:
@@ -103,6 +110,8 @@ def gpu_id(value: object) -> str:
     Raises ``ValueError``.
     """
     text = str(value).strip()
+    if why := excess("uuid", text):
+        raise ValueError(f"gpu {why}")
     if _UUID.match(text):
         return text
     if _BARE_UUID.match(text):
@@ -169,6 +178,9 @@ def _name(key: str) -> str:
 def _rows(record: Mapping[str, Any], cluster: str, zone: str) -> Iterator[tuple[str, int, datetime | None, str, str]]:
     if record.get(None) is not None:  # type: ignore[call-overload]  # what a row of CSV has beyond its header
         raise ValueError("has more fields than the header (put several GPUs in quotes, or ; between them)")
+    for name, field in (("job_id", "job_id"), ("node", "node_list"), ("start", "start"), ("cluster", "cluster")):
+        if why := excess(field, str(record.get(name) or "")):
+            raise ValueError(f"{name} {why}")
     job = str(record.get("job_id") or "").strip()
     if not job.isdecimal() or len(job) > _DIGITS:
         raise ValueError(f"job_id {job!r} is not the raw id of a job (a number)")

@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 import polars as pl
 
 from slurm_affinode.errors import InputError
-from slurm_affinode.packed import DAMAGED, MAGIC_BYTES, compression, unpacked, utf8_stream
+from slurm_affinode.packed import DAMAGED, MAGIC_BYTES, compression, document, is_binary, unpacked, utf8_stream
 from slurm_affinode.slurm.accounting import Accounting, Problem, TimeDecision
 from slurm_affinode.slurm.records import RECORDS, assemble, endless, gpu_clusters
 from slurm_affinode.slurm.sacct_convert import Converter
@@ -64,7 +64,7 @@ def read(
     name = where or (str(source) if isinstance(source, Path) else "-")
     options = how or Reading()
     try:
-        with _opened(source, name) as stream:
+        with _opened(source, name) as (stream, packed):
             head = stream.peek(4096)[:4096]
             _refuse_binary(head, name)
             if head.startswith(_BOM):
@@ -72,7 +72,8 @@ def read(
             if head.removeprefix(_BOM).lstrip()[:1] in (b"{", b"["):
                 from slurm_affinode.slurm import sacct_json  # noqa: PLC0415 - most inputs are text
 
-                return _read_json(sacct_json.read(stream.read(), where=name, cluster=options.cluster), name, options)
+                data = document(stream, where=name, packed=packed)
+                return _read_json(sacct_json.read(data, where=name, cluster=options.cluster), name, options)
             return _read_text(stream, name, options, advance)
     except DAMAGED as error:
         raise InputError(f"the compressed file is damaged or cut: {error}", where=name) from error
@@ -86,8 +87,9 @@ def read(
 
 
 @contextlib.contextmanager
-def _opened(source: Path | bytes | BinaryIO, name: str) -> Iterator[io.BufferedReader]:
-    """``source`` to read, unpacked; what was opened here is closed, a stream of the caller is not."""
+def _opened(source: Path | bytes | BinaryIO, name: str) -> Iterator[tuple[io.BufferedReader, bool]]:
+    """``source`` to read, unpacked, and whether it was packed; what was opened here is closed, a stream of the caller
+    is not."""
     with contextlib.ExitStack() as stack:
         if isinstance(source, Path):
             opened: BinaryIO = stack.enter_context(source.open("rb"))
@@ -99,9 +101,9 @@ def _opened(source: Path | bytes | BinaryIO, name: str) -> Iterator[io.BufferedR
             raise InputError("the file is empty", where=name)
         if (kind := compression(head)) is not None:
             inside = stack.enter_context(unpacked(buffered, kind))
-            yield utf8_stream(io.BufferedReader(cast(io.RawIOBase, inside)))
+            yield utf8_stream(io.BufferedReader(cast(io.RawIOBase, inside))), True
         else:
-            yield utf8_stream(buffered)
+            yield utf8_stream(buffered), False
 
 
 def _refuse_binary(head: bytes, name: str) -> None:
@@ -110,7 +112,7 @@ def _refuse_binary(head: bytes, name: str) -> None:
     for magic, what in _MAGIC.items():
         if head.startswith(magic):
             raise InputError(f"this is {what}, not sacct output", where=name)
-    if b"\0" in head:
+    if is_binary(head):
         raise InputError("this is a binary file, not sacct output", where=name)
 
 
@@ -121,7 +123,13 @@ def _read_text(stream: BinaryIO, name: str, options: Reading, advance: Callable[
     blocks: list[Block] = []
     job_starts: dict[int, datetime] = {}
     unfinished = None
-    read_ = read_blocks(stream, where=name, delimiter=options.delimiter, chunk_bytes=options.chunk_bytes)
+
+    def reject(line: int, why: str) -> None:
+        problems.append(Problem(line, None, None, why))
+        if options.strict:
+            raise _first_problem(problems[0], name, "line")
+
+    read_ = read_blocks(stream, where=name, delimiter=options.delimiter, chunk_bytes=options.chunk_bytes, reject=reject)
     for block in _ahead(read_):
         converter = Converter(block, zone=options.zone, cluster=options.cluster, job_starts=job_starts)
         frames.append(converter.convert())

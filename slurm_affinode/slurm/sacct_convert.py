@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 
 import polars as pl
 
+from slurm_affinode.limits import most_bytes, too_long
 from slurm_affinode.slurm import columns, hostlist, jobid, states, times, units
 from slurm_affinode.slurm.accounting import Problem, TimeDecision
 from slurm_affinode.slurm.records import RECORDS, settle
@@ -24,6 +25,13 @@ _TEXTS = {
     "jobname": "job_name", "reason": "reason", "comment": "comment", "admincomment": "admin_comment",
     "constraints": "constraints", "workdir": "work_dir", "submitline": "submit_line",
 }  # fmt: skip
+
+
+_LIMITED = {
+    "alloctres": "alloc_tres", "reqtres": "req_tres", "allocgres": "alloc_tres", "reqgres": "req_tres",
+    "tresusageinmax": "tres_usage", "nodelist": "node_list", "jobid": "array_spec", "jobidraw": "array_spec",
+}  # fmt: skip
+"""Column -> its name in ``limits.FIELD_BYTES``, beside those of ``_TEXTS``."""
 
 
 class Converter:
@@ -46,6 +54,7 @@ class Converter:
         """Convert every field; records that mean nothing are left out."""
         self._out["line"] = self._cells[LINE]
         self._ids()
+        self._limit()
         for name, target in _TEXTS.items():
             if (cells := self._column(name)) is not None:
                 self._out[target] = cells.set(cells == "", None)
@@ -68,6 +77,20 @@ class Converter:
             keep = pl.repeat(True, frame.height, dtype=pl.Boolean, eager=True).scatter(dropped, [False] * len(dropped))
             frame = frame.filter(keep)
         return frame
+
+    def _limit(self) -> None:
+        """Report cells that are too long, and take them as unknown."""
+        for name in self._cells.columns:
+            if name == LINE:
+                continue
+            most = most_bytes(_LIMITED.get(name, _TEXTS.get(name, name)))
+            size = self._cells[name].str.len_bytes()
+            over = (size > most).fill_null(value=False).arg_true()
+            if over.is_empty():
+                continue
+            for at in over.to_list():
+                self._problem(at, name, too_long(size[at], most), needed=name in _NEEDED or name == "cluster")
+            self._cells = self._cells.with_columns(self._cells[name].scatter(over, None))
 
     def _column(self, *names: str) -> pl.Series | None:
         """The first of the columns ``names`` that the input has."""

@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 
 from slurm_affinode.errors import InputError
+from slurm_affinode.limits import excess
 from slurm_affinode.slurm import hostlist, jobid, states, units
 from slurm_affinode.slurm.accounting import Problem
 from slurm_affinode.slurm.records import RECORDS, settle
@@ -48,25 +49,31 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
     for number, job in enumerate(jobs, 1):
         try:
             record = _sized(_job(job, number, cluster))
-            problems += _gpu_problems(record, number)
+            problems += _field_problems(record, number)
         except _BAD as error:
-            printed = str(job.get("job_id")) if isinstance(job, dict) and "job_id" in job else None
+            printed = str(job.get("job_id"))[:_SHOWN] if isinstance(job, dict) and "job_id" in job else None
             problems.append(Problem(number, printed, None, _why(error)))
             continue
         rows.append(record)
         for step in _list(job.get("steps")):
             try:
                 found = _sized(_step(step, record))
-                problems += _gpu_problems(found, number)
+                problems += _field_problems(found, number)
                 rows.append(found)
             except _BAD as error:
                 problems.append(Problem(number, record["printed"], "steps", _why(error)))
     return settle(pl.DataFrame(rows, schema=RECORDS, orient="row")), problems, notes
 
 
-def _gpu_problems(record: dict[str, Any], number: int) -> list[Problem]:
-    """Take out of ``record`` why its numbers of GPUs cannot be read."""
+def _field_problems(record: dict[str, Any], number: int) -> list[Problem]:
+    """What is wrong with single fields of ``record``, which are unknown in it then. Raises ``ValueError``."""
     found = [(field, record.pop(f"{kind}_bad", None)) for kind, field in _TRES_FIELDS.items()]
+    for name, value in record.items():
+        if isinstance(value, str) and (why := excess(name, value)):
+            if name in ("cluster", "printed", "step_id"):
+                raise ValueError(f"{name} {why}")
+            record[name] = None
+            found.append((name, why))
     return [
         Problem(number, record["printed"], field, f"{why}, so it is unknown", dropped=False)
         for field, why in found
@@ -84,7 +91,8 @@ def _sized(record: dict[str, Any]) -> dict[str, Any]:
 def _why(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"has no {error.args[0]!r}"
-    return str(error)
+    text = str(error)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _jobs(text: str, where: str) -> tuple[list[Any], list[str]]:
@@ -206,6 +214,8 @@ def _identity(job: Mapping[str, Any], job_id: int) -> dict[str, Any]:
 
 def _array_spec(text: str | None, array: Mapping[str, Any]) -> str | None:
     """The pending tasks as sacct's text has them: JSON may give a bit mask (``0x92492``) and the limit apart."""
+    if text is not None and (why := excess("array_spec", text)):
+        raise ValueError(f"array_spec {why}")
     if text is None or not re.fullmatch(r"0x[0-9A-Fa-f]+", text):
         return text
     mask = int(text, 16)

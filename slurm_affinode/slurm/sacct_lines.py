@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import polars as pl
 
 from slurm_affinode.errors import InputError
+from slurm_affinode.limits import ACCOUNTING_LINE_BYTES
+from slurm_affinode.packed import whole_lines
 from slurm_affinode.slurm.accounting import Problem
 from slurm_affinode.slurm.sacct_header import Header, find_header, parse_header
 from slurm_affinode.slurm.sacct_records import SlowPath
@@ -43,28 +45,39 @@ class Block:
 
 
 def read_blocks(
-    stream: BinaryIO, *, where: str, delimiter: str | None = None, chunk_bytes: int = CHUNK_BYTES
+    stream: BinaryIO,
+    *,
+    where: str,
+    delimiter: str | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    reject: Callable[[int, str], None] = lambda line, why: None,
 ) -> Iterator[Block]:
-    """Read ``stream`` to its end. Raises ``InputError`` where it is no sacct text."""
+    """Read ``stream`` to its end; ``reject`` hears of lines that cannot be read (``packed.whole_lines``).
+
+    Raises ``InputError`` where it is no sacct text.
+    """
     header: Header | None = None
     line, rest = 1, b""
+    pieces = whole_lines(stream.read, chunk_bytes, where=where, longest=ACCOUNTING_LINE_BYTES, reject=reject)
     while True:
-        data = stream.read(chunk_bytes)
-        if b"\0" in data:
-            raise InputError("this is a binary file, not sacct output", where=where)
+        data = next(pieces, b"")
         buffer = rest + data if rest else data
         if b"\r" in buffer:
             buffer = buffer.replace(b"\r\n", b"\n")
         if header is None:
-            if data and b"\n" not in buffer.lstrip(b"\n"):
+            blank = len(buffer) - len(buffer.lstrip(b"\n"))
+            line, buffer = line + blank, buffer[blank:]
+            if data and b"\n" not in buffer:
                 rest = buffer
                 continue
-            header, skipped, buffer = _first_header(buffer, where, delimiter)
-            line += skipped
+            header, buffer = _first_header(buffer, where, delimiter)
+            line += 1
         if not data:
             yield from _blocks(buffer, header, line, delimiter)[0]
             return
         cut = _cut(buffer, header)
+        if not cut and len(buffer) > 4 * max(chunk_bytes, ACCOUNTING_LINE_BYTES):
+            cut = buffer.rfind(b"\n") + 1  # no record goes on for so long: nothing in it can be read
         rest = buffer[cut:]
         if cut:
             blocks, header = _blocks(buffer[:cut], header, line, delimiter)
@@ -72,12 +85,11 @@ def read_blocks(
             line += buffer.count(b"\n", 0, cut)
 
 
-def _first_header(buffer: bytes, where: str, delimiter: str | None) -> tuple[Header, int, bytes]:
-    skipped = len(buffer) - len(buffer.lstrip(b"\n"))
-    first, _, rest = buffer[skipped:].partition(b"\n")
+def _first_header(buffer: bytes, where: str, delimiter: str | None) -> tuple[Header, bytes]:
+    first, _, rest = buffer.partition(b"\n")
     if not first.strip():
         raise InputError("the file is empty", where=where)
-    return parse_header(first.decode("utf-8", "backslashreplace"), where=where, delimiter=delimiter), skipped + 1, rest
+    return parse_header(first.decode("utf-8", "backslashreplace"), where=where, delimiter=delimiter), rest
 
 
 def _cut(buffer: bytes, header: Header) -> int:

@@ -24,7 +24,7 @@ LAYERS = (
 )
 # For all, know nobody.
 SUPPORT = {
-    "errors", "files", "jsonvalues", "kerneltext", "memory", "packed", "patience", "pinned",
+    "errors", "files", "jsonvalues", "kerneltext", "limits", "memory", "packed", "patience", "pinned",
     "process", "resources", "sizes", "starter", "timespec", "tomllines", "urls", "users",
 }  # fmt: skip
 CONFIG = {"config", "configvalues", "nodeconfig", "tierconfig", "zombieconfig"}  # for all but model and core

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -80,7 +82,7 @@ def test_a_node_is_taken_from_a_path_only_where_it_is_plain(path: str, node: str
         ({"uuid": "0.0", "mig": "0.0"}, (None, None, 0, "0")),
         ({"uuid": "1e400"}, ("1e400", None, None, None)),
         ({"uuid": "²"}, ("²", None, None, None)),
-        ({"uuid": "9" * 5000, "index": "2"}, (None, None, 2, None)),
+        ({"uuid": "9" * 256, "index": "2"}, (None, None, 2, None)),
     ],
 )
 def test_marks_are_told_by_their_form(raw: dict[str, str], marks: tuple[object, ...]) -> None:
@@ -160,20 +162,94 @@ def test_the_local_zone_has_its_name_where_the_system_tells_it(tmp_path: Path, m
 
 
 def test_a_file_that_cannot_be_read_is_one_line(read: Callable[..., Any], tmp_path: Path) -> None:
-    """A directory in place of a file, a file that is gone, text that turns binary, gzip that is cut off."""
-    import gzip
-
+    """A directory in place of a file, a file that is gone, text without an end of NUL bytes, gzip that is cut off."""
     with pytest.raises(InputError, match="is a directory"):
         read(tmp_path)
     with pytest.raises(InputError, match="no such file"):
         read(tmp_path / "none")
     path = tmp_path / "m.prom"
     line = 'DCGM_FI_DEV_GPU_UTIL{gpu="0",Hostname="n1"} 5 1793520000000\n'
-    path.write_bytes(line.encode() * 2000 + b"\0")
-    with pytest.raises(InputError, match="binary"):
+    path.write_bytes(line.encode() * 2000 + b"\0\n" * 2000)
+    with pytest.raises(InputError, match=r"m\.prom:3001: is a binary file"):
         read(path)
     path.write_bytes(gzip.compress(line.encode() * 9999)[:-20])
     with pytest.raises(InputError, match="cut off or damaged"):
         read(path)
     with pytest.raises(InputError, match="no format"):
         read(path, format="runes")
+
+
+TEXTS = {
+    "prometheus": 'DCGM_FI_DEV_GPU_UTIL{{gpu="0",UUID="{uuid}",Hostname="n1"}} {value} 17935200{at}000\n',
+    "csv": "17935200{at},n1,{uuid},{value}\n",
+    "nvidia-smi": "2026/11/01 08:{at}:00.000, {uuid}, {value} %\n",
+    "dmon": "2026-11-01T08:{at}:00+0000 GPU 0  {value}.0\n",
+}
+HEADS = {"prometheus": "# TYPE DCGM_FI_DEV_GPU_UTIL gauge\n", "csv": "time,node,uuid,util_pct\n",
+         "nvidia-smi": "timestamp, uuid, utilization.gpu [%]\n", "dmon": "#Entity   GPUTL\n"}  # fmt: skip
+
+
+def written(kind: str, *bad: str, count: int = 3) -> str:
+    """A file of samples 0, 1, 2; ``bad`` lines stand behind the first."""
+    good = [TEXTS[kind].format(uuid="GPU-1", value=at, at=f"{at:02d}") for at in range(count)]
+    return "".join((HEADS[kind], good[0], *bad, *good[1:]))
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("end", ["\r", "\r\n", "\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_line_ends_and_encodings(read: Callable[..., Any], tmp_path: Path, kind: str, end: str, encoding: str) -> None:
+    """Carriage returns alone end lines, too, in every text, also compressed and in UTF-16."""
+    path = tmp_path / "m.gz"
+    path.write_bytes(gzip.compress(written(kind).replace("\n", end).encode(encoding)))
+    result = read(path, node="n1")
+    assert (result.format, [row["util_pct"] for row in result.rows]) == (kind, [0.0, 1.0, 2.0])
+    assert not result.notes.problems
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [("9\0 9\n", "holds a NUL byte in column 2"), ("x" * 200_000 + "\n", "is longer than 128 KiB")],
+)
+def test_damaged_line_is_reported_and_rest_is_read(
+    read: Callable[..., Any], tmp_path: Path, kind: str, bad: str, why: str
+) -> None:
+    """With its number; ``strict`` stops there."""
+    path = tmp_path / "m"
+    path.write_text(written(kind, bad))
+    result = read(path, node="n1")
+    assert (result.format, [row["util_pct"] for row in result.rows]) == (kind, [0.0, 1.0, 2.0])
+    assert [(one.line, one.reason.partition(":")[0]) for one in result.notes.problems] == [(3, why)]
+    with pytest.raises(InputError, match=r"m:3: "):
+        read(path, node="n1", strict=True)
+
+
+@pytest.mark.parametrize("kind", ["prometheus", "csv", "nvidia-smi"])
+def test_label_that_is_too_long_is_reported(read: Callable[..., Any], tmp_path: Path, kind: str) -> None:
+    """With the line and the name; nothing of it is stored."""
+    path = tmp_path / "m"
+    path.write_text(written(kind, TEXTS[kind].format(uuid="GPU-" + "a" * 9000, value=5, at="03")))
+    result = read(path, node="n1")
+    assert [row["util_pct"] for row in result.rows] == [0.0, 1.0, 2.0]
+    (problem,) = result.notes.problems
+    assert problem.line == 3
+    assert problem.reason.startswith("uuid has 9,004 bytes, at most 256 fit")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "reason"), [("model", 2000, "model has 2,000"), ("hpc_job", 5000, "job has 5,000")]
+)
+def test_label_of_an_answer_that_is_too_long_is_reported(
+    read: Callable[..., Any], tmp_path: Path, name: str, size: int, reason: str
+) -> None:
+    """The other series are read."""
+    labels = {"__name__": "DCGM_FI_DEV_GPU_UTIL", "gpu": "0", "Hostname": "n1"}
+    series = [
+        {"metric": one, "values": [[1793520000, "1"]]} for one in (labels, labels | {"gpu": "1", name: "7" * size})
+    ]
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": series}}))
+    result = read(path)
+    assert [row["index"] for row in result.rows] == [0]
+    assert result.notes.problems[0].reason.startswith(f"series 2: {reason} bytes")

@@ -54,8 +54,33 @@ def test_gpus_as_slurm_and_cuda_list_them(text: str) -> None:
     assert allocations.read(text.encode("utf-16"), where="in").gpus["gpu"].to_list() == ["0", "1"]
     packed = gzip.compress(text.encode())
     assert allocations.read(packed, where="in").gpus["gpu"].to_list() == ["0", "1"]
-    with pytest.raises(InputError, match="in: the gzip file is damaged or cut"):
+    with pytest.raises(InputError, match="in: the compressed file is damaged or cut"):
         allocations.read(packed[:-9], where="in")
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ("2,n\0,0", "holds a NUL byte in column 4"),
+        (f"2,n1,{'0;' * 100_000}", "is longer than 128 KiB"),
+        (f"2,{'n' * 2_000_00},0", "is longer than 128 KiB"),
+        (f"2,n1,GPU-{'a' * 9000}", "gpu has 9,004 bytes, at most 256 fit"),
+        (f"2,n1,0,,{'c' * 9000}", "cluster has 9,000 bytes, at most 1,024 fit"),
+        (f"{'2' * 9000},n1,0", "job_id has 9,000 bytes, at most 1,024 fit"),
+    ],
+)
+def test_damaged_line_is_reported_and_rest_is_read(bad: str, why: str) -> None:
+    """With its number; nothing of it is stored."""
+    found = read(f"job_id,node,gpu,start,cluster\n1,n1,0,,\n{bad}\n3,n1,0,,\n")
+    assert found.gpus["job_id"].to_list() == [1, 3]
+    assert [(one.line, one.reason.partition(":")[0]) for one in found.problems] == [(3, why)]
+
+
+def test_compressed_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a file unpacks to is limited."""
+    monkeypatch.setattr("slurm_affinode.packed.DOCUMENT_BYTES", 1 << 20)
+    with pytest.raises(InputError, match="in: unpacks to more than"):
+        allocations.read(gzip.compress(b"1" * (3 << 20)), where="in")
 
 
 def test_json_lines_and_a_json_list() -> None:
@@ -97,7 +122,7 @@ def test_one_bad_record_is_reported_and_the_rest_is_read(bad: str, reason: str) 
         ("", "empty"), ("a,b\n1,2\n", "has no job_id, node, gpu"), ("\0", "binary"), ("{nope}\n", "not JSON"),
         ("[1]", "not an object"), ("job_id,node,gpu\nx,n1,0\n", "raw id"), ("[", "not JSON"),
         ("[" * 100_000, "not JSON"), ('{"job_id": ' + "9" * 5000 + "}", "not JSON"),
-        (f"job_id,node,gpu\n1,n1,{'0;' * 100_000}\n", "in:2: cannot be read as CSV"),
+        (f"job_id,node,gpu\n1,n1,{'0;' * 100_000}\n", "in:2: is longer than 128 KiB"),
         ('{"job_id": 1, "node": "n1", "gpu": 0, "start": Infinity}', "is not a time"),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -178,3 +179,22 @@ def test_half_of_a_character_stays_readable(written: str, shown: str) -> None:
 def test_no_jobs_are_no_jobs() -> None:
     """An empty answer is an answer."""
     assert parse().jobs.is_empty()
+
+
+def test_field_that_is_too_long_is_reported_and_unknown() -> None:
+    """Record and field are said; the other fields count."""
+    found = parse(job(name="x" * 100_000), job(6, cluster="c" * 2000), job(7))
+    assert found.jobs.select("job_id", "job_name", "gpus").rows() == [(5, None, 2), (7, "train", 2)]
+    assert [str(one) for one in found.problems] == [
+        "job 5: job_name: has 100,000 bytes, at most 1,024 fit, so it is unknown",
+        "job 6: cluster has 2,000 bytes, at most 1,024 fit",
+    ]
+
+
+def test_compressed_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JSON document has to be in memory as a whole: what it unpacks to is limited."""
+    monkeypatch.setattr("slurm_affinode.packed.DOCUMENT_BYTES", 1 << 20)
+    data = json.dumps({"jobs": [job(name="x" * (3 << 20))]}).encode()
+    with pytest.raises(InputError, match="in: unpacks to more than"):
+        read(gzip.compress(data), where="in")
+    assert read(data, where="in").jobs.height == 1

@@ -298,7 +298,8 @@ def test_a_field_that_means_little_is_taken_as_unknown() -> None:
         (b"\n\n", "the file is empty"),
         (b"PAR1\x00\x00", "Parquet"),
         (b"\x7fELF\x02", "program"),
-        (b"JobID|State\n1|\x00|x\n", "binary"),
+        (b"JobID|State\n1|\x00|x\n2\x00\n", "binary"),
+        (b"JobID|State\n1|\x00|x\n", "none of 1 record can be used; the first, line 2: holds a NUL byte in column 3"),
         (b"\xff\xfeJ\x00o\x00", "not sacct output"),
         (b"hello world\n", "not sacct output"),
         (b"a,b,c\n1,2,3\n", "not sacct output"),
@@ -378,3 +379,52 @@ def test_a_stream_is_read_as_a_file_is(tmp_path: Path) -> None:
         assert read(stream).jobs.height == 1
     assert read(io.BytesIO(path.read_bytes())).jobs.height == 1
     assert sum(told) == 1
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n"])
+def test_lines_may_end_in_carriage_returns(end: str) -> None:
+    """Alone, too."""
+    text = (HEAD + row(1) + row(2, name="two")).replace("\n", end)
+    for data in (text.encode(), text.encode("utf-16"), gzip.compress(text.encode())):
+        found = parse(data)
+        assert found.jobs.select("job_id", "job_name").rows() == [(1, "train"), (2, "two")]
+        assert not found.problems
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (row(9, name="a\0b"), "holds a NUL byte in column"),
+        (row(9, name="x" * (5 << 20)), "is longer than 4,096 KiB"),
+        ("\0" * 4096 + "\n", "holds a NUL byte in column 1"),
+    ],
+)
+@pytest.mark.parametrize("chunk_bytes", [1 << 12, 1 << 24])
+def test_damaged_line_is_reported_and_rest_is_read(bad: str, reason: str, chunk_bytes: int) -> None:
+    """With its number; ``strict`` stops there. Memory is that of the longest line, not of what a file unpacks to."""
+    data = gzip.compress((HEAD + row(1) + bad + row(2)).encode())
+    found = read(data, where="in", how=Reading(chunk_bytes=chunk_bytes))
+    assert found.jobs["job_id"].to_list() == [1, 2]
+    assert [(one.line, one.dropped) for one in found.problems] == [(3, True)]
+    assert reason in found.problems[0].reason
+    assert found.records == 3
+    with pytest.raises(InputError, match="in:3: "):
+        read(data, where="in", how=Reading(strict=True))
+
+
+def test_field_that_is_too_long_is_reported_and_unknown() -> None:
+    """Line, column and sizes are said; a cluster or an id that is too long cannot be left open."""
+    head = "JobIDRaw|Cluster|User|State|Start|NodeList|WorkDir|JobName\n"
+    ran = "COMPLETED|2026-01-01T10:00:00"
+    found = parse(
+        head + f"1|c|u|{ran}|n1|/w|{'x' * 100_000}\n" + f"2|c|{'u' * 1025}|{ran}|n1|/{'w' * 9000}|b\n"
+        + f"3|{'c' * 2000}|u|{ran}|n1|/w|c\n" + f"4|c|u|{'S' * 3000}|2026-01-01T10:00:00|n1|/w|{'é' * 512}\n"
+    )  # fmt: skip
+    assert found.jobs.select("job_id", "user", "job_name", "work_dir", "state").rows() == [
+        (1, "u", None, "/w", "COMPLETED"), (2, None, "b", None, "COMPLETED"), (4, "u", "é" * 512, "/w", None)
+    ]  # fmt: skip
+    assert [(one.line, one.field, one.dropped, one.reason.partition(",")[0]) for one in found.problems] == [
+        (2, "JobName", False, "has 100"), (3, "User", False, "has 1"), (3, "WorkDir", False, "has 9"),
+        (4, "Cluster", True, "has 2"), (5, "State", False, "has 3"),
+    ]  # fmt: skip
+    assert str(found.problems[0]) == "job 1: JobName: has 100,000 bytes, at most 1,024 fit, so it is unknown"
