@@ -85,13 +85,13 @@ def ends_in_cr(head: bytes) -> bool:
 
 
 def whole_lines(
-    read: Callable[[int], bytes], chunk: int, *, where: str, longest: int, reject: Callable[[int, str], None]
+    read: Callable[[int], bytes], chunk: int, *, where: str, longest: int, reject: Callable[[int, str, bytes], None]
 ) -> Iterator[bytes]:
     """The text that ``read`` gives, in pieces of about ``chunk`` bytes that end with a line; the last line may be open.
 
     Lines end in LF, or in CR alone where the first piece has no LF. A line that holds NUL bytes or is longer than
-    ``longest`` bytes is left empty, and ``reject`` hears its number, from 1, and the reason. Raises ``InputError`` for
-    thousands of lines with NUL bytes.
+    ``longest`` bytes is left empty, and ``reject`` hears its number, from 1, the reason, and how it begins. Raises
+    ``InputError`` for thousands of lines with NUL bytes.
     """
     nul_lines = 0
 
@@ -102,9 +102,9 @@ def whole_lines(
             nul_lines += 1
             if nul_lines > _MOST_NUL_LINES:
                 raise InputError("is a binary file, not text", where=f"{where}:{line}")
-            reject(line, f"holds a NUL byte in column {at + 1}: the file may be damaged")
+            reject(line, f"holds a NUL byte in column {at + 1}: the file may be damaged", data)
         elif len(data) > longest:
-            reject(line, f"is longer than {longest >> 10:,} KiB")
+            reject(line, f"is longer than {longest >> 10:,} KiB", data)
         return at >= 0 or len(data) > longest
 
     def cleaned(data: bytes) -> bytes:

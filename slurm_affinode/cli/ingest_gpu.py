@@ -51,8 +51,8 @@ Examples:
 
 \b
 Formats:
-  prometheus       exposition text with timestamps in ms (many scrapes in a file are fine)
-  openmetrics      the same with timestamps in seconds and '# EOF' at the end
+  prometheus       exposition text with timestamps, mostly ms (many scrapes in a file are fine)
+  openmetrics      the same with '# EOF' at the end, timestamps mostly in seconds
   prometheus-json  answers of the Prometheus API, query_range or query
   csv              with a header; name unknown columns in gpu_history.columns of the configuration
   nvidia-smi       nvidia-smi --query-gpu=... --format=csv; without a header give --fields

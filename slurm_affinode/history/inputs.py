@@ -108,7 +108,7 @@ def read_file(
     if kind == "prometheus-json":
         return kind, promjson.read(path, notes, options, options.node)
 
-    def reject(line: int, why: str) -> None:
+    def reject(line: int, why: str, _: bytes) -> None:
         notes.problem(line, why, strict=options.strict)
 
     plain = compression_of(path) is None

@@ -90,7 +90,7 @@ def blocks(
     *,
     chunk: int = CHUNK,
     advance: Callable[[int], None] = lambda count: None,
-    reject: Callable[[int, str], None] = lambda line, why: None,
+    reject: Callable[[int, str, bytes], None] = lambda line, why, data: None,
 ) -> Iterator[Block]:
     """The lines of a file, some megabytes at a time; bytes that are not UTF-8 become the replacement character.
 

@@ -63,7 +63,7 @@ def read(data: bytes, *, where: str, cluster: str = "default", zone: str = "UTC"
     """
     rows: list[tuple[str, int, datetime | None, str, str]] = []
     problems: list[Problem] = []
-    text = _text(data, where, lambda line, why: problems.append(Problem(line, None, None, why)))
+    text = _text(data, where, lambda line, why, _: problems.append(Problem(line, None, None, why)))
     if not text.strip():
         raise InputError("the file is empty", where=where)
     notes: list[str] = []
@@ -84,7 +84,7 @@ def read(data: bytes, *, where: str, cluster: str = "default", zone: str = "UTC"
     return Allocations(frame, records, tuple(problems), tuple(notes))
 
 
-def _text(data: bytes, where: str, reject: Callable[[int, str], None]) -> str:
+def _text(data: bytes, where: str, reject: Callable[[int, str, bytes], None]) -> str:
     """The text of a file; lines that cannot be read are empty in it, and ``reject`` hears of them."""
     file, kind = io.BufferedReader(io.BytesIO(data)), compression(data)
     try:

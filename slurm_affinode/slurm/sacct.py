@@ -124,10 +124,10 @@ def _read_text(stream: BinaryIO, name: str, options: Reading, advance: Callable[
     job_starts: dict[int, datetime] = {}
     unfinished = None
 
-    def reject(line: int, why: str) -> None:
-        problems.append(Problem(line, None, None, why))
+    def reject(problem: Problem) -> None:
         if options.strict:
-            raise _first_problem(problems[0], name, "line")
+            raise _first_problem(problem, name, "line")
+        problems.append(problem)
 
     read_ = read_blocks(stream, where=name, delimiter=options.delimiter, chunk_bytes=options.chunk_bytes, reject=reject)
     for block in _ahead(read_):

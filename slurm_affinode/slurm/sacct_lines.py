@@ -19,7 +19,8 @@ from slurm_affinode.limits import ACCOUNTING_LINE_BYTES
 from slurm_affinode.packed import whole_lines
 from slurm_affinode.slurm.accounting import Problem
 from slurm_affinode.slurm.sacct_header import Header, find_header, parse_header
-from slurm_affinode.slurm.sacct_records import SlowPath
+from slurm_affinode.slurm.sacct_records import SlowPath, printed_name
+from slurm_affinode.slurm.sacct_repair import fits
 
 CHUNK_BYTES = 16 << 20
 LINE = "#line"
@@ -50,7 +51,7 @@ def read_blocks(
     where: str,
     delimiter: str | None = None,
     chunk_bytes: int = CHUNK_BYTES,
-    reject: Callable[[int, str], None] = lambda line, why: None,
+    reject: Callable[[Problem], None] = lambda problem: None,
 ) -> Iterator[Block]:
     """Read ``stream`` to its end; ``reject`` hears of lines that cannot be read (``packed.whole_lines``).
 
@@ -58,7 +59,14 @@ def read_blocks(
     """
     header: Header | None = None
     line, rest = 1, b""
-    pieces = whole_lines(stream.read, chunk_bytes, where=where, longest=ACCOUNTING_LINE_BYTES, reject=reject)
+    unread: list[tuple[int, str, bytes]] = []
+    pieces = whole_lines(
+        stream.read,
+        chunk_bytes,
+        where=where,
+        longest=ACCOUNTING_LINE_BYTES,
+        reject=lambda *found: unread.append(found),
+    )
     while True:
         data = next(pieces, b"")
         buffer = rest + data if rest else data
@@ -72,6 +80,8 @@ def read_blocks(
                 continue
             header, buffer = _first_header(buffer, where, delimiter)
             line += 1
+        while unread:
+            reject(_left_out(*unread.pop(0), header))
         if not data:
             yield from _blocks(buffer, header, line, delimiter)[0]
             return
@@ -83,6 +93,18 @@ def read_blocks(
             blocks, header = _blocks(buffer[:cut], header, line, delimiter)
             yield from blocks
             line += buffer.count(b"\n", 0, cut)
+
+
+def _left_out(line: int, why: str, data: bytes, header: Header) -> Problem:
+    """The problem of a line that begins with ``data`` and is not read: its job, and the column that is to blame."""
+    if header.delimiter is None:
+        return Problem(line, None, None, why)
+    cells = data.split(header.delimiter.encode())
+    odd = next((at for at, cell in enumerate(cells) if b"\0" in cell), None)
+    at = max(range(len(cells)), key=lambda at: len(cells[at])) if odd is None else odd
+    job = cells[header.id_column].decode("utf-8", "replace") if header.id_column < min(at, len(cells)) else ""
+    field = printed_name(header.names[at]) if at < len(header.names) else None
+    return Problem(line, job if fits("jobid", job) and job else None, field, why)
 
 
 def _first_header(buffer: bytes, where: str, delimiter: str | None) -> tuple[Header, bytes]:

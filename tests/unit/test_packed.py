@@ -19,7 +19,7 @@ def read(data: bytes, chunk: int) -> tuple[list[bytes], list[int]]:
     """The pieces, and the numbers of the lines that were left empty."""
     rejected: list[int] = []
     pieces = whole_lines(
-        io.BytesIO(data).read, chunk, where="in", longest=LONGEST, reject=lambda line, why: rejected.append(line)
+        io.BytesIO(data).read, chunk, where="in", longest=LONGEST, reject=lambda line, why, data: rejected.append(line)
     )
     return list(pieces), rejected
 

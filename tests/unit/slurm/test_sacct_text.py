@@ -299,7 +299,7 @@ def test_a_field_that_means_little_is_taken_as_unknown() -> None:
         (b"PAR1\x00\x00", "Parquet"),
         (b"\x7fELF\x02", "program"),
         (b"JobID|State\n1|\x00|x\n2\x00\n", "binary"),
-        (b"JobID|State\n1|\x00|x\n", "none of 1 record can be used; the first, line 2: holds a NUL byte in column 3"),
+        (b"JobID|State\n1|\x00|x\n", "the first, line 2: job 1: State: holds a NUL byte in column 3"),
         (b"\xff\xfeJ\x00o\x00", "not sacct output"),
         (b"hello world\n", "not sacct output"),
         (b"a,b,c\n1,2,3\n", "not sacct output"),
@@ -407,6 +407,8 @@ def test_damaged_line_is_reported_and_rest_is_read(bad: str, reason: str, chunk_
     assert found.jobs["job_id"].to_list() == [1, 2]
     assert [(one.line, one.dropped) for one in found.problems] == [(3, True)]
     assert reason in found.problems[0].reason
+    if "9|" in bad:
+        assert (found.problems[0].job, found.problems[0].field) == ("9", "JobName")
     assert found.records == 3
     with pytest.raises(InputError, match="in:3: "):
         read(data, where="in", how=Reading(strict=True))
