@@ -328,6 +328,7 @@ def _listed(value: object) -> LocalFile:
     one = jsonvalues.record(LocalFile, value)
     jsonvalues.whole(one.mode, 0o7777)
     jsonvalues.whole(one.size)
+    os.fsencode(one.path + (one.copy or ""))  # UnicodeEncodeError for half of a surrogate pair, which JSON can hold
     if one.kind not in _KINDS or "\0" in one.path + (one.copy or ""):
         raise ValueError(f"{one.path!r:.60} is a {one.kind!r:.20}")
     if one.kind == "file" and (one.copy is None or "/" in one.copy):
