@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slurm_affinode.configvalues import span, within
 from slurm_affinode.errors import AffinodeError, ConfigError
-from slurm_affinode.model.signals import GPU_SIGNALS, HOST_SIGNALS
+from slurm_affinode.model.signals import FLOORS_PCT, GPU_SIGNALS, HOST_SIGNALS
 from slurm_affinode.model.suspension_mail import MAIL_KINDS
 from slurm_affinode.sizes import parse_limit, parse_size
 from slurm_affinode.tierconfig import TiersConfig, check_tiers
@@ -30,8 +30,9 @@ class AgentConfig:
     """A gap of more periods between two idle samples starts an idle window again."""
     min_signals: int = 2
     """So many activity signals of a GPU have to be readable, or it is unknown whether it is idle."""
-    floors_pct: Mapping[str, float] = field(default_factory=lambda: {"dram": 0.05})
-    """Signal -> percent up to which it counts as idle whatever the job's option says: noise of the counters."""
+    floors_pct: Mapping[str, float] = field(default_factory=lambda: dict(FLOORS_PCT))
+    """Signal -> percent up to which it counts as 0 whatever the job's option says: noise of the counters. The report
+    and ``zombies`` use the same table."""
     host: Mapping[str, float] = field(default_factory=dict)
     """Host signal (``cpu``: percent of a core; ``disk``, ``io``: bytes per second) -> limit; absent: not looked at."""
     run_dir: Path = RUN_DIR

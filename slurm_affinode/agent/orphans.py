@@ -27,6 +27,7 @@ from slurm_affinode.agent.watch import by_index
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.model.gpu import Device, Reading
+from slurm_affinode.model.signals import FREE_MIB
 from slurm_affinode.pinned import PROC, Process
 from slurm_affinode.users import name_of_user
 
@@ -36,8 +37,6 @@ FIRST_USER = 1000
 """Users below this are the system's: drivers, exporters, display managers. They are never ended."""
 TERM_S = 5.0
 KILL_S = 5.0
-FREE_MIB = 600.0
-"""A GPU without processes on which more than this is held is not free: what a driver keeps for itself is less."""
 SETTLE_S = 1.0
 """What is left on a GPU at the end of a job has so long to end by itself."""
 POLL_S = 0.1

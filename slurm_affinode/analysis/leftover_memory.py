@@ -18,7 +18,7 @@ from slurm_affinode.analysis import squatters
 from slurm_affinode.analysis.runs import epoch_ms
 from slurm_affinode.analysis.squatters import MIB_PER_GIB, Held
 from slurm_affinode.core.spans import span
-from slurm_affinode.history.schema import ACTIVITY
+from slurm_affinode.history.schema import busiest
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, NodeRef
 
@@ -49,7 +49,7 @@ def find(held: Held, history: SampleStore, rule: Rule) -> list[Finding]:
     free = _free(held, until, rule.nodes).filter(pl.col("free_ms") + int(rule.window_s * 1000) <= epoch_ms(until))
     if free.is_empty():
         return []
-    seen = _seen(history, free, query.since, until, rule.free_mib)
+    seen = _seen(history, free, query.since, until, rule.free_mib, query.thresholds.floors_pct)
     gap_ms = pl.max_horizontal(pl.col("step_ms") * query.thresholds.max_gap_steps, pl.lit(1000.0))
     lasting = seen.with_columns(
         pl.max_horizontal(pl.col("first_ms"), pl.col("low_ms").fill_null(0) + pl.col("step_ms")).alias("since_ms"),
@@ -94,16 +94,22 @@ def _free(held: Held, until: datetime, names: Collection[str]) -> pl.DataFrame:
     )
 
 
-def _seen(history: SampleStore, free: pl.DataFrame, since: datetime, until: datetime, free_mib: float) -> pl.DataFrame:
+def _seen(  # noqa: PLR0917
+    history: SampleStore,
+    free: pl.DataFrame,
+    since: datetime,
+    until: datetime,
+    free_mib: float,
+    floors_pct: Mapping[str, float],
+) -> pl.DataFrame:
     """``free`` with what its samples show since each GPU is free."""
-    busiest = pl.max_horizontal(pl.col(name) if name == "util_pct" else pl.col(name) * 100 for name in ACTIVITY)
     begin = datetime.fromtimestamp(max(epoch_ms(since), int(free["free_ms"].min() or 0)) / 1000, UTC)  # type: ignore[arg-type]
     ms, fb = pl.col("ms"), pl.col("fb_used_mib")
     seen = (
         history.scan(begin, until)
         .filter(pl.col("device").is_in(free["device"].implode()))
-        .select("device", pl.col("time").dt.epoch("ms").alias("ms"), busiest.alias("activity"), "fb_used_mib",
-                "fb_total_mib", "power_w", "xid", "job")
+        .select("device", pl.col("time").dt.epoch("ms").alias("ms"), busiest(floors_pct).alias("activity"),
+                "fb_used_mib", "fb_total_mib", "power_w", "xid", "job")
         .join(free.lazy().select("device", "free_ms"), on="device")
         .filter(ms >= pl.col("free_ms"), fb.is_not_null())
         .sort("device", "ms")

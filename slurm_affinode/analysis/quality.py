@@ -13,10 +13,13 @@ from slurm_affinode.analysis.join import SUMS, TIME_SUMS
 from slurm_affinode.analysis.mapping import Mapped
 from slurm_affinode.analysis.measures import MS_PER_HOUR
 from slurm_affinode.analysis.prices import PriceTable
-from slurm_affinode.analysis.result import MAPPINGS, DataQuality, QualityIssue
+from slurm_affinode.analysis.result import MAPPINGS, DataQuality, QualityIssue, WasteQuery
 from slurm_affinode.analysis.samples import Index
 from slurm_affinode.analysis.segments import Allocations, Cells, Floats
 from slurm_affinode.analysis.totals import Totals
+from slurm_affinode.core.spans import counted
+from slurm_affinode.history.schema import ACTIVITY
+from slurm_affinode.model.signals import FIELDS, FREE_MIB
 
 EXAMPLES = 5
 SKEW_S = 5.0
@@ -24,6 +27,12 @@ SKEW_S = 5.0
 LEAST_PAIRS = 3
 UNSEEN_MS = 86_400_000
 """A run without an end that accounting has not seen for longer may have ended since."""
+
+
+LONG_ROWS = 100
+"""So many samples of a GPU tell whether a signal of it ever reads 0."""
+FREE_ROWS = 10
+"""So many of them have to be of a GPU that holds next to no memory."""
 
 
 class Problem(Protocol):
@@ -81,6 +90,7 @@ class Evidence:
     allocations: Allocations
     cells: Cells
     totals: Totals
+    query: WasteQuery
     shares: pl.DataFrame
     prices: PriceTable
     ingests: tuple[Ingest, ...]
@@ -113,6 +123,7 @@ def _issues(evidence: Evidence) -> Iterable[QualityIssue | None]:
     yield _no_samples(evidence)
     yield _gaps(evidence)
     yield _no_activity(evidence)
+    yield _never_zero(evidence)
     yield _label_mismatch(evidence)
     yield _clock_skew(evidence)
     yield _counted_twice(evidence)
@@ -252,6 +263,60 @@ def _no_activity(evidence: Evidence) -> QualityIssue | None:
         count=len(devices),
         gpu_hours=ms / MS_PER_HOUR,
         examples=_device_names(names),
+    )
+
+
+def _never_zero(evidence: Evidence) -> QualityIssue | None:
+    """GPUs that are never idle, although nobody is on them, since a signal never reads 0.
+
+    The samples are read again for GPUs without any idle time alone.
+    """
+    cells, devices, query = evidence.cells, evidence.devices, evidence.query
+    idle = np.bincount(cells.device, weights=evidence.totals.sums[:, SUMS.index("idle")], minlength=len(devices))
+    never = devices.filter(pl.Series(idle == 0), pl.col("rows") >= LONG_ROWS)
+    if never.is_empty():
+        return None
+    free = pl.col("fb_used_mib") <= FREE_MIB
+    seen = (
+        evidence.index.store.scan(query.since, query.until)
+        .filter(pl.col("device").is_in(never["device"].implode()))
+        .group_by("device")
+        .agg(
+            pl.len().alias("rows"),
+            free.sum().alias("free"),
+            pl.col(ACTIVITY).min(),
+            pl.col(ACTIVITY).filter(free).max().name.suffix("_free"),
+        )
+        .filter(pl.col("rows") >= LONG_ROWS, pl.col("free") >= FREE_ROWS)
+        .collect()
+        .join(never.select("device", "model"), on="device")
+    )
+    found: list[tuple[int, str]] = []
+    for name in ACTIVITY:
+        scale, floor = FIELDS[name][1], query.thresholds.floor(name)
+        # What is larger is no noise: somebody computes there with little memory.
+        noisy = seen.filter(
+            pl.col(name) > max(floor, query.thresholds.idle_pct / scale),
+            pl.col(f"{name}_free") * scale <= query.thresholds.low_pct,
+        )
+        least = noisy.group_by("model", maintain_order=True).agg(
+            pl.len().alias("gpus"), pl.col(name).min() * scale, pl.col(f"{name}_free").max() * scale
+        )
+        found += [
+            (gpus, f"{model or 'unknown model'} ({counted(gpus, 'GPU')}): {FIELDS[name][0]} reads at least {low:.3g} "
+                   f"%, and up to {high:.3g} % while no memory is held")
+            for model, gpus, low, high in least.sort("gpus", "model", descending=[True, False]).iter_rows()
+        ]  # fmt: skip
+    if not found:
+        return None
+    return QualityIssue(
+        code="never-zero",
+        title="GPU models of which a signal never reads 0",
+        detail="These GPUs hold next to no memory at times, and never count as idle. Where that is noise of the "
+        "counter, set its floor in the configuration, for example [agent] floors_pct = {dram = 0.05}: what is at or "
+        "below the floor counts as 0.",
+        count=len(found),
+        examples=tuple(text for _, text in found[:EXAMPLES]),
     )
 
 

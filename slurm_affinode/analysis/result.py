@@ -13,6 +13,8 @@ from datetime import datetime
 
 import polars as pl
 
+from slurm_affinode.model.signals import FLOORS_PCT, floor_of
+
 MEASURES: dict[str, pl.DataType] = {
     "gpu_hours_allocated": pl.Float64(),
     "gpu_hours_measured": pl.Float64(),
@@ -57,6 +59,12 @@ class Thresholds:
     idle_pct: float = 0.0
     low_pct: float = 5.0
     max_gap_steps: float = 3.0
+    floors_pct: Mapping[str, float] = field(default_factory=lambda: dict(FLOORS_PCT))
+    """Signal -> percent up to which it counts as 0."""
+
+    def floor(self, name: str) -> float:
+        """The floor of an activity column of the samples, in the unit of the column."""
+        return floor_of(name, self.floors_pct)
 
 
 @dataclass(frozen=True, slots=True)

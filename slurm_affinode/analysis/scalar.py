@@ -73,19 +73,26 @@ def weigh(times: Ints, first: int, size: int, out: Int32s) -> np.int32:
 
 
 @compiled
-def classify(v: Values, first: int, size: int, idle_pct: float, low_pct: float, out: Classes) -> None:  # noqa: PLR0917
-    """The class of each sample: 0 busy, 1 low, 2 idle, 3 unknown."""
+def classify(  # noqa: PLR0917
+    v: Values, first: int, size: int, idle_pct: float, low_pct: float, floors: Float32s, out: Classes
+) -> None:
+    """The class of each sample: 0 busy, 1 low, 2 idle, 3 unknown. ``floors``: of the activity columns."""
     util, engine, sm = v.util[first : first + size], v.engine[first : first + size], v.sm[first : first + size]
     tensor, dram, kind = v.tensor[first : first + size], v.dram[first : first + size], out[:size]
+    util_floor, engine_floor, sm_floor, tensor_floor, dram_floor = floors[0], floors[1], floors[2], floors[3], floors[4]
+    none, zero = np.float32(-1), np.float32(0)
     for j in range(len(kind)):
-        # A comparison with NaN is false: what is missing takes no part.
-        x = np.float32(-1)
-        x = engine[j] if engine[j] > x else x  # noqa: FURB136, PLR1730, RUF100
-        x = sm[j] if sm[j] > x else x
-        x = tensor[j] if tensor[j] > x else x
-        x = dram[j] if dram[j] > x else x
+        # A comparison with NaN is false: what is missing takes no part. What is at or below its floor is 0.
+        x = engine[j] if engine[j] > engine_floor else (zero if engine[j] <= engine_floor else none)
+        y = sm[j] if sm[j] > sm_floor else (zero if sm[j] <= sm_floor else none)
+        x = y if y > x else x  # noqa: FURB136, PLR1730, RUF100
+        y = tensor[j] if tensor[j] > tensor_floor else (zero if tensor[j] <= tensor_floor else none)
+        x = y if y > x else x
+        y = dram[j] if dram[j] > dram_floor else (zero if dram[j] <= dram_floor else none)
+        x = y if y > x else x
         x *= np.float32(100)
-        x = util[j] if util[j] > x else x
+        y = util[j] if util[j] > util_floor else (zero if util[j] <= util_floor else none)
+        x = y if y > x else x
         kind[j] = np.uint8(x <= idle_pct) + np.uint8(x <= low_pct) + np.uint8(x < 0)
 
 
@@ -256,6 +263,7 @@ def fold(  # noqa: PLR0917, PLR0915
     line: Timeline,
     idle_pct: float,
     low_pct: float,
+    floors: Float32s,
     s: State,
     chunk: Chunk,
 ) -> int:
@@ -287,7 +295,7 @@ def fold(  # noqa: PLR0917, PLR0915
             last_weight = after_last - times[behind_chunk - 1]
             most = weigh(times, begin, size - 1, weights)
             weights[size - 1] = last_weight if last_weight <= limit else step
-            classify(v, begin, size, idle_pct, low_pct, kinds)
+            classify(v, begin, size, idle_pct, low_pct, floors, kinds)
             if most > limit or last_weight > limit:
                 for j in range(size):
                     after = times[begin + j + 1] if j + 1 < size else after_last

@@ -22,7 +22,8 @@ from slurm_affinode.analysis.totals import Totals
 WORKERS = 2
 _AHEAD = 1
 Number = TypeVar("Number", np.int64, np.float32)
-_METRICS = (UTIL, *FRACTIONS, FB, POWER)
+_SIGNALS = (UTIL, *FRACTIONS)
+_METRICS = (*_SIGNALS, FB, POWER)
 
 
 class _Worker:
@@ -59,7 +60,8 @@ class _Worker:
             self._chunk = self._chunk._replace(idle=np.empty((room, 4), np.int64))
         found = scalar.fold(
             block.row, block.next_time, values, stretches, line,
-            np.float32(thresholds.idle_pct), np.float32(thresholds.low_pct), self.state, self._chunk,
+            np.float32(thresholds.idle_pct), np.float32(thresholds.low_pct),
+            np.array([thresholds.floor(name) for name in _SIGNALS], np.float32), self.state, self._chunk,
         )  # fmt: skip
         return self._chunk.idle[:found].copy()
 

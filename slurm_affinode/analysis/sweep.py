@@ -150,8 +150,9 @@ def _weigh(time: Ints, rows: Rows, tile: _Tile, weight: Int32s, row: int) -> tup
 def classify(columns: Mapping[str, Column], thresholds: Thresholds, scratch: Scratch, out: Classes) -> None:
     """The class of each sample from the largest of its activity signals."""
     largest = scratch.floats("product", len(out))
-    fraction = _largest([columns[name] for name in FRACTIONS if name in columns], largest)
-    signals = [columns[name] for name in PERCENT if name in columns]
+    signals_of = {name: _without_noise(name, column, thresholds, scratch) for name, column in columns.items()}
+    fraction = _largest([signals_of[name] for name in FRACTIONS if name in signals_of], largest)
+    signals = [signals_of[name] for name in PERCENT if name in signals_of]
     if fraction is not None:
         np.multiply(fraction.values, np.float32(100), out=largest)
         signals.append(Column(largest, fraction.complete))
@@ -166,6 +167,17 @@ def classify(columns: Mapping[str, Column], thresholds: Thresholds, scratch: Scr
     np.add(out, low.view(np.uint8), out=out)
     if not activity.complete:
         out[np.isnan(activity.values, out=low)] = UNKNOWN
+
+
+def _without_noise(name: str, column: Column, thresholds: Thresholds, scratch: Scratch) -> Column:
+    """0 where a value is at or below the floor of its signal."""
+    floor = thresholds.floor(name)
+    if floor <= 0:
+        return column
+    above = np.greater(column.values, np.float32(floor), out=scratch.flags("low", len(column.values)))
+    # What is missing stays NaN.
+    values = np.multiply(column.values, above, out=scratch.floats(f"{name} above its floor", len(above)))
+    return Column(values, column.complete)
 
 
 def _largest(columns: list[Column], out: Float32s) -> Column | None:

@@ -95,6 +95,7 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
                 allocations=joined.allocations,
                 cells=joined.cells,
                 totals=joined.totals,
+                query=query,
                 shares=shares,
                 prices=prices,
                 ingests=tuple(ingests),

@@ -341,8 +341,8 @@ def _session(asked: Asked) -> Iterator[Session]:
             found = replace(found, notes=(*found.notes, f"Slurm was not asked for what owners want: {error}"))
         tools = Tools(
             slurm=slurm, ask=reach.ask, suspend=lambda job: reach.about(job, {"verb": "suspend"}),
-            recheck=Recheck(slurm, reach.ask, config.idle.low_pct), post=postman(asked.policy.mail, now), log=log,
-            policy=asked.policy, who=who, now=now, step=step,
+            recheck=Recheck(slurm, reach.ask, config.idle.low_pct, floors_pct=config.agent.floors_pct),
+            post=postman(asked.policy.mail, now), log=log, policy=asked.policy, who=who, now=now, step=step,
         )  # fmt: skip
         yield Session(asked, found, log, tools, log.ledger(now()), began, jobs)
 

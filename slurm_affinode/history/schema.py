@@ -6,7 +6,11 @@ measurement. Fractions of activity are 0-1 as DCGM's profiling fields give them,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import polars as pl
+
+from slurm_affinode.model.signals import FIELDS, floor_of
 
 TIME = pl.Datetime("ms", "UTC")
 
@@ -42,3 +46,18 @@ SAMPLES: dict[str, pl.DataType] = {
 
 ACTIVITY = ("util_pct", "engine_active", "sm_active", "tensor_active", "dram_active")
 """The activity signals. ``util_pct`` is percent; the others are fractions and are multiplied by 100 to compare."""
+
+
+def percent(name: str, floors_pct: Mapping[str, float]) -> pl.Expr:
+    """An activity signal in percent; 0 where it is at or below its floor."""
+    value, scale = pl.col(name), FIELDS[name][1]
+    scaled = value if scale == 1 else value * scale
+    floor = floor_of(name, floors_pct)
+    if floor <= 0:
+        return scaled
+    return pl.when(value <= pl.lit(floor, pl.Float32)).then(pl.lit(0.0, pl.Float32)).otherwise(scaled).alias(name)
+
+
+def busiest(floors_pct: Mapping[str, float]) -> pl.Expr:
+    """The largest of the activity signals of a sample, in percent; null where it has none."""
+    return pl.max_horizontal(percent(name, floors_pct) for name in ACTIVITY)

@@ -7,7 +7,7 @@ import re
 from markupsafe import Markup, escape
 
 from slurm_affinode.analysis import metrics
-from slurm_affinode.analysis.result import MAPPINGS, WasteQuery, WasteResult
+from slurm_affinode.analysis.result import MAPPINGS, Thresholds, WasteQuery, WasteResult
 from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Bar, Series, Words
@@ -106,6 +106,7 @@ def settings(result: WasteResult) -> tuple[Fact, ...]:
         ),
         Fact("Idle", f"every activity signal at or below {fmt.number(thresholds.idle_pct)} %"),
         Fact("Low", f"not idle, every activity signal at or below {fmt.number(thresholds.low_pct)} %"),
+        Fact("Noise floor", _floors(thresholds)),
         Fact("Gap", f"two samples more than {fmt.number(thresholds.max_gap_steps)} sampling steps apart"),
     ]
     prices = [
@@ -115,6 +116,11 @@ def settings(result: WasteResult) -> tuple[Fact, ...]:
     if prices:
         facts.append(Fact("Price of a GPU-hour", ", ".join(prices[:12]) + (", ..." if len(prices) > 12 else "")))
     return tuple(facts)
+
+
+def _floors(thresholds: Thresholds) -> str:
+    floors = [f"{name} {value:g} %" for name, value in thresholds.floors_pct.items() if value > 0]
+    return f"counts as 0 up to: {', '.join(floors)}" if floors else "none: every value above 0 is activity"
 
 
 def scope(query: WasteQuery) -> str:

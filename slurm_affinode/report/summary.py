@@ -40,6 +40,7 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
             "idle_pct": query.thresholds.idle_pct,
             "low_pct": query.thresholds.low_pct,
             "max_gap_steps": query.thresholds.max_gap_steps,
+            "floors_pct": dict(query.thresholds.floors_pct),
         },
         "currency": result.currency,
         "total": {key: _plain(value) for key, value in result.total.items()},

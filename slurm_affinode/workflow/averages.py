@@ -35,7 +35,8 @@ def analyse_averages(
     ``problems`` are shown with the quality of the data. Raises ``AffinodeError`` where no run has a start.
     """
     moment = now or datetime.now(UTC)
-    query = WasteQuery(*_span(jobs, moment), thresholds=thresholds)
+    # An average at or below a floor may hide a moment above it: only 0 says that every moment was 0.
+    query = WasteQuery(*_span(jobs, moment), thresholds=replace(thresholds, floors_pct={}))
     with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as directory:
         history = SampleStore(Path(directory))
         try:

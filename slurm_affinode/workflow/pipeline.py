@@ -64,7 +64,7 @@ def thresholds(config: Config, *, idle_pct: float | None = None, low_pct: float 
             f"thresholds: idle {idle:g} %, low {low:g} %: needs 0 <= idle <= low <= 100",
             hint="choose --idle-pct at most as large as --low-pct",
         )
-    return Thresholds(idle, low, config.idle.max_gap_steps)
+    return Thresholds(idle, low, config.idle.max_gap_steps, config.agent.floors_pct)
 
 
 def build_report(

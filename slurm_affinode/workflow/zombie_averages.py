@@ -13,7 +13,7 @@ from pathlib import Path
 
 import polars as pl
 
-from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.analysis.result import Thresholds, WasteQuery
 from slurm_affinode.config import Config
 from slurm_affinode.history import averages
 from slurm_affinode.history.averages import NOTE
@@ -35,7 +35,8 @@ def find(config: Config, request: Request, jobs: pl.DataFrame, per_run: pl.DataF
     now = datetime.now(UTC)
     since = first if isinstance(first, datetime) else now
     until = last if isinstance(last, datetime) else now
-    query = WasteQuery(since, max(until, since), request.clusters, request.partitions, request.accounts, request.users)
+    query = WasteQuery(since, max(until, since), request.clusters, request.partitions, request.accounts, request.users,
+                       Thresholds(floors_pct={}))  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as directory:
         history = SampleStore(Path(directory))
         try:

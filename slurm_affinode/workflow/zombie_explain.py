@@ -4,7 +4,7 @@ time line. Also for a job of which nothing is found: then it says why."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,7 @@ from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
 from slurm_affinode.core.signature import Signature
 from slurm_affinode.core.signature import judge as judge_gpu
 from slurm_affinode.errors import AffinodeError
-from slurm_affinode.history.schema import ACTIVITY
+from slurm_affinode.history.schema import ACTIVITY, percent
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.model.finding import KINDS, USER_KINDS, Finding, JobRef
 from slurm_affinode.slurm import jobid
@@ -123,7 +123,8 @@ def _pages(  # noqa: PLR0917
         # A file of signatures has at least one.
         gpu = squatters.gpu_evidence(held.followed[limits_pct[0]], pair, device, seen[0], flagged)
         gpu = replace(gpu, mapping=held.pairs["mapping"][pair])
-        slots = _timeline(samples, device["device"], begin, finish, int(held.steps_ms[pair]))
+        slots = _timeline(samples, device["device"], begin, finish, int(held.steps_ms[pair]),
+                          held.query.thresholds.floors_pct)  # fmt: skip
         pages.append(GpuPage(gpu, verdicts, slots))
     return tuple(pages)
 
@@ -163,16 +164,14 @@ def grid(begin: datetime, finish: datetime, step_ms: int = 0) -> tuple[Slot, ...
     return tuple(Slot(begin + number * each, None, None, None) for number in range(count))
 
 
-def _timeline(
-    history: SampleStore, device: int, begin: datetime, finish: datetime, step_ms: int
+def _timeline(  # noqa: PLR0917
+    history: SampleStore, device: int, begin: datetime, finish: datetime, step_ms: int, floors_pct: Mapping[str, float]
 ) -> tuple[Slot, ...]:  # fmt: skip
     """The grid with what is known of a GPU."""
     slots = grid(begin, finish, step_ms)
     each = (finish - begin).total_seconds() * 1000 / len(slots)
     start_ms = int(begin.timestamp() * 1000)
-    busiest = pl.max_horizontal(
-        (pl.col(name) if name == "util_pct" else pl.col(name) * 100).mean() for name in ACTIVITY
-    )
+    busiest = pl.max_horizontal(percent(name, floors_pct).mean() for name in ACTIVITY)
     frame = (
         history.scan(begin, finish)
         .filter(pl.col("device") == device)

@@ -111,7 +111,8 @@ def observe(
     names = {node.name: node.gpus.count for node in there if node.responding and node.gpus}
     eyes.say(f"asking {counted(len(names), 'node')}")
     limit = max((one.compute.at_most_pct for one in file.signatures), default=5.0)
-    looks = looking.look(names, jobs, eyes, watch_s=watch_s or 0.0, limit_pct=limit)
+    looks = looking.look(names, jobs, eyes, watch_s=watch_s or 0.0, limit_pct=limit,
+                         floors_pct=config.agent.floors_pct)  # fmt: skip
     later = jobs
     if watch_s or orphans.seem(jobs, looks.told, looks.answers):
         try:

@@ -53,7 +53,7 @@ def find(
     jobs = _together(stored, jobs)
     gpus = pl.concat([recorded, _allocations(seen)])
     rules = config.zombies.misfits
-    gaps = Thresholds(max_gap_steps=config.idle.max_gap_steps)
+    gaps = Thresholds(max_gap_steps=config.idle.max_gap_steps, floors_pct=config.agent.floors_pct)
     query = WasteQuery(since, seen.at, request.clusters, request.partitions, request.accounts, request.users,
                        thresholds=gaps)  # fmt: skip
     held = squatters.hold(query, jobs, gpus, history, [misfits.IDLE_PCT], seen.at)

@@ -26,6 +26,7 @@ from slurm_affinode.core.spans import span
 from slurm_affinode.history.schema import ACTIVITY
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.model.cluster import Job
+from slurm_affinode.model.signals import FLOORS_PCT, without_noise
 from slurm_affinode.timespec import parse_span_s
 from slurm_affinode.workflow.zombie_nodes import Ask, LiveGpu, LiveProcess, NodeAnswer, ask_all
 from slurm_affinode.workflow.zombies import Request
@@ -76,17 +77,26 @@ class Eyes:
     told: Callable[[float, Iterable[LiveGpu]], None] = lambda _at, _gpus: None
 
 
-def look(names: Mapping[str, int], jobs: Sequence[Job], eyes: Eyes, *, watch_s: float, limit_pct: float) -> Looks:
+def look(
+    names: Mapping[str, int],
+    jobs: Sequence[Job],
+    eyes: Eyes,
+    *,
+    watch_s: float,
+    limit_pct: float,
+    floors_pct: Mapping[str, float] = FLOORS_PCT,
+) -> Looks:
     """Ask the nodes ``names`` (and how many GPUs Slurm has configured on each), and again for ``watch_s``.
 
-    Above ``limit_pct`` a GPU computes.
+    Above ``limit_pct`` a GPU computes; a signal at or below its floor counts as 0.
     """
     sharing = [job for job in jobs if job.allocated and job.start is not None and not job.gpus_allocated]
 
     def once() -> tuple[tuple[NodeAnswer, ...], tuple[LiveGpu, ...]]:
-        answers = tuple(ask_all(tuple(names), eyes.ask))
+        told = ask_all(tuple(names), eyes.ask)
+        answers = tuple(replace(one, gpus=_without_noise(one.gpus, floors_pct)) for one in told)
         whole = [gpu for one in answers for gpu in one.gpus]
-        gpus = (*whole, *parts(sharing, whole, limit_pct))
+        gpus = (*whole, *_without_noise(parts(sharing, whole, limit_pct), floors_pct))
         eyes.told(eyes.now(), gpus)
         return answers, gpus
 
@@ -101,6 +111,10 @@ def look(names: Mapping[str, int], jobs: Sequence[Job], eyes: Eyes, *, watch_s: 
         answers, gpus = once()
         _again(watched, gpus, eyes.now(), limit_pct)
     return Looks(told, answers, watched, _gpus_of_all(jobs, watched, names), eyes.now() - first if end > first else 0.0)
+
+
+def _without_noise(gpus: Iterable[LiveGpu], floors_pct: Mapping[str, float]) -> tuple[LiveGpu, ...]:
+    return tuple(replace(gpu, signals_pct=without_noise(gpu.signals_pct, floors_pct)) for gpu in gpus)
 
 
 def parts(jobs: Iterable[Job], gpus: Sequence[LiveGpu], limit_pct: float) -> list[LiveGpu]:

@@ -16,14 +16,13 @@ from slurm_affinode.agent.settings import node_name
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError, UnreachableError
 from slurm_affinode.history.exposition import parse_labels
+from slurm_affinode.model.signals import FREE_MIB
 from slurm_affinode.nodeconfig import DEFAULT_PORT, listen_address
 from slurm_affinode.zombieconfig import ZombiesConfig
 
 AT_ONCE = 32
 TIMEOUT_S = 10.0
 LARGEST_ANSWER = 16 << 20
-FREE_MIB = 600.0
-"""What a driver keeps for itself on a GPU that nobody uses."""
 _SHARES = ("engine_active", "sm_active", "tensor_active", "dram_active")
 _NAMES = {
     "DCGM_FI_DEV_GPU_UTIL": ("util_pct", 1.0),

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from slurm_affinode.core.spans import span
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, JobRef, NodeRef, ProcessRef
-from slurm_affinode.workflow.zombie_nodes import FREE_MIB, LiveGpu, LiveProcess, NodeAnswer
+from slurm_affinode.model.signals import FREE_MIB
+from slurm_affinode.workflow.zombie_nodes import LiveGpu, LiveProcess, NodeAnswer
 
 KINDS = ("orphan-process", "orphan-memory")
 """Of what a look shows that it is there, and not since when."""

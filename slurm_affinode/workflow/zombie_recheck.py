@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from slurm_affinode.core.spans import counted
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import Finding, GpuEvidence, JobRef, ProcessRef
+from slurm_affinode.model.signals import FIELDS, FLOORS_PCT, without_noise
 from slurm_affinode.slurm.faults import UnknownJobError
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.workflow.zombie_nodes import from_agent
@@ -25,11 +26,6 @@ Verdict = Literal["still", "woke", "gone", "unknown"]
 LOOKS = 3
 BETWEEN_S = 1.0
 """The driver's counters are about the last second or less: one look may fall into a pause."""
-SIGNALS = {
-    "util_pct": 1.0, "memory_util_pct": 1.0, "engine_active": 100.0, "sm_active": 100.0, "tensor_active": 100.0,
-    "dram_active": 100.0,
-}  # fmt: skip
-"""Field of a reading -> what makes it percent."""
 MIN_SIGNALS = 2
 
 AskNode = Callable[[str, Mapping[str, Any]], dict[str, Any]]
@@ -57,6 +53,8 @@ class Recheck:
     """Above this a GPU computes."""
     sleep: Callable[[float], None] = time.sleep
     looks: int = LOOKS
+    floors_pct: Mapping[str, float] = field(default_factory=lambda: dict(FLOORS_PCT))
+    """Signal -> percent up to which it counts as 0."""
 
     def job(self, finding: Finding, ref: JobRef) -> Look:
         """The same run of the same user, still running, and its GPUs still idle."""
@@ -107,11 +105,14 @@ class Recheck:
             return Look("unknown", f"{name} {why}")
         if gpu.shared:
             return self._part(name, row, job)
-        signals = {key: float(reading[key]) * factor for key, factor in SIGNALS.items() if reading.get(key) is not None}
+        signals = {
+            key: float(reading[key]) * factor for key, (_, factor) in FIELDS.items() if reading.get(key) is not None
+        }
         measured = len(signals)
         if row.get("busy_pct") is not None:
             # Shows that it worked; that no process is listed is not a measurement of its own.
             signals["processes"] = float(row["busy_pct"])
+        signals = without_noise(signals, self.floors_pct)
         busy = {key: value for key, value in signals.items() if value > self.idle_pct}
         if busy:
             key = max(busy, key=lambda one: busy[one])

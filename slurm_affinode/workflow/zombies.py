@@ -29,6 +29,7 @@ from slurm_affinode.errors import AffinodeError, InputError
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import CPU_KINDS, KINDS, USER_KINDS, Finding
+from slurm_affinode.model.signals import FREE_MIB
 from slurm_affinode.resources import asset_dir
 from slurm_affinode.slurm import jobid, units
 from slurm_affinode.slurm.interface import SlurmClient
@@ -36,7 +37,6 @@ from slurm_affinode.slurm.schema import JOBS
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.timespec import parse_span_s
 from slurm_affinode.workflow import intake
-from slurm_affinode.workflow.zombie_nodes import FREE_MIB
 from slurm_affinode.workflow.zombie_orphans import XIDS
 from slurm_affinode.zombieconfig import NodeClass
 
@@ -209,7 +209,7 @@ def interval(config: Config, request: Request, history: SampleStore, now: dateti
         raise AffinodeError("the interval ends before it begins", hint="choose --since before --until")
     filters = {"clusters": request.clusters, "partitions": request.partitions, "accounts": request.accounts,
                "users": request.users}  # fmt: skip
-    gaps = Thresholds(max_gap_steps=config.idle.max_gap_steps)
+    gaps = Thresholds(max_gap_steps=config.idle.max_gap_steps, floors_pct=config.agent.floors_pct)
     return WasteQuery(since, until, **filters, thresholds=gaps), notes
 
 

@@ -53,6 +53,7 @@ class Sample:
     time: int
     util: float | None = None
     engine: float | None = None
+    dram: float | None = None
     fb: float | None = None
     power: float | None = None
 
@@ -81,6 +82,9 @@ def activity(sample: Sample) -> int:
         signals.append(np.float32(sample.util))
     if sample.engine is not None:
         signals.append(np.float32(sample.engine) * np.float32(100))
+    if sample.dram is not None:
+        noise = np.float32(sample.dram) <= np.float32(0.0005)
+        signals.append(np.float32(0) if noise else np.float32(sample.dram) * np.float32(100))
     if not signals:
         return UNKNOWN
     return IDLE if max(signals) <= 0 else LOW if max(signals) <= 5 else BUSY
@@ -146,7 +150,7 @@ def store_of(root: Path, histories: list[list[Sample]]) -> SampleStore:
         {
             "cluster": "c", "node": "n", "uuid": f"GPU-{device}", "index": device,
             "time": EPOCH + timedelta(milliseconds=s.time), "util_pct": s.util, "engine_active": s.engine,
-            "fb_used_mib": s.fb, "power_w": s.power, "fb_total_mib": 81920.0,
+            "dram_active": s.dram, "fb_used_mib": s.fb, "power_w": s.power, "fb_total_mib": 81920.0,
         }
         for device, history in enumerate(histories)
         for s in history
@@ -171,6 +175,7 @@ def split(blocks: Iterator[Block], size: int) -> Iterator[Block]:
 
 
 signal = st.one_of(st.none(), st.just(0.0), st.sampled_from([0.0, 1.0, 5.0, 60.0, 100.0]))
+noise = st.sampled_from([None, 0.0, 0.000131, 0.0005, 0.000501])
 fraction = st.one_of(st.none(), st.sampled_from([0.0, 0.05, 0.0501, 0.9]))
 value = st.one_of(st.none(), st.integers(0, 80_000).map(float))
 
@@ -185,7 +190,7 @@ def history(draw: st.DrawFn) -> list[Sample]:
         if draw(st.integers(0, 4)) == 0:
             idle = not idle
         util = 0.0 if idle else draw(signal)
-        found.append(Sample(time, util, 0.0 if idle else draw(fraction), draw(value), draw(value)))
+        found.append(Sample(time, util, 0.0 if idle else draw(fraction), draw(noise), draw(value), draw(value)))
         time += draw(st.sampled_from([STEP, STEP, STEP + 7, STEP - 13, 2 * STEP, 3 * STEP, 3 * STEP + 1, 9 * STEP]))
     return found
 

@@ -152,3 +152,32 @@ def test_a_run_that_accounting_has_not_seen_for_long_is_named(analysed: Analysed
     assert found_.examples == ("job 4 of ann on n4", "job 1 of ann on n1")
     hour = issue(analysed([], found, since=49 * HOUR, until=50 * HOUR, now=99 * HOUR), "running-unseen")
     assert hour.gpu_hours == pytest.approx(3)
+
+
+def test_gpu_model_that_never_reads_zero_is_reported(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Model, signal and the smallest value, where a GPU without memory held is never idle; and the remedy."""
+    gpu = {"model": "NVIDIA L40S", "fb_used_mib": 3.0, "util_pct": 0}
+    rows = samples(TIMES, **gpu, dram_active=lambda t: 0.0007 + 0.0001 * (t % 120 > 0))
+    found = issue(analysed(rows, jobs({"start": 0, "end": 7200})), "never-zero")
+    assert found.examples == (
+        "NVIDIA L40S (1 GPU): dram reads at least 0.07 %, and up to 0.08 % while no memory is held",
+    )
+    assert "floors_pct" in found.detail
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"dram_active": 0.0004},
+        {"dram_active": 0.0007, "fb_used_mib": 30_000.0},
+        {"dram_active": 0.3},
+        {"dram_active": lambda t: 0.0007 if t else 0.0},
+    ],
+    ids=["below the floor", "memory held", "computes", "was 0 once"],
+)
+def test_gpu_model_that_is_idle_or_in_use_is_not_reported(
+    analysed: Analysed, samples: Rows, jobs: Jobs, values: dict[str, Any]
+) -> None:
+    """Nothing is said of GPUs that can be idle, that are used, or of which nobody knows."""
+    rows = samples(TIMES, **{"util_pct": 0, "fb_used_mib": 3.0, **values})
+    assert "never-zero" not in codes(analysed(rows, jobs({"start": 0, "end": 7200})))

@@ -337,3 +337,29 @@ def test_a_gap_ends_an_idle_window(analysed: Analysed, samples: Rows, jobs: Jobs
     """Of what is not known nobody can say that it was idle."""
     result = analysed(samples([*every(0, 600), *every(1200, 1800)], util_pct=0), jobs({"start": 0, "end": 1800}))
     assert (result.total["idle_windows"], result.total["longest_idle_s"]) == (2, 600)
+
+
+@both
+@pytest.mark.parametrize(
+    ("dram", "idle"),
+    [(0.000131, 2.0), (0.0005, 2.0), (0.00051, 0.0), (None, 2.0)],
+    ids=["noise", "floor", "above", "none"],
+)
+def test_activity_at_or_below_the_floor_of_its_signal_is_idle(
+    analysed: Analysed, samples: Rows, jobs: Jobs, dram: float | None, idle: float
+) -> None:
+    """An unused L40S reads 0.0131 % on its memory interface; above the floor of 0.05 % it counts."""
+    rows = samples(every(0, 7200), util_pct=0, dram_active=dram, fb_used_mib=0)
+    total = analysed(rows, jobs({"start": 0, "end": 7200})).total
+    assert (total["gpu_hours_idle"], total["gpu_hours_low"]) == (pytest.approx(idle), pytest.approx(2 - idle))
+
+
+@both
+def test_floors_of_the_site_apply_to_each_signal_by_itself(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """1 % of utilization is noise there, 1 % of SM activity is not; what has no value stays unknown."""
+    site = Thresholds(floors_pct={"utilization": 1.0})
+    rows = samples(every(0, HOUR), util_pct=1, sm_active=lambda t: None if t < 1800 else 0.01)
+    rows += samples(every(HOUR, 7200), util_pct=None, sm_active=None)
+    total = analysed(rows, jobs({"start": 0, "end": 7200}), thresholds=site).total
+    assert (total["gpu_hours_idle"], total["gpu_hours_low"]) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert total["gpu_hours_unknown"] == pytest.approx(1)
