@@ -18,6 +18,7 @@ import click
 from slurm_affinode.agent.reach import Reach
 from slurm_affinode.cli.options import (
     Span,
+    When,
     config_options,
     json_option,
     print_json,
@@ -31,7 +32,7 @@ from slurm_affinode.cli.prometheus_options import prometheus_options
 from slurm_affinode.cli.zombies import filters, prometheus_history
 from slurm_affinode.config import Config
 from slurm_affinode.core.cleanup_plan import plan
-from slurm_affinode.core.spans import counted
+from slurm_affinode.core.spans import counted, span
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.cleanup import DESTRUCTIVE, Action, Ledger, Policy
 from slurm_affinode.model.cluster import Job
@@ -63,8 +64,8 @@ Examples:
   slurm-affinode zombies clean --live --kind orphan-process --node c1 --yes
 
 \b
-Exit status: 0 done, or nothing to do; 1 something failed (the rest was done); 2 unusable policy or input;
-3 something needed does not answer.
+Exit status: 0 done, or nothing to do; 1 something failed (the rest was done); 2 unusable policy or input, or data
+too old to act on; 3 something needed does not answer.
 """
 _WARN_EPILOG = """\b
 Examples:
@@ -73,8 +74,8 @@ Examples:
   slurm-affinode zombies warn --live --yes            send them
 
 \b
-Exit status: 0 done, or nobody to tell; 1 somebody could not be told; 2 unusable policy or input;
-3 something needed does not answer.
+Exit status: 0 done, or nobody to tell; 1 somebody could not be told; 2 unusable policy or input, or data too old
+to act on; 3 something needed does not answer.
 """
 
 
@@ -127,6 +128,8 @@ def _asked(
 
 @click.command(epilog=_WARN_EPILOG)
 @_common
+@click.option("--since", type=When(), metavar="TIME", help="Begin. [default: 2d before the end]")
+@click.option("--until", type=When(), metavar="TIME", help="End, not included. [default: the end of the history]")
 @click.option("--yes", is_flag=True, help="Send. Without it nothing is sent.")
 @click.option("--dry-run", is_flag=True, help="Print the mails in place of sending them.")
 def warn_(*, yes: bool, dry_run: bool, config: Config, policy_path: Path | None, **given: Any) -> int:
@@ -266,13 +269,17 @@ class Session:
         self, outcomes: Sequence[Outcome], *, dry_run: bool, mails: Iterable[Digest] | None = None, untold: int = 0
     ) -> int:
         """Print what was done or would be, and how many are only to be told of; the exit status."""
-        shown = [one for one in outcomes if self.asked.everything or one.action.code not in QUIET]
+        # On a terminal one line stands for all of them.
+        hide = QUIET if self.asked.as_json else QUIET | {"stale"}
+        shown = [one for one in outcomes if self.asked.everything or one.action.code not in hide]
+        old = self._too_old(outcomes)
+        notes = (*self.found.notes, *([old] if old else []))
         if self.asked.as_json:
             print_json({
                 "dry_run": dry_run, "run": self.tools.who.run, "policy": self.asked.policy.where,
                 "since": self.found.since, "until": self.found.until, "source": self.found.source,
                 "findings": len(self.found.findings), "actions": [_row(one) for one in shown],
-                "notes": list(self.found.notes),
+                "notes": list(notes),
                 **({} if mails is None else {"mails": [dataclasses.asdict(one) for one in mails]}),
             })  # fmt: skip
             # The timer throws the JSON away; what failed is for whoever reads its mail or journal.
@@ -287,15 +294,30 @@ class Session:
             ]  # fmt: skip
             if rows:
                 print_table(("ACTION", "TARGET", "KIND", "USER", "RESULT", "WHY"), rows)
-            hidden = len(outcomes) - len(shown)
+            hidden = sum(one.action.code in QUIET for one in outcomes) if not self.asked.everything else 0
             more = f"; {hidden} more for which it is too early or done (--all)" if hidden else ""
             more += f"; of {untold} people are to be told (--warn)" if untold else ""
             click.echo(f"{counted(len(self.found.findings), 'finding')}, {len(shown)} shown{more}")
-            for note in self.found.notes:
+            for note in notes:
                 warn(note)
             if dry_run and any(one.action.verb != "none" for one in outcomes):
                 warn("dry run: nothing was done; add --yes")
-        return 1 if any(one.result == "failed" for one in outcomes) else 0
+        if any(one.result == "failed" for one in outcomes):
+            return 1
+        # Nothing could be done about anything.
+        return 2 if old and all(one.action.code == "stale" or one.action.code in QUIET for one in outcomes) else 0
+
+    def _too_old(self, outcomes: Iterable[Outcome]) -> str:
+        """A line about the findings whose evidence is too old to act on; empty where there is none."""
+        stale = [one.action.finding for one in outcomes if one.action.code == "stale"]
+        if not stale:
+            return ""
+        newest, limit_s = max(one.observed_at for one in stale), self.asked.policy.max_evidence_age_s
+        age = span((self.tools.now() - newest).total_seconds())
+        return (
+            f"too old to act on: {counted(len(stale), 'finding')}, the newest of {newest:%Y-%m-%d %H:%M} UTC, "
+            f"{age} ago (at most {span(limit_s)}); take in newer data, or look with --live"
+        )
 
 
 def _row(one: Outcome) -> dict[str, Any]:

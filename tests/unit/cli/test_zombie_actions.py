@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,28 @@ def test_stale_evidence_is_told_as_such(state: Path) -> None:
     result = run("zombies", "clean", "--warn", "--state", str(state), "--slurm-backend", "commands", "--json",
                  "--kind", "squatter")  # fmt: skip
     assert {one["code"] for one in json.loads(result.stdout)["actions"]} <= {"stale"}
+
+
+@pytest.mark.parametrize("command", ["clean", "warn"])
+def test_stale_evidence_is_one_line(state: Path, command: str) -> None:
+    """In place of a row for each job; nothing can be done with it."""
+    words = ["--state", str(state), "--slurm-backend", "commands", "--kind", "squatter"]
+    result = run("zombies", command, *words, *(["--warn"] if command == "clean" else []))
+    assert status(result) == 2
+    assert "stale" not in result.stdout
+    assert told(result).count("too old to act on") == 1
+    everything = run("zombies", command, *words, "--all", *(["--warn"] if command == "clean" else []))
+    assert "stale" in everything.stdout
+
+
+def test_warn_looks_at_the_time_that_is_asked_for(state: Path) -> None:
+    """As ``list`` does."""
+    words = ["--state", str(state), "--slurm-backend", "commands", "--json"]
+    until = json.loads(run("zombies", "list", *words).stdout)["until"]
+    earlier = f"{datetime.fromisoformat(until) - timedelta(hours=6):%Y-%m-%dT%H:%M:%SZ}"
+    for command in ("list", "warn"):
+        seen = json.loads(run("zombies", command, *words, "--until", earlier).stdout)
+        assert datetime.fromisoformat(seen["until"]) == datetime.fromisoformat(earlier)
 
 
 def test_a_person_raises_the_limit(state: Path, policy: Path) -> None:
