@@ -44,21 +44,21 @@ def table(held: Held, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
     """One row per run that passes the filters: accounting, what its GPUs did, and what its nodes have per GPU."""
     seen = held.any
     whole = held.pairs.with_columns(
-        pl.Series("peak", seen.peak_all), pl.Series("util_sum", seen.util_sum), pl.Series("util_n", seen.util_count),
+        pl.Series("peak", seen.peak_all), pl.Series("util_ms", seen.util_ms),
+        pl.Series("util_known_ms", seen.util_known_ms),
         pl.Series("fb", seen.fb_peak), pl.Series("n", seen.samples),
-        pl.Series("act_sum", seen.activity_sum),
+        pl.Series("activity_ms", seen.activity_ms), pl.Series("measured_ms", seen.measured_ms),
         pl.Series("model", held.devices["model"][held.pairs["at"].to_list()] if held.pairs.height else [], pl.String),
-        pl.Series("step_s", held.steps_ms / 1000),
     )  # fmt: skip
     known = pl.col("n") > 0
     by_run = whole.group_by("run").agg(
         known.all().alias("measured"),
         pl.len().cast(pl.Int64).alias("mapped"),
         pl.col("peak").fill_nan(None).min().alias("least_peak"),
-        (pl.col("util_sum").sum() / pl.col("util_n").sum()).fill_nan(None).alias("util_pct"),
+        (pl.col("util_ms").sum() / pl.col("util_known_ms").sum()).fill_nan(None).alias("util_pct"),
         (pl.col("fb").fill_nan(None).max() / 1024).alias("fb_gib"),
-        (pl.col("n") * pl.col("step_s")).sum().alias("measured_gpu_s"),
-        (pl.col("act_sum") * pl.col("step_s")).sum().alias("activity_pct_s"),
+        (pl.col("measured_ms").sum() / 1000).alias("measured_gpu_s"),
+        (pl.col("activity_ms").sum() / 1000).alias("activity_pct_s"),
         pl.col("model").drop_nulls().first().alias("model"),
     )
     per_node = _per_node(held, nodes)

@@ -80,8 +80,7 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
     now: datetime,
 ) -> Held:
     """Join accounting with the history. ``jobs``: every run of the interval, also those that the filters leave out."""
-    gap = query.thresholds.max_gap_steps
-    index = samples.read_index(history, query.since, query.until, max_gap_steps=gap)
+    index = samples.read_index(history, query.since, query.until, max_gap_steps=query.thresholds.max_gap_steps)
     runs = job_runs.prepare(jobs, query, now)
     nodes = job_runs.nodes_of(runs)
     devices = mapping.one_cluster(index.devices, runs)
@@ -102,13 +101,13 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
         about["device"].to_numpy(), pairs["start_ms"].to_numpy(), pairs["end_ms"].to_numpy(), steps,
     )  # fmt: skip
     followed = {
-        limit: trailing.follow(history, keys, query.since, query.until, limit_pct=limit, max_gap_steps=gap)
+        limit: trailing.follow(history, keys, query.since, query.until, limit, query.thresholds, index)
         for limit in sorted(set(limits_pct)) or [5.0]
     }
     whole = pairs.select("run").join(runs.select("run", "begin_ms"), on="run", maintain_order="left")
     begins = whole["begin_ms"].to_numpy()
     used = {
-        limit: trailing.used_before(history, keys, seen, begins, query.since, gap, limit)
+        limit: trailing.used_before(history, keys, seen, begins, query.since, query.thresholds, limit)
         for limit, seen in followed.items()
     }
     shared, everything = _shared(pairs, mapped.pairs, runs), mapped.pairs.select("run", "at")
@@ -160,7 +159,9 @@ def find(held: Held, signatures: Sequence[Signature], *, source: Source = "histo
         if row["state"] == "SUSPENDED" and run_facts(row, held.query.until).running:
             continue
         seen = [_see(held, table[at[i]], i, signatures, row) for i in range(first, last)]
-        made = finding(run_ref(row, held.query.until), row, tuple(nodes.get(row["run"], ())), seen, source)
+        made = finding(
+            run_ref(row, held.query.until), row, tuple(nodes.get(row["run"], ())), seen, source
+        )
         if made is not None:
             found.append(made)
     return found
@@ -169,9 +170,8 @@ def find(held: Held, signatures: Sequence[Signature], *, source: Source = "histo
 def _may_fit(held: Held, one: Signature) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Pairs that are worth a closer look: idle for long enough."""
     followed = held.followed[one.compute.at_most_pct]
-    until = np.minimum(followed.last + held.steps_ms, held.pairs["end_ms"].to_numpy())
     fits: np.ndarray[Any, np.dtype[np.bool_]] = followed.since != NEVER
-    fits &= until - followed.since >= one.time.longer_than_s * 1000
+    fits &= followed.until - followed.since >= one.time.longer_than_s * 1000
     return fits
 
 
@@ -187,17 +187,22 @@ class Seen:
     since: datetime | None
     window_s: float
     last: datetime | None = None
+    held_gib_s: float | None = None
+    """Memory held in the window x time, of the samples that have it."""
+    measured_s: float | None = None
+    """Of the time of the run that was looked at; ``None``: it was not looked at for a time."""
+    whole_s: float | None = None
+    """That time."""
 
 
 def _see(held: Held, device: dict[str, Any], i: int, signatures: Sequence[Signature], row: dict[str, Any]) -> Seen:
     run = run_facts(row, held.query.until)
     best: Seen | None = None
-    mapping_ = held.pairs["mapping"][i]
     for one in signatures:
-        followed = held.followed[one.compute.at_most_pct]
-        facts, since = facts_of(held, one.compute.at_most_pct, i)
+        limit_pct = one.compute.at_most_pct
+        facts, since = facts_of(held, limit_pct, i)
         verdict = judge(one, facts, run)
-        seen = _seen(followed, i, device, facts, since, mapping_, shared=bool(held.shared[i]))
+        seen = _seen(held, limit_pct, i, device, facts, since)
         if verdict.fits:
             return replace(seen, verdict=verdict, gpu=replace(seen.gpu, flagged=True))
         best = best or seen
@@ -208,14 +213,14 @@ def _see(held: Held, device: dict[str, Any], i: int, signatures: Sequence[Signat
 def facts_of(held: Held, limit_pct: float, i: int) -> tuple[GpuFacts, int]:
     """What is known of pair ``i``, and since when it is idle (``NEVER``: it is not).
 
-    Samples that end long before the run (or the interval) say nothing of its end: then the GPU is unknown.
+    Where the samples end long before the run (or the interval), or the last one has no signal, the GPU is unknown.
     """
     seen, end_ms, step_ms = held.followed[limit_pct], int(held.pairs["end_ms"][i]), int(held.steps_ms[i])
     limit = max(step_ms * held.query.thresholds.max_gap_steps, 1000)
-    stale = seen.last[i] == NEVER or end_ms - int(seen.last[i]) > limit + step_ms
+    stale = seen.last[i] == NEVER or seen.last[i] != seen.newest[i] or end_ms - int(seen.last[i]) > limit + step_ms
     total = None if np.isnan(seen.fb_total[i]) else float(seen.fb_total[i]) / MIB_PER_GIB
-    fb = float(seen.fb_sum[i] / seen.fb_count[i]) / MIB_PER_GIB if seen.fb_count[i] else None
-    power = float(seen.power_sum[i] / seen.power_count[i]) if seen.power_count[i] else None
+    fb = float(seen.fb_ms[i] / seen.fb_known_ms[i]) / MIB_PER_GIB if seen.fb_known_ms[i] else None
+    power = float(seen.power_ms[i] / seen.power_known_ms[i]) if seen.power_known_ms[i] else None
     peak = None if np.isnan(seen.fb_peak[i]) else float(seen.fb_peak[i]) / MIB_PER_GIB
     if stale:
         # That memory was held is shown of a GPU that has no signal of activity; it accuses nobody by itself.
@@ -225,21 +230,28 @@ def facts_of(held: Held, limit_pct: float, i: int) -> tuple[GpuFacts, int]:
         peaks: dict[str, float | None] = {"busiest signal": float(seen.peak_all[i])}
         facts = GpuFacts(peaks, 0.0, peak, total, power, used_before=True)
     else:
-        until = min(int(seen.last[i]) + step_ms, end_ms)
         known = {name: float(seen.peaks[i, k]) for k, name in enumerate(ACTIVITY) if not np.isnan(seen.peaks[i, k])}
         used = int(held.used[limit_pct][i])
         before = None if used == UNSEEN else used == USED
-        facts = GpuFacts(known, (until - since) / 1000, fb, total, power, before)
+        facts = GpuFacts(known, (int(seen.until[i]) - since) / 1000, fb, total, power, before)
     return (of_part(facts) if held.shared[i] else facts), since
 
 
 def _seen(  # noqa: PLR0917
-    followed: Trailing, i: int, device: dict[str, Any], facts: GpuFacts, since: int, mapping_: str, *, shared: bool
+    held: Held, limit_pct: float, i: int, device: dict[str, Any], facts: GpuFacts, since: int
 ) -> Seen:
-    gpu = replace(gpu_evidence(followed, i, device, facts), mapping=mapping_, shared=shared)
-    computes = facts.peak_pct is not None and since == NEVER
+    followed, shared = held.followed[limit_pct], bool(held.shared[i])
+    gib_s = float(followed.fb_ms[i]) / MIB_PER_GIB / 1000 if followed.fb_known_ms[i] and not shared else None
     return Seen(
-        gpu, None, computes, trailing.moment(since), facts.idle_s or 0.0, trailing.moment(int(followed.last[i]))
+        replace(gpu_evidence(followed, i, device, facts), mapping=held.pairs["mapping"][i], shared=shared),
+        None,
+        facts.peak_pct is not None and since == NEVER,
+        trailing.moment(since),
+        facts.idle_s or 0.0,
+        trailing.moment(int(followed.last[i])),
+        gib_s,
+        int(followed.measured_ms[i]) / 1000,
+        (held.pairs["end_ms"][i] - held.pairs["start_ms"][i]) / 1000,
     )
 
 
@@ -251,7 +263,7 @@ def gpu_evidence(
     flagged: Collection[tuple[str | None, str]] = (),
 ) -> GpuEvidence:
     """The GPU of pair ``i``. ``flagged``: node and name of those that count as idle."""
-    samples_ = int(followed.samples[i])
+    measured_ms = int(followed.measured_ms[i])
     xid = int(followed.xid[i])
     return GpuEvidence(
         node=device["node"],
@@ -260,7 +272,7 @@ def gpu_evidence(
         model=device["model"],
         held_gib=facts.memory_gib,
         total_gib=facts.memory_total_gib,
-        activity_pct=float(followed.activity_sum[i]) / samples_ if samples_ else None,
+        activity_pct=float(followed.activity_ms[i]) / measured_ms if measured_ms else None,
         peak_pct=facts.peak_pct,
         power_w=facts.power_w,
         xid=None if xid == NEVER else xid,
@@ -328,11 +340,11 @@ def finding(
     kind, variant = _kind([verdict.signature.name for _, verdict in flagged], verdict, computes=bool(computing))
     allocated = max(int(row["gpus"] or 0), len(seen))
     gpus = tuple(sorted((one.gpu for one in seen), key=lambda gpu: (gpu.node or "", _order(gpu.gpu))))
-    held = [(one.gpu.held_gib, one.window_s) for one in idle]
-    known = [(gib, window) for gib, window in held if gib is not None]
+    known = [gib_s for one in idle if (gib_s := _held_gib_s(one)) is not None]
     # Nobody gets the whole of a shared GPU when the job ends.
     shared = any(one.gpu.shared for one in seen)
-    about = _about_gpus(idle, computing, allocated, len(seen), seen)
+    share = _measured_share(seen, allocated)
+    about = (*_about_gpus(idle, computing, allocated, len(seen), seen), *_about_share(share))
     if shared:
         about = (*about, Evidence("shared", "yes", "", None, 0.0, SHARED[source]))
     return Finding(
@@ -347,10 +359,10 @@ def finding(
         gpus=gpus,
         since=min((one.since for one in idle if one.since is not None), default=None),
         window_s=worst.window_s,
-        score=verdict.score,
+        score=verdict.score if share is None else min(verdict.score, 2 * share),
         evidence=(*verdict.evidence, *about),
         held_gpu_hours=None if shared else sum(one.window_s for one in idle) / 3600,
-        held_gib_hours=sum(gib * window for gib, window in known) / 3600 if known else None,
+        held_gib_hours=sum(known) / 3600 if known else None,
         impact=None,
         source=source,
         observed_at=max((one.last for one in idle if one.last is not None), default=datetime.now(UTC)),
@@ -375,6 +387,30 @@ def _kind(names: Sequence[str], worst: Verdict, *, computes: bool) -> tuple[str,
 
 def _order(name: str) -> tuple[int, str]:
     return (int(name), "") if name.isascii() and name.isdigit() else (1 << 30, name)
+
+
+def _held_gib_s(one: Seen) -> float | None:
+    if one.held_gib_s is not None or one.gpu.held_gib is None:
+        return one.held_gib_s
+    return one.gpu.held_gib * one.window_s  # a look has no samples: what is held now
+
+
+def _measured_share(seen: Sequence[Seen], allocated: int) -> float | None:
+    """The measured part of the time for which a job had its GPUs; ``None``: that time was not looked at."""
+    whole_s = max((one.whole_s for one in seen if one.whole_s is not None), default=0.0)
+    if whole_s <= 0:
+        return None
+    return min(1.0, sum(one.measured_s or 0.0 for one in seen) / (whole_s * max(allocated, len(seen), 1)))
+
+
+def _about_share(share: float | None) -> tuple[Evidence, ...]:
+    """How much of the time was measured. Of a job of which most is unknown the score is at most twice that share."""
+    if share is None:
+        return ()
+    text = f"{100 * share:.0f} % of the GPU time looked at was measured"
+    if share < 0.5:
+        text += ": the score is at most twice that share"
+    return (Evidence("measured", 100 * share, "%", None, 0.0, text),)
 
 
 def _about_gpus(

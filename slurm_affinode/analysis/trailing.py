@@ -1,9 +1,9 @@
-"""What each GPU of each run did until the end: the idle time that reaches to the last sample, and the time before it.
+"""What each GPU of each run did until the end: the idle window that reaches to the last sample, and the time before it.
 
-One pass over the samples, day by day, whatever the number of runs. Per pair of run and GPU it keeps when the GPU was
-last above the limit, what it held and drew since then, and what it did in all. A sample without any signal of activity
-is as none; where samples lie further apart than ``max_gap_steps`` steps, the idle time begins anew: what is unknown is
-not idle.
+One pass over the samples, day by day, whatever the number of runs. Samples count as they do in the join, and a window
+is an idle window of the join (``docs/metrics.md``): a sample counts until the next of its GPU, for one step before a
+gap, and not beyond the end of the run; a sample above the limit, one without any signal of activity, or a gap ends a
+window. What is unknown is not idle.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from slurm_affinode.analysis.result import Thresholds
+from slurm_affinode.analysis.samples import Index, read_index
 from slurm_affinode.analysis.segments import ranges
-from slurm_affinode.history.schema import ACTIVITY
+from slurm_affinode.history.schema import ACTIVITY, percent
 from slurm_affinode.history.store import SampleStore
 
 Ints = npt.NDArray[np.int64]
@@ -29,44 +31,56 @@ UNSEEN_MS = 60_000
 """So much of a run may be unseen at its begin, or as much as a gap may be long: its first sample comes later."""
 BATCH_ROWS = 4_000_000
 """Some 300 MB."""
+_DAY_MS = 86_400_000
 _SHIFT = 44
 """Bits for the time in the key of a sample: 557 years of milliseconds."""
-_VALUES = (*ACTIVITY, "fb_used_mib", "fb_total_mib", "power_w")
+_VALUES = ("fb_used_mib", "fb_total_mib", "power_w", "xid")
 
 
 @dataclass(slots=True)
 class Trailing:
-    """Per pair, by row. Times are epoch milliseconds, ``NEVER`` where there is none; NaN is unknown."""
+    """Per pair, by row. Times are epoch milliseconds, ``NEVER`` where there is none; NaN is unknown. Sums are of value
+    x milliseconds for which a sample with that value counts."""
 
     samples: Ints
     """Samples within the run that have any signal of activity."""
     rows: Ints
     """Samples within the run."""
+    newest: Ints
+    """The last sample."""
     last: Ints
     """The last sample with a signal."""
     first: Ints
     last_active: Ints
     """The last sample above the limit."""
     since: Ints
-    """The first sample of the idle time that reaches to ``last``; ``NEVER``: the last sample is above the limit."""
+    """The first sample of the idle window that the last sample is in; ``NEVER``: the last sample is above the limit, or
+    without a signal."""
+    until: Ints
+    """How far that window reaches."""
     peaks: Floats
-    """Pairs x signals: the largest value of each signal since then, percent."""
+    """Pairs x signals: the largest value of each signal in the window, percent."""
     peak_all: Floats
     """The largest value of any signal in the whole run."""
-    activity_sum: Floats
-    """Sum of the busiest signal over the run's samples."""
-    util_sum: Floats
-    util_count: Ints
-    fb_sum: Floats
-    """Since ``since``; MiB."""
-    fb_count: Ints
+    measured_ms: Ints
+    """Time of the run for which a sample with a signal counts."""
+    activity_ms: Floats
+    """Of the busiest signal, over the run."""
+    util_ms: Floats
+    util_known_ms: Ints
+    fb_ms: Floats
+    """In the window; MiB."""
+    fb_known_ms: Ints
     fb_peak: Floats
     """Of the whole run."""
     fb_total: Floats
-    power_sum: Floats
-    power_count: Ints
+    power_ms: Floats
+    """In the window."""
+    power_known_ms: Ints
     xid: Ints
     """The last XID of the run; ``NEVER``: not known."""
+    reach: Ints
+    """How far the last sample counts where nothing ends the run before."""
 
     @classmethod
     def empty(cls, pairs: int) -> Trailing:
@@ -85,8 +99,9 @@ class Trailing:
             return np.full(pairs, np.nan)
 
         return cls(
-            none(), none(), never(), never(), never(), never(), np.full((pairs, len(ACTIVITY)), np.nan), unknown(),
-            zero(), zero(), none(), zero(), none(), unknown(), unknown(), zero(), none(), never(),
+            none(), none(), never(), never(), never(), never(), never(), never(),
+            np.full((pairs, len(ACTIVITY)), np.nan), unknown(), none(), zero(), zero(), none(), zero(), none(),
+            unknown(), unknown(), zero(), none(), never(), never(),
         )  # fmt: skip
 
 
@@ -104,29 +119,80 @@ class Pairs:
     """Sampling step of the device, milliseconds."""
 
 
-def follow(
-    store: SampleStore, pairs: Pairs, since: datetime, until: datetime, *, limit_pct: float, max_gap_steps: float = 3.0
+def follow(  # noqa: PLR0917
+    store: SampleStore,
+    pairs: Pairs,
+    since: datetime,
+    until: datetime,
+    limit_pct: float,
+    thresholds: Thresholds,
+    index: Index | None = None,
 ) -> Trailing:
-    """Go through the samples of ``[since, until)`` once."""
+    """Go through the samples of ``[since, until)`` once. ``index``: of this interval, where it is read already.
+
+    A GPU above ``limit_pct`` is active; of ``thresholds`` the gap and the floors count.
+    """
     found = Trailing.empty(len(pairs.device))
     devices = np.unique(pairs.device)
     if not len(devices):
         return found
+    if index is None:
+        index = read_index(store, since, until, max_gap_steps=thresholds.max_gap_steps)
     at = np.searchsorted(devices, pairs.device)
+    weights = _Weights.of(index, devices)
     day = since.replace(hour=0, minute=0, second=0, microsecond=0)
     wanted = pl.Series("device", devices, dtype=pl.UInt64)
-    have = set(store.days())
+    have = {source.day for source in index.sources}
     while day < until:
         if day.date() in have:
-            begin, finish = max(day, since), min(day + timedelta(days=1), until)
+            # To the end of the day: a sample counts until the next one, also where that is beyond the interval.
+            begin, finish = max(day, since), day + timedelta(days=1)
             for some in _batches(store, wanted, begin, finish):
-                _day(store, pairs, found, wanted, at, some, begin, finish, limit_pct, max_gap_steps)
+                rows = _read(store, wanted, some, begin, finish, weights, thresholds)
+                if rows is not None:
+                    _day(rows, pairs, found, at, begin, until, limit_pct)
         day += timedelta(days=1)
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """The pieces of the join, by device and day."""
+
+    key: Ints
+    """``device << _SHIFT | day``, ascending."""
+    step: Ints
+    limit: Floats
+    next_time: Ints
+
+    @classmethod
+    def of(cls, index: Index, devices: npt.NDArray[np.uint64]) -> _Weights:
+        """``devices``: numbers of devices, ascending; a key has the position in there."""
+        pieces, known = index.pieces, index.devices["device"].to_numpy()
+        number = known[pieces.device] if len(pieces) else np.empty(0, np.uint64)
+        position = np.minimum(np.searchsorted(devices, number), len(devices) - 1)
+        mine = np.flatnonzero(devices[position] == number)
+        key = (position[mine].astype(np.int64) << _SHIFT) + pieces.first_time[mine] // _DAY_MS
+        order = mine[np.argsort(key)]
+        return cls(np.sort(key), pieces.step[order], pieces.limit[order], pieces.next_time[order])
+
+    def reach(self, device: Ints, ms: Ints) -> Ints:
+        """How far each sample of one UTC day counts; sorted by device and time."""
+        if not len(ms):
+            return ms
+        fresh = np.append(True, device[1:] != device[:-1])
+        piece = np.searchsorted(self.key, (device[fresh] << _SHIFT) + ms[fresh] // _DAY_MS)
+        of = np.cumsum(fresh) - 1
+        following = np.append(ms[1:], 0)
+        last = np.append(np.flatnonzero(fresh)[1:] - 1, len(ms) - 1)
+        following[last] = self.next_time[piece]
+        near = following - ms <= self.limit[piece][of]
+        reach: Ints = np.where(near, following, ms + self.step[piece][of])
+        return reach
+
+
 def active_before(
-    store: SampleStore, pairs: Pairs, until: datetime, *, limit_pct: float, max_gap_steps: float, slack_ms: Ints
+    store: SampleStore, pairs: Pairs, until: datetime, *, limit_pct: float, thresholds: Thresholds, slack_ms: Ints
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Whether each pair was above the limit between its start and ``until``, and whether all of that time was seen.
 
@@ -144,7 +210,7 @@ def active_before(
         begin = (finish - timedelta(milliseconds=1)).replace(hour=0, minute=0, second=0, microsecond=0)
         start = np.maximum(pairs.start[left], int(begin.timestamp() * 1000))
         some = Pairs(pairs.device[left], start, np.full(len(left), finish_ms), pairs.step[left])
-        day = follow(store, some, begin, finish, limit_pct=limit_pct, max_gap_steps=max_gap_steps)
+        day = follow(store, some, begin, finish, limit_pct, thresholds)
         active[left] = day.last_active != NEVER
         whole = (day.since != NEVER) & (day.since - start <= slack_ms[left])
         seen[left] &= whole & (finish_ms - day.last <= slack_ms[left] + pairs.step[left])
@@ -152,12 +218,12 @@ def active_before(
 
 
 def used_before(  # noqa: PLR0917
-    store: SampleStore, keys: Pairs, seen: Trailing, begins: Ints, since: datetime, max_gap_steps: float,
+    store: SampleStore, keys: Pairs, seen: Trailing, begins: Ints, since: datetime, thresholds: Thresholds,
     limit_pct: float,
 ) -> Ints:  # fmt: skip
     """Whether each pair was above the limit before it became idle, since its run began (``begins``), by what was
     followed from ``since`` on and else by what is stored of the time before: ``USED``, ``UNUSED`` or ``UNSEEN``."""
-    slack = np.maximum((keys.step * max_gap_steps).astype(np.int64), UNSEEN_MS)
+    slack = np.maximum((keys.step * thresholds.max_gap_steps).astype(np.int64), UNSEEN_MS)
     since_ms = int(since.timestamp() * 1000)
     still = (seen.since != NEVER) & (seen.last_active == NEVER)
     found = np.where(still & (seen.since - np.maximum(begins, since_ms) <= slack), UNUSED, UNSEEN)
@@ -165,7 +231,7 @@ def used_before(  # noqa: PLR0917
     if len(older):
         past = Pairs(keys.device[older], begins[older], keys.end[older], keys.step[older])
         active, whole = active_before(
-            store, past, since, limit_pct=limit_pct, max_gap_steps=max_gap_steps, slack_ms=slack[older]
+            store, past, since, limit_pct=limit_pct, thresholds=thresholds, slack_ms=slack[older]
         )
         found[older] = np.where(active, USED, np.where(whole, found[older], UNSEEN))
     found[seen.last_active != NEVER] = USED
@@ -185,140 +251,158 @@ def _batches(store: SampleStore, wanted: pl.Series, begin: datetime, finish: dat
     return [slice(first, first + size) for first in range(0, len(wanted), size)]
 
 
-def _day(  # noqa: PLR0917
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Samples of some devices, sorted by device and time."""
+
+    device: Ints
+    """Position among all devices that are followed."""
+    ms: Ints
+    reach: Ints
+    frame: pl.DataFrame
+    """The signals, in percent, and ``_VALUES``."""
+
+
+def _read(  # noqa: PLR0917
     store: SampleStore,
-    pairs: Pairs,
-    found: Trailing,
     wanted: pl.Series,
-    at: Ints,
     some: slice,
     begin: datetime,
     finish: datetime,
-    limit_pct: float,
-    max_gap_steps: float,
-) -> None:
-    """Take in the samples of the devices ``wanted[some]``."""
+    weights: _Weights,
+    thresholds: Thresholds,
+) -> _Rows | None:
+    """The samples of the devices ``wanted[some]``; ``None``: there are none."""
     mine = wanted[some]
-    percent = [
-        (pl.col(name) if name == "util_pct" else pl.col(name) * 100).cast(pl.Float32).alias(name) for name in ACTIVITY
-    ]
+    signals = [percent(name, thresholds.floors_pct).cast(pl.Float32).alias(name) for name in ACTIVITY]
     frame = (
         store.scan(begin, finish)
         .filter(pl.col("device").is_between(mine[0], mine[-1]), pl.col("device").is_in(mine.implode()))
-        .select("device", pl.col("time").dt.epoch("ms").alias("ms"), *percent, *_VALUES[len(ACTIVITY) :], "xid")
+        .select("device", pl.col("time").dt.epoch("ms").alias("ms"), *signals, *_VALUES)
         .collect()
     )
     if frame.is_empty():
-        return
-    zero_ms = int(begin.timestamp() * 1000)
+        return None
     device = np.searchsorted(wanted.to_numpy(), frame["device"].to_numpy()).astype(np.int64)
     ms = frame["ms"].to_numpy()
-    key = (device << _SHIFT) + (ms - zero_ms)
+    key = (device << _SHIFT) + ms % _DAY_MS
     if len(key) > 1 and (key[1:] < key[:-1]).any():
         order = np.argsort(key, kind="stable")
-        frame, key, ms = frame[order], key[order], ms[order]
-    span = int((finish - begin).total_seconds() * 1000)
+        frame, device, ms = frame[order], device[order], ms[order]
+    return _Rows(device, ms, weights.reach(device, ms), frame)
+
+
+def _day(  # noqa: PLR0917
+    rows: _Rows, pairs: Pairs, found: Trailing, at: Ints, begin: datetime, until: datetime, limit_pct: float
+) -> None:
+    """Fold the samples of some devices into the pairs that they are of."""
+    zero_ms, span = int(begin.timestamp() * 1000), int((until - begin).total_seconds() * 1000)
+    key = (rows.device << _SHIFT) + (rows.ms - zero_ms)
     low = np.searchsorted(key, (at << _SHIFT) + np.clip(pairs.start - zero_ms, 0, span))
     high = np.searchsorted(key, (at << _SHIFT) + np.clip(pairs.end - zero_ms, 0, span))
     which = np.flatnonzero(high > low)
     if len(which):
-        _fold(frame, ms, pairs, found, which, low[which], high[which], limit_pct, max_gap_steps)
+        _fold(rows, pairs, found, which, low[which], high[which], limit_pct)
 
 
 def _fold(  # noqa: PLR0917 - one pass over the same arrays
-    frame: pl.DataFrame,
-    ms: Ints,
-    pairs: Pairs,
-    found: Trailing,
-    which: Ints,
-    low: Ints,
-    high: Ints,
-    limit_pct: float,
-    max_gap_steps: float,
+    rows: _Rows, pairs: Pairs, found: Trailing, which: Ints, low: Ints, high: Ints, limit_pct: float
 ) -> None:
     """Take in the rows ``low[i]:high[i]`` of the pairs ``which[i]``."""
     count = high - low
-    rows = ranges(low, count)
-    pair = np.repeat(np.arange(len(which)), count)
-    found.rows[which] += count
-    signals = frame.select(ACTIVITY).to_numpy().astype(np.float32)[rows]
-    fb = _column(frame, "fb_used_mib")[rows]
-    starts = np.concatenate([[0], np.cumsum(count)[:-1]])
-    _keep_max(found.fb_peak, which, np.fmax.reduceat(fb, starts))
-    _keep_max(found.fb_total, which, np.fmax.reduceat(_column(frame, "fb_total_mib")[rows], starts))
-    _xids(frame, rows, pair, found, which)
+    at = ranges(low, count)
+    of = np.repeat(np.arange(len(which)), count)
+    start = np.cumsum(count) - count
+    end = start + count - 1
+    signals = rows.frame.select(ACTIVITY).to_numpy().astype(np.float32)[at]
     with np.errstate(invalid="ignore"):
         busiest = np.fmax.reduce(signals, axis=1)
-    known = np.flatnonzero(~np.isnan(busiest))
-    if not len(known):
-        return
-    some, starts = np.unique(pair[known], return_index=True)
-    rows = rows[known]
-    measured = _Measured(
-        which[some], starts, np.append(starts[1:], len(rows)) - 1, ms[rows], signals[known], busiest[known], fb[known],
-        _column(frame, "power_w")[rows],
+    time, reach = rows.ms[at], rows.reach[at]
+    until = np.minimum(reach, pairs.end[which][of])
+    seen = _Seen(
+        which, of, start, end, time, reach, until, until - time, signals, busiest,
+        _column(rows.frame, "fb_used_mib")[at], _column(rows.frame, "power_w")[at],
     )  # fmt: skip
-    _fold_idle(measured, found, pairs, limit_pct, max_gap_steps)
-    _fold_all(measured, found)
+    found.rows[which] += count
+    _keep_max(found.fb_peak, which, np.fmax.reduceat(seen.fb, start))
+    _keep_max(found.fb_total, which, np.fmax.reduceat(_column(rows.frame, "fb_total_mib")[at], start))
+    _xids(rows.frame, at, of, found, which)
+    _fold_idle(seen, found, limit_pct)
+    _fold_all(seen, found)
+    found.newest[which], found.reach[which] = time[end], reach[end]
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
-    """Rows with a signal of activity, of one pair after the other."""
+class _Seen:
+    """Samples of one pair after the other."""
 
     pair: Ints
     """Of each pair its number,"""
+    of: Ints
+    """(of each row the position of its pair in there)"""
     start: Ints
     """its first row,"""
     end: Ints
     """and its last one."""
     time: Ints
     """Of each row, epoch milliseconds."""
+    reach: Ints
+    """How far it counts,"""
+    until: Ints
+    """and where the run ends it at the latest,"""
+    ms: Ints
+    """and for how long."""
     signals: npt.NDArray[np.float32]
     busiest: npt.NDArray[np.float32]
-    """The largest of the signals, percent."""
+    """The largest of the signals, percent; NaN: none."""
     fb: Floats
     power: Floats
 
 
-def _fold_idle(rows: _Measured, found: Trailing, pairs: Pairs, limit_pct: float, max_gap_steps: float) -> None:
-    """What belongs to the idle time at the end of each pair: behind its last active sample, or behind its last gap."""
+def _fold_idle(rows: _Seen, found: Trailing, limit_pct: float) -> None:
+    """The idle window that the last sample of each pair is in, and the last sample above the limit."""
     mine, starts = rows.pair, rows.start
-    of = np.repeat(np.arange(len(mine)), rows.end - starts + 1)
     position = np.arange(len(rows.time))
-    active = rows.busiest > limit_pct
-    before = np.empty(len(rows.time), np.int64)
-    before[1:] = rows.time[:-1]
-    before[starts] = found.last[mine]
-    limit_ms = (pairs.step[mine] * max_gap_steps)[of]
-    gap = (before != NEVER) & (rows.time - before > np.maximum(limit_ms, 1))
-    last_active = np.maximum.reduceat(np.where(active, position, NEVER), starts)
+    before = np.append(NEVER, rows.reach[:-1])
+    before[starts] = found.reach[mine]
+    # NaN is not idle.
+    broken = ~(rows.busiest <= limit_pct)
+    gap = (before != NEVER) & (before != rows.time)
+    last_broken = np.maximum.reduceat(np.where(broken, position, NEVER), starts)
     last_gap = np.maximum.reduceat(np.where(gap, position, NEVER), starts)
-    broken = (last_active >= 0) | (last_gap >= 0)
-    _reset(found, mine[broken])
-    begins = np.where(broken, np.maximum(last_active + 1, last_gap), starts)
-    new = (begins <= rows.end) & (found.since[mine] == NEVER)
+    anew = (last_broken >= 0) | (last_gap >= 0)
+    _reset(found, mine[anew])
+    begins = np.where(anew, np.maximum(last_broken + 1, last_gap), starts)
+    idle = begins <= rows.end
+    new = idle & (found.since[mine] == NEVER)
     found.since[mine[new]] = rows.time[begins[new]]
-    tail = position >= begins[of]
+    found.until[mine[idle]] = rows.until[rows.end[idle]]
+    tail = position >= begins[rows.of]
     for number in range(len(ACTIVITY)):
         values = np.where(tail, rows.signals[:, number], np.nan)
         found.peaks[mine, number] = np.fmax(found.peaks[mine, number], np.fmax.reduceat(values, starts))
-    _add(found.fb_sum, found.fb_count, mine, np.where(tail, rows.fb, np.nan), starts)
-    _add(found.power_sum, found.power_count, mine, np.where(tail, rows.power, np.nan), starts)
+    _add(found.fb_ms, found.fb_known_ms, rows, np.where(tail, rows.fb, np.nan))
+    _add(found.power_ms, found.power_known_ms, rows, np.where(tail, rows.power, np.nan))
+    last_active = np.maximum.reduceat(np.where(rows.busiest > limit_pct, position, NEVER), starts)
     was = last_active >= 0
     found.last_active[mine[was]] = rows.time[last_active[was]]
 
 
-def _fold_all(rows: _Measured, found: Trailing) -> None:
+def _fold_all(rows: _Seen, found: Trailing) -> None:
     """What belongs to the whole of each pair."""
     mine, starts = rows.pair, rows.start
-    _add(found.util_sum, found.util_count, mine, rows.signals[:, 0].astype(np.float64), starts)
-    never = found.first[mine] == NEVER
-    found.first[mine[never]] = rows.time[starts[never]]
-    found.last[mine] = rows.time[rows.end]
-    found.samples[mine] += rows.end - starts + 1
-    found.activity_sum[mine] += np.add.reduceat(rows.busiest.astype(np.float64), starts)
+    _add(found.util_ms, found.util_known_ms, rows, rows.signals[:, 0].astype(np.float64))
+    _add(found.activity_ms, found.measured_ms, rows, rows.busiest.astype(np.float64))
+    known = ~np.isnan(rows.busiest)
+    found.samples[mine] += np.add.reduceat(known.astype(np.int64), starts)
     _keep_max(found.peak_all, mine, np.fmax.reduceat(rows.busiest, starts))
+    position = np.arange(len(known))
+    last = np.maximum.reduceat(np.where(known, position, NEVER), starts)
+    first = np.minimum.reduceat(np.where(known, position, len(known)), starts)
+    some = last >= 0
+    fresh = some & (found.first[mine] == NEVER)
+    found.first[mine[fresh]] = rows.time[first[fresh]]
+    found.last[mine[some]] = rows.time[last[some]]
 
 
 def _column(frame: pl.DataFrame, name: str) -> Floats:
@@ -326,16 +410,17 @@ def _column(frame: pl.DataFrame, name: str) -> Floats:
 
 
 def _reset(found: Trailing, mine: Ints) -> None:
-    found.since[mine] = NEVER
+    found.since[mine] = found.until[mine] = NEVER
     found.peaks[mine] = np.nan
-    found.fb_sum[mine] = found.power_sum[mine] = 0.0
-    found.fb_count[mine] = found.power_count[mine] = 0
+    found.fb_ms[mine] = found.power_ms[mine] = 0.0
+    found.fb_known_ms[mine] = found.power_known_ms[mine] = 0
 
 
-def _add(total: Floats, count: Ints, mine: Ints, values: Floats, starts: Ints) -> None:
+def _add(total: Floats, known_ms: Ints, rows: _Seen, values: Floats) -> None:
+    """Add value x time, and the time with a value."""
     known = ~np.isnan(values)
-    total[mine] += np.add.reduceat(np.where(known, values, 0.0), starts)
-    count[mine] += np.add.reduceat(known.astype(np.int64), starts)
+    total[rows.pair] += np.add.reduceat(np.where(known, values, 0.0) * rows.ms, rows.start)
+    known_ms[rows.pair] += np.add.reduceat(known * rows.ms, rows.start)
 
 
 def _keep_max(into: Floats, mine: Ints, values: Floats) -> None:

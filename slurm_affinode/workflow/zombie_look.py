@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 
 from slurm_affinode.analysis import trailing
+from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.analysis.trailing import NEVER, Pairs, Trailing
 from slurm_affinode.config import Config
 from slurm_affinode.core.signature import GpuFacts
@@ -202,8 +203,6 @@ class Past:
 
     row: Mapping[tuple[int, tuple[str, str]], int]
     seen: Trailing
-    end_ms: int
-    step_ms: np.ndarray[tuple[int], np.dtype[np.int64]]
     used: np.ndarray[tuple[int], np.dtype[np.int64]]
     """``trailing.used_before``."""
 
@@ -319,10 +318,10 @@ def past(  # noqa: PLR0917
         pl.Series(devices, dtype=pl.UInt64).to_numpy(), np.array(starts, np.int64),
         np.full(count, end_ms), np.array(steps, np.int64),
     )  # fmt: skip
-    gap = config.idle.max_gap_steps
-    seen = trailing.follow(store, pairs, since, end, limit_pct=limit, max_gap_steps=gap)
-    used = trailing.used_before(store, pairs, seen, pairs.start, since, gap, limit)
-    return since, Past(rows, seen, end_ms, pairs.step, used)
+    rules = Thresholds(max_gap_steps=config.idle.max_gap_steps, floors_pct=config.agent.floors_pct)
+    seen = trailing.follow(store, pairs, since, end, limit, rules)
+    used = trailing.used_before(store, pairs, seen, pairs.start, since, rules, limit)
+    return since, Past(rows, seen, used)
 
 
 def facts_now(
@@ -352,7 +351,7 @@ def facts_now(
     # A look that found it idle where the history last saw it busy begins the time; a window that broke does, too.
     if begun == NEVER or one.idle_since * 1000 - int(past.seen.last[row]) > BRIDGE_S * 1000:
         return replace(facts, idle_s=looked, used_before=before), trailing.moment(int(one.idle_since * 1000))
-    measured = (min(int(past.seen.last[row]) + int(past.step_ms[row]), past.end_ms) - begun) / 1000
+    measured = (int(past.seen.until[row]) - begun) / 1000
     after = max(0.0, now.timestamp() - max(one.idle_since, int(past.seen.last[row]) / 1000)) if watched_s > 0 else 0.0
     peaks = dict(one.peaks)
     for k, name in enumerate(ACTIVITY):

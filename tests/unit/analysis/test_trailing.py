@@ -1,8 +1,7 @@
-"""The idle time that reaches to the end: the same as a plain loop over the samples finds."""
+"""The idle window that reaches to the end: the last idle window of the join, whatever is missing before it."""
 
 from __future__ import annotations
 
-import math
 import tempfile
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -13,56 +12,93 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_affinode.analysis import join, samples, windows
+from slurm_affinode.analysis.block import Scratch
+from slurm_affinode.analysis.result import Thresholds
+from slurm_affinode.analysis.samples import Index
+from slurm_affinode.analysis.segments import Allocations, build
 from slurm_affinode.analysis.trailing import NEVER, Pairs, follow
 from slurm_affinode.history.schema import SAMPLES
 from slurm_affinode.history.store import SampleStore
 
-NOON = datetime(2026, 11, 1, 23, 50, tzinfo=UTC)
+EVENING = datetime(2026, 11, 1, 23, 50, tzinfo=UTC)
 """Ten minutes before a day ends: windows go over it."""
+BEGIN_MS = int(EVENING.timestamp() * 1000)
 STEP_MS = 60_000
+LIMIT_PCT = 5.0
 
-sample = st.tuples(st.integers(0, 40), st.sampled_from([None, 0.0, 3.0, 80.0]))
-
-
-def _plain(samples: list[tuple[int, float]], start: int, end: int) -> tuple[int, int, float, int]:
-    """Since, last active, peak since then, number of samples."""
-    since, active, peak, last, count = NEVER, NEVER, math.nan, NEVER, 0
-    for time, value in samples:
-        if not start <= time < end:
-            continue
-        count += 1
-        if last != NEVER and time - last > 3 * STEP_MS:
-            since, peak = NEVER, math.nan
-        if value > 5:
-            since, active, peak = NEVER, time, math.nan
-        else:
-            since = time if since == NEVER else since
-            peak = value if math.isnan(peak) else max(peak, value)
-        last = time
-    return since, active, peak, count
+apart = st.sampled_from([1.0, 1.0, 1.0, 1.0, 0.9, 1.1, 2.0, 3.0, 3.02, 8.0])
+"""Steps between a sample and the one before; more than three are a gap."""
+util = st.sampled_from([None, 0.0, 0.0, 0.0, 3.0, 80.0])
+dram = st.sampled_from([None, 0.0, 0.0004, 0.7])
+memory = st.sampled_from([None, 100.0, 4000.0])
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(sample, min_size=1, max_size=40, unique_by=lambda one: one[0]), st.integers(0, 20), st.integers(1, 41))
-def test_as_a_plain_loop(samples: list[tuple[int, float | None]], start: int, length: int) -> None:
-    """Gaps, unknown samples, a day's end within the window, a run that is shorter than the history."""
-    begin_ms = int(NOON.timestamp() * 1000)
-    rows = [
-        {"cluster": "c", "node": "n", "uuid": uuid, "time": NOON + timedelta(minutes=minute), "util_pct": value,
-         "fb_used_mib": 100.0}
-        for uuid in ("GPU-a", "GPU-b") for minute, value in samples
+def store_of(root: Path, rows: list[tuple[int, float | None, float | None, float | None]]) -> SampleStore:
+    """A history of two GPUs with the same samples."""
+    made = [
+        {"cluster": "c", "node": "n", "uuid": uuid, "time": EVENING + timedelta(milliseconds=ms), "util_pct": value,
+         "dram_active": share, "fb_used_mib": held,
+         "fb_total_mib": 81920.0}
+        for uuid in ("GPU-a", "GPU-b") for ms, value, share, held in rows
     ]  # fmt: skip
-    frame = pl.DataFrame(rows, schema_overrides={"util_pct": pl.Float64}, infer_schema_length=None)
-    known = [(pl.col(n) if n in frame.columns else pl.lit(None)).cast(t).alias(n) for n, t in SAMPLES.items()]
-    low, high = begin_ms + start * STEP_MS, begin_ms + (start + length) * STEP_MS
-    with tempfile.TemporaryDirectory() as root, closing(SampleStore(Path(root))) as store:
-        store.ingest(frame.select(known), source="test")
-        devices = store.devices()["device"].to_numpy()
-        pairs = Pairs(devices, np.array([low, low]), np.array([high, high]), np.array([STEP_MS, STEP_MS]))
-        seen = follow(store, pairs, NOON, NOON + timedelta(hours=1), limit_pct=5.0)
-    spoken = sorted((begin_ms + minute * STEP_MS, value) for minute, value in samples if value is not None)
-    since, active, peak, count = _plain(spoken, low, high)
-    for i in range(len(devices)):
-        assert (int(seen.since[i]), int(seen.last_active[i]), int(seen.samples[i])) == (since, active, count)
-        got = float(seen.peaks[i, 0])
-        assert got == peak or (math.isnan(got) and math.isnan(peak))
+    store = SampleStore(root)
+    columns = {name: pl.Series([row.get(name) for row in made], dtype=kind) for name, kind in SAMPLES.items()}
+    store.ingest(pl.DataFrame(columns), source="test")
+    return store
+
+
+def joined(index: Index, low: int, high: int, rules: Thresholds) -> tuple[windows.Windows, dict[str, float]]:
+    """The idle windows that the join finds on the first GPU, and its sums."""
+    allocations = Allocations.of([0], [0], [low], [high])
+    taking_part = np.arange(len(index.devices)) == 0
+    cells = build(allocations, taking_part=taking_part, since=BEGIN_MS, until=BEGIN_MS + 10_000_000)
+    found, sums = [], np.zeros((len(cells), len(join.SUMS)))
+    for block in samples.blocks(index):
+        folded = join.fold(block, index.pieces, allocations, cells, rules, Scratch())
+        found += [some for some in (folded.windows, folded.open_windows) if len(some)]
+        np.add.at(sums, folded.cell, folded.sums)
+        np.add.at(sums, folded.shared_cell, folded.shared_sums)
+    held = sums[cells.held].sum(axis=0)
+    return windows.stitch(found), dict(zip(join.SUMS, held.tolist(), strict=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(apart, util, dram, memory), min_size=1, max_size=40),
+    st.integers(-1, 20),
+    st.integers(1, 45),
+    st.integers(0, STEP_MS - 1),
+)
+def test_trailing_window_is_the_last_idle_window_of_the_join(
+    drawn: list[tuple[float, float | None, float | None, float | None]], start: int, length: int, odd_ms: int
+) -> None:
+    """Zeros, activity, missing values, noise, gaps, midnight within a window, a run shorter than the history."""
+    rules = Thresholds(idle_pct=LIMIT_PCT, low_pct=LIMIT_PCT)
+    times = np.cumsum([0, *(round(one[0] * STEP_MS) for one in drawn[1:])]).tolist()
+    rows = [(ms, *one[1:]) for ms, one in zip(times, drawn, strict=True)]
+    low = max(BEGIN_MS, BEGIN_MS + start * STEP_MS + odd_ms)
+    high = low + length * STEP_MS
+    until = EVENING + timedelta(milliseconds=high - BEGIN_MS)
+    with tempfile.TemporaryDirectory() as root, closing(store_of(Path(root), rows)) as store:
+        index = samples.read_index(store, EVENING, until, max_gap_steps=rules.max_gap_steps)
+        device = index.devices["device"].to_numpy()
+        ends = np.full(len(device), high)
+        pairs = Pairs(device, np.full(len(device), low), ends, index.devices["step_ms"].to_numpy())
+        seen = follow(store, pairs, EVENING, until, LIMIT_PCT, rules)
+        found, sums = joined(index, low, high, rules)
+        since = int(seen.since[0])
+        window = joined(index, since, high, rules)[1] if since != NEVER else None
+    within = [ms for ms in (BEGIN_MS + one for one in times) if low <= ms < high]
+    expected = None
+    if len(found) and within and found.start[-1] <= within[-1] < found.end[-1]:
+        expected = int(found.start[-1]), int(found.end[-1])
+    got = None if since == NEVER or seen.until[0] == since else (since, int(seen.until[0]))
+    assert got == expected
+    assert seen.measured_ms[0] == sums["busy"] + sums["low"] + sums["idle"]
+    if window is not None:
+        assert window["idle"] == seen.until[0] - since
+        assert np.isclose(seen.fb_ms[0], window["fb_idle"])
+        assert seen.fb_known_ms[0] == window["fb_known"]
+    for values in (seen.since, seen.until, seen.last_active, seen.samples):
+        assert (values == values[0]).all()

@@ -175,3 +175,19 @@ def test_what_accounting_does_not_know_yet_is_said(site: Site, ended: float, sai
     assert bool(notes) is said
     site.jobs[0] |= {"end": END, "state": "TIMEOUT"}
     assert not any(note.startswith("accounting is known") for note in site.find(until=END).notes)
+
+
+def test_unmeasured_samples_are_not_bridged(site: Site) -> None:
+    """Activity in every third sample, memory in all: idle for a minute at a time, and no squatter."""
+    site.job(1, [lambda minute: {"util_pct": None if minute % 3 else 0.0, "fb_used_mib": 79_000.0}], hours=6)
+    assert not idle_findings(site.find())
+
+
+def test_score_of_a_job_that_is_mostly_unknown_is_limited(site: Site) -> None:
+    """Of six hours the last one was measured: the evidence says so, and the score is at most a third."""
+    site.job(1, [lambda minute: {"util_pct": None if minute < 300 else 0.0, "fb_used_mib": 79_000.0}], hours=6)
+    (one,) = idle_findings(site.find())
+    (measured,) = (row for row in one.evidence if row.dimension == "measured")
+    assert measured.text.startswith("17 % of the GPU time")
+    assert one.score == pytest.approx(1 / 3, abs=0.01)
+    assert one.held_gpu_hours == pytest.approx(1, abs=0.02)
