@@ -41,7 +41,8 @@ class Site:
         start = END - timedelta(hours=hours)
         row = {"cluster": "c", "job_id": number, "submit": start, "start": start, "user": "ann", "account": "lab",
                "partition": "gpu", "state": "RUNNING", "gpus": len(gpus), "nodes": 1, "node_list": node,
-               "timelimit_s": int(hours * 3600), "gpu_type": "a100", **more}  # fmt: skip
+               "timelimit_s": int(hours * 3600), "elapsed_s": int(hours * 3600), "gpu_type": "a100",
+               **more}  # fmt: skip
         self.jobs.append(row)
         for index, values in enumerate(gpus):
             for minute in range(int(hours * 60) if values is not None else 0):

@@ -20,6 +20,7 @@ from slurm_affinode.analysis.prices import normalized
 from slurm_affinode.analysis.squatters import Held, run_ref
 from slurm_affinode.core.spans import span
 from slurm_affinode.model.finding import Evidence, Finding, JobRef
+from slurm_affinode.slurm.schema import TIME
 from slurm_affinode.zombieconfig import MisfitConfig, NodeClass
 
 GIB = 2.0**30
@@ -65,8 +66,7 @@ def table(held: Held, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
     elapsed = (pl.col("finish") - pl.col("start")).dt.total_milliseconds() / 1000
     return (
         held.runs.filter(pl.col("wanted"))
-        .with_columns(pl.min_horizontal(pl.col("end"), pl.lit(held.query.until)).fill_null(held.query.until)
-                      .alias("finish"))
+        .with_columns(pl.col("end_ms").cast(TIME).alias("finish"))
         .with_columns(elapsed.alias("ran_s"), (pl.col("end").is_null() | (pl.col("end") > held.query.until))
                       .alias("running"))
         .join(by_run, on="run", how="left", maintain_order="left")

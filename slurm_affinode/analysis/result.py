@@ -78,6 +78,13 @@ class WasteQuery:
     accounts: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     thresholds: Thresholds = Thresholds()
+    known_until: Mapping[str, datetime] = field(default_factory=dict)
+    """Cluster -> the moment up to which accounting is known; a job of it that was last seen running counts up to there.
+    A cluster that is not listed has no such limit."""
+
+    def end_of(self, cluster: str | None) -> datetime:
+        """Where the time of a running job of ``cluster`` ends at the latest."""
+        return min(self.until, self.known_until.get(cluster or "", self.until))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,5 +148,7 @@ class WasteResult:
     """GPU model -> price of a GPU-hour used; None where the table has none."""
     suspensions: pl.DataFrame | None = None
     """``analysis.suspensions.SUSPENSIONS``; ``None`` where none was looked for."""
+    accounting_note: str = ""
+    """For people: where accounting ends before the interval does; else empty."""
     price_note: str = ""
     """Where the prices come from, for people; empty where the site's own table needs no note."""

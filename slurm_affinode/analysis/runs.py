@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 
 import polars as pl
@@ -11,18 +12,23 @@ from slurm_affinode.slurm import hostlist
 from slurm_affinode.slurm.schema import JOB_KEY, JOBS, conform
 
 FAR_FUTURE_MS = 1 << 60
+FRESH_S = 900.0
+"""Accounting that ends longer before the interval does is said to be old."""
 
 
 def prepare(jobs: pl.DataFrame, query: WasteQuery, now: datetime) -> pl.DataFrame:
     """The runs that overlap the asked interval, numbered by ``run``.
 
     ``begin_ms``, ``finish_ms``: the whole run, as far as it is known (a running job has no finish before ``now``).
-    ``start_ms``, ``end_ms``: clipped to the interval, half-open, not empty. ``wanted``: passes the filters.
+    ``start_ms``, ``end_ms``: clipped to the interval, half-open, not empty; a running job ends where accounting of its
+    cluster does, or now. ``wanted``: passes the filters.
     """
     since, until = epoch_ms(query.since), epoch_ms(query.until)
     frame = conform(jobs, JOBS).filter(pl.col("start").is_not_null()).unique(JOB_KEY, keep="last", maintain_order=True)
     begin = pl.col("start").dt.epoch("ms")
-    finish = pl.col("end").dt.epoch("ms").fill_null(max(epoch_ms(now), 0))
+    known = {cluster: epoch_ms(moment) for cluster, moment in query.known_until.items()}
+    latest = pl.col("cluster").replace_strict(known, default=None, return_dtype=pl.Int64)
+    finish = pl.coalesce(pl.col("end").dt.epoch("ms"), pl.min_horizontal(latest, pl.lit(max(epoch_ms(now), 0))))
     return (
         frame.with_columns(
             begin.alias("begin_ms"),
@@ -36,6 +42,24 @@ def prepare(jobs: pl.DataFrame, query: WasteQuery, now: datetime) -> pl.DataFram
         .with_row_index("run")
         .with_columns(pl.col("run").cast(pl.Int64))
     )
+
+
+def behind(query: WasteQuery, clusters: Iterable[str | None], now: datetime) -> dict[str, datetime]:
+    """Of ``clusters`` and those asked for, the ones of which accounting ends before the interval and the present."""
+    end = min(query.until, now)
+    named = {*query.clusters} or {name for name in clusters if name}
+    ends = {name: query.known_until[name] for name in sorted(named) if name in query.known_until}
+    return {name: moment for name, moment in ends.items() if (end - moment).total_seconds() > FRESH_S}
+
+
+def caution(query: WasteQuery, jobs: pl.DataFrame, now: datetime) -> str:
+    """What is said where accounting ends before the interval; empty where it does not. ``jobs``: of the interval."""
+    found = behind(query, jobs["cluster"].unique(), now)
+    if not found:
+        return ""
+    where = [f"{moment:%Y-%m-%d %H:%M} UTC{f' ({name})' if len(found) > 1 else ''}" for name, moment in found.items()]
+    rest = "jobs that ran then are counted up to there, later ones are missing"
+    return f"accounting is known up to {', '.join(where)}: {rest}"
 
 
 def epoch_ms(moment: datetime) -> int:

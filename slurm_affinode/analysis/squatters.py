@@ -156,11 +156,11 @@ def find(held: Held, signatures: Sequence[Signature], *, source: Source = "histo
     nodes = dict(held.nodes.filter(pl.col("run").is_in(wanted)).group_by("run").agg("node").iter_rows())
     found: list[Finding] = []
     for row, first, last in zip(rows, low, high, strict=True):
-        if row["state"] == "SUSPENDED" and run_facts(row, held.query.until).running:
+        if row["state"] == "SUSPENDED" and run_facts(row, held.query.end_of(row["cluster"])).running:
             continue
         seen = [_see(held, table[at[i]], i, signatures, row) for i in range(first, last)]
         made = finding(
-            run_ref(row, held.query.until), row, tuple(nodes.get(row["run"], ())), seen, source
+            run_ref(row, held.query.end_of(row["cluster"])), row, tuple(nodes.get(row["run"], ())), seen, source
         )
         if made is not None:
             found.append(made)
@@ -196,7 +196,7 @@ class Seen:
 
 
 def _see(held: Held, device: dict[str, Any], i: int, signatures: Sequence[Signature], row: dict[str, Any]) -> Seen:
-    run = run_facts(row, held.query.until)
+    run = run_facts(row, held.query.end_of(row["cluster"]))
     best: Seen | None = None
     for one in signatures:
         limit_pct = one.compute.at_most_pct

@@ -107,7 +107,9 @@ class Waits:
 
 def waits_of(pending: pl.DataFrame, query: WasteQuery, now: datetime) -> list[Waits]:
     """The queue of accounting (``JOBS``), the longest wait first."""
-    return _sorted(_stored(row, now) for row in _wanted(pending, query).iter_rows(named=True))
+    return _sorted(
+        _stored(row, min(now, query.end_of(row["cluster"]))) for row in _wanted(pending, query).iter_rows(named=True)
+    )
 
 
 def _stored(row: dict[str, Any], now: datetime) -> Waits:

@@ -103,6 +103,7 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
         ),
         prices={model: prices.of(model) for model in sorted(parts["gpu_model"].drop_nulls().unique().to_list())},
         price_note=prices.note,
+        accounting_note=job_runs.caution(query, jobs, now),
     )
 
 

@@ -198,7 +198,8 @@ def _run_sacct(
     name = f"sacct {since:%Y-%m-%dT%H:%M:%SZ}..{until:%Y-%m-%dT%H:%M:%SZ}"
     result = _one(_Source(name, content), replace(how, delimiter=commands.DELIMITER), repository, quiet=True)
     if repository is not None:
-        intake.reached(repository, min(until, now))
+        answered = set(result.accounting.jobs["cluster"].unique()) | ({cluster} if cluster else set())
+        intake.reached(repository, min(until, now), answered)
     return result
 
 

@@ -80,6 +80,8 @@ def report(
     with stages() as step:
         history = _history(config, query, step) if asked else None
         written = pipeline.build_report(config, query, out, options=options, step=step, history=history, warned=warn)
+    if written.result.accounting_note:
+        warn(written.result.accounting_note)
     if as_json:
         print_json(written.summary)
         return

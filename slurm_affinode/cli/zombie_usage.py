@@ -10,7 +10,7 @@ from typing import Any
 import click
 import polars as pl
 
-from slurm_affinode.analysis import usage
+from slurm_affinode.analysis import runs, usage
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.cli.options import (
     When,
@@ -27,6 +27,7 @@ from slurm_affinode.slurm.backends import open_client
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.slurm.schema import JOBS
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow import intake
 from slurm_affinode.workflow import zombie_live_misfits as live
 from slurm_affinode.workflow.zombies import COLUMNS, Snapshot
 
@@ -96,13 +97,18 @@ def users(
         query = _query(since, until, filters)
         with Repository.open(config.db_url, create=False) as store:
             jobs, pending = store.jobs(since, until, columns=COLUMNS), store.pending(until, columns=COLUMNS)
+            query = intake.with_known(query, store, moment)
+        intake.check_known(query, jobs, moment)
+    late = runs.caution(query, pl.concat([jobs.select("cluster"), pending.select("cluster")]), moment)
     order = usage.ORDERS[by or ("gpus" if now else "gpu-hours")]
     rows = usage.usage(jobs, pending, query, moment, group=group)
     rows = rows.sort(order, "jobs", group, descending=[True, True, False], nulls_last=True)
     if as_json:
         print_json({"source": "live" if now else "history", "since": since, "until": until, "group": group,
-                    "rows": rows.head(top).to_dicts()})  # fmt: skip
+                    "notes": [late] if late else [], "rows": rows.head(top).to_dicts()})  # fmt: skip
         return 0
+    if late:
+        warn(late)
     shown = ["jobs", "gpu_jobs", "running", "waiting", "gpus_now", "cores_now"]
     shown += [] if now else ["gpu_hours", "core_hours", *usage.STATES]
     whose = "user" if group == "job" else "partitions"
@@ -131,20 +137,21 @@ def queue(
 ) -> int:  # fmt: skip
     """Who waits, the longest wait first: since when a job could have started, for what, and why it does not."""
     moment = datetime.now(UTC)
-    query = _query(moment, moment, filters)
+    query, late = _query(moment, moment, filters), ""
     if now:
         found = usage.waits_now(_snapshot(config).jobs, query, moment)
     else:
         with Repository.open(config.db_url, create=False) as store:
             pending = store.pending(moment, columns=tuple(JOBS))
-            ingests = store.ingests()
-        last = max((one.finished for one in ingests), default=moment)
+            query = intake.with_known(query, store, moment)
         found = usage.waits_of(pending, query, moment)
-        if (moment - last).total_seconds() > 3600 and not as_json:
-            warn(f"accounting was taken in {span((moment - last).total_seconds())} ago; --live asks Slurm")
+        late = runs.caution(query, pending, moment)
+        if late and not as_json:
+            warn(f"{late}; --live asks Slurm")
     found = [one for one in found if one.gpus or not gpu_only]
     if as_json:
         print_json({"source": "live" if now else "history", "at": moment, "waiting": len(found),
+                    "notes": [late] if late else [],
                     "jobs": [dataclasses.asdict(one) for one in found[:top]]})  # fmt: skip
         return 0
     if not found:

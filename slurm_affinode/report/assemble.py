@@ -24,6 +24,7 @@ def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | 
         title=title,
         interval=f"{fmt.moment(query.since)} to {fmt.moment(query.until)} UTC ({span})",
         scope=evidence.scope(query),
+        caution=_sentence(fmt.visible(result.accounting_note)),
         answer=headline.answer(result),
         findings=headline.findings(result),
         split=headline.split(result),
@@ -48,6 +49,10 @@ def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | 
         definitions=evidence.definitions(),
         settings=evidence.settings(result),
     )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def render_report(result: WasteResult, *, title: str, top: int, csv_name: str | None = None) -> str:

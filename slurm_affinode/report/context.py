@@ -137,6 +137,8 @@ class ReportContext:
     interval: str
     scope: str
     """What was filtered, in words; empty where everything is in."""
+    caution: str
+    """Where accounting ends before the interval; empty where it does not."""
     answer: Answer
     findings: tuple[str, ...]
     split: Markup

@@ -42,6 +42,10 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
             "max_gap_steps": query.thresholds.max_gap_steps,
             "floors_pct": dict(query.thresholds.floors_pct),
         },
+        "accounting": {
+            "known_until": {fmt.name(name): _plain(moment) for name, moment in sorted(query.known_until.items())},
+            "caution": result.accounting_note or None,
+        },
         "currency": result.currency,
         "total": {key: _plain(value) for key, value in result.total.items()},
         "groups": {word: _rows(frame) for word, frame in result.groups.items()},

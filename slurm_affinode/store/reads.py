@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 import polars as pl
-from sqlalchemy import ColumnElement, Engine, Table, and_, exists, func, or_, select, true
+from sqlalchemy import ColumnElement, Engine, Table, and_, case, exists, func, or_, select, true
 
 from slurm_affinode.config import UNNAMED_CLUSTER
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS, JOBS, STEPS
@@ -122,6 +122,20 @@ def _only(engine: Engine, cluster: ColumnElement[str]) -> str | None:
     with reading(engine) as connection:
         first, last = connection.execute(select(func.min(cluster), func.max(cluster))).one()
     return first if first == last else None
+
+
+def newest_times(engine: Engine) -> dict[str, datetime]:
+    """Cluster -> the latest submission, start, end, or time up to which a running job had run."""
+    job = tables.jobs.c
+    ran = case((job.end.is_(None), job.start + job.elapsed_s))
+    statement = select(
+        job.cluster, func.max(job.submit), func.max(job.start), func.max(job.end), func.max(ran)
+    ).group_by(job.cluster)
+    with reading(engine) as connection:
+        rows = connection.execute(statement).all()
+    return {
+        name: datetime.fromtimestamp(max(int(one) for one in times if one is not None), UTC) for name, *times in rows
+    }
 
 
 def _frame(

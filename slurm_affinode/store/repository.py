@@ -162,6 +162,12 @@ class Repository:
         """What is recorded of the GPUs of the jobs that ``jobs`` gives, as ``ALLOCATION_GPUS``."""
         return reads.allocation_gpus(self._engine, Selection(since, until, clusters, partitions, accounts, users))
 
+    def newest_times(self) -> dict[str, datetime]:
+        """Cluster -> the latest time at which its accounting says that something was so: a submission, a start, an end,
+        a running job that had run for so long. When a job may start at the earliest can be in the future: it says
+        nothing."""
+        return reads.newest_times(self._engine)
+
     def fingerprint(self, since: datetime, until: datetime) -> str:
         """A text that changes when the runs overlapping ``[since, until)`` or their GPUs change."""
         with reading(self._engine) as connection:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
 
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.errors import AffinodeError
 from slurm_affinode.slurm.accounting import Accounting
 from slurm_affinode.store.records import IngestProblem, IngestRecord, Upserted
 from slurm_affinode.store.repository import Repository
 
 _COUNTING = "accounting.gpu_clusters"
 _UNTIL = "accounting.until"
+_ASKED = "accounting.asked"
+"""Cluster -> up to which moment sacct was asked for it."""
 _STAND_INS = "accounting.stand_ins"
 """Set once a stand-in for a raw id was stored: without it there is nothing to look for."""
 _SHOWN_DECISIONS = 20
+
+
+class NoAccountingError(AffinodeError):
+    """No job ran in the asked interval, or the filters leave none."""
+
 
 FIRST_SPAN = timedelta(days=7)
 """How far back accounting is read when the store is empty."""
@@ -122,15 +132,40 @@ def default_since(repository: Repository, *, now: datetime, overlap: timedelta) 
     return (min(last, now) - overlap) if last is not None else now - FIRST_SPAN
 
 
-def known_until(repository: Repository) -> datetime | None:
-    """So far accounting knows of jobs: to the end of the last run of sacct, else to the last start or end stored."""
-    until = repository.get(_UNTIL)
-    asked = None if until is None else datetime.fromisoformat(until)
-    return max((one for one in (asked, repository.counts().last) if one is not None), default=None)
+def with_known(query: WasteQuery, repository: Repository, now: datetime) -> WasteQuery:
+    """``query`` with the moment up to which accounting of each cluster is known: the latest time in its records, and
+    the latest moment up to which sacct was asked. Taking in an old file today does not make it current."""
+    known = repository.newest_times()
+    asked, until = repository.get(_ASKED), repository.get(_UNTIL)
+    if asked is not None:
+        moments = {name: datetime.fromisoformat(text) for name, text in json.loads(asked).items()}
+    else:  # a store of an earlier release: of which cluster was not written down
+        moments = {} if until is None else dict.fromkeys(known, datetime.fromisoformat(until))
+    for name, moment in moments.items():
+        known[name] = max(moment, known.get(name, moment))
+    return replace(query, known_until={name: min(moment, now) for name, moment in known.items()})
 
 
-def reached(repository: Repository, until: datetime) -> None:
-    """Remember that accounting was read up to ``until``."""
+def check_known(query: WasteQuery, jobs: pl.DataFrame, now: datetime) -> None:
+    """Raise ``NoAccountingError`` where accounting of every cluster with ``jobs`` ends before the interval."""
+    clusters = query.clusters or jobs["cluster"].unique().to_list() or tuple(query.known_until)
+    ends = [query.known_until[name] for name in clusters if name in query.known_until]
+    if ends and max(ends) <= query.since and max(ends) < now:
+        raise NoAccountingError(
+            f"there is no accounting from {query.since:%Y-%m-%d %H:%M} to {query.until:%Y-%m-%d %H:%M} UTC: "
+            f"it is known up to {max(ends):%Y-%m-%d %H:%M} UTC",
+            hint="take it in first: slurm-affinode ingest sacct; or choose an earlier --since",
+        )
+
+
+def reached(repository: Repository, until: datetime, clusters: Iterable[str] = ()) -> None:
+    """Remember that sacct was asked up to ``until``, and answered for ``clusters``."""
     before = repository.get(_UNTIL)
     if before is None or datetime.fromisoformat(before) < until:
         repository.set(_UNTIL, until.astimezone(UTC).isoformat())
+    asked = json.loads(repository.get(_ASKED) or "{}")
+    # An answer without a job names no cluster: it is of the only one that there is.
+    clusters = {*clusters} or (only if len(only := {*repository.newest_times()}) == 1 else set())
+    late = {name for name in clusters if name not in asked or datetime.fromisoformat(asked[name]) < until}
+    if late:
+        repository.set(_ASKED, json.dumps(asked | dict.fromkeys(sorted(late), until.astimezone(UTC).isoformat())))

@@ -25,7 +25,8 @@ from slurm_affinode.report import format as fmt
 from slurm_affinode.report.build import WrittenReport
 from slurm_affinode.slurm.schema import JOBS
 from slurm_affinode.store.repository import Repository
-from slurm_affinode.workflow import suspension_intake
+from slurm_affinode.workflow import intake, suspension_intake
+from slurm_affinode.workflow.intake import NoAccountingError
 
 Step = Callable[[str], None]
 """Told what begins, e.g. to a progress display."""
@@ -36,10 +37,6 @@ History = Callable[[], AbstractContextManager[SampleStore]]
 _UNREAD = frozenset({"comment", "admin_comment", "constraints", "work_dir", "submit_line"})
 _COLUMNS = tuple(name for name in JOBS if name not in _UNREAD)
 """Of accounting: all but the long texts, which no figure needs."""
-
-
-class NoAccountingError(AffinodeError):
-    """No job ran in the asked interval, or the filters leave none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +114,10 @@ def analyse_stored(
         say("reading accounting")
         # All runs, also those that the filters leave out: they tell which GPUs were whose.
         jobs = store.jobs(query.since, query.until, columns=_COLUMNS)
+        query = intake.with_known(query, store, moment)
+        if jobs.height == 0 and store.counts().first is None:
+            raise _no_accounting(store, query)
+        intake.check_known(query, jobs, moment)
         if jobs.height == 0:
             raise _no_accounting(store, query)
         _check_filters(jobs, query)

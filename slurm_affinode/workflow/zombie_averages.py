@@ -42,7 +42,7 @@ def find(config: Config, request: Request, jobs: pl.DataFrame, per_run: pl.DataF
         try:
             averages.fill(history, per_run)
             held = zombies.hold(query, jobs, averages.allocation_gpus(per_run), history, strict, now)
-            waiting = zombies.waiting(jobs, jobs.head(0), query.until)
+            waiting = zombies.waiting(jobs, jobs.head(0), query)
             return zombies.judge(config, request, held, strict, waiting, (), notes=(NOTE,))
         finally:
             history.close()

@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from slurm_affinode.analysis import runs as job_runs
 from slurm_affinode.analysis import squatters
 from slurm_affinode.analysis.squatters import Held
 from slurm_affinode.config import Config
@@ -24,7 +25,7 @@ from slurm_affinode.history.store import SampleStore
 from slurm_affinode.model.finding import KINDS, USER_KINDS, Finding, JobRef
 from slurm_affinode.slurm import jobid
 from slurm_affinode.store.repository import Repository
-from slurm_affinode.workflow import zombies
+from slurm_affinode.workflow import intake, zombies
 from slurm_affinode.workflow.zombies import COLUMNS, Request, Slurm
 
 SLOTS = 60
@@ -66,7 +67,8 @@ def explain(
                 )
             row = stored.row(-1, named=True)
             query, notes = zombies.interval(config, Request(since, until), samples, moment)
-            end = row["end"] or query.until
+            query = intake.with_known(query, store, moment)
+            end = row["end"] or query.end_of(row["cluster"])
             begin, finish = since or row["start"], max(min(end, until or end), row["start"] + timedelta(seconds=1))
             # Who waited meanwhile may have started after the job's end.
             last = max(finish, query.until)
@@ -74,11 +76,13 @@ def explain(
             query = replace(query, since=begin, until=finish)
             gpus = store.allocation_gpus(begin, finish)
             pending = store.pending(last, columns=COLUMNS, since=begin)
+        late = job_runs.caution(replace(query, until=until or moment), stored, moment) if row["end"] is None else ""
+        notes += [late] if late else []
         held = zombies.hold(query, jobs, gpus, samples, file.signatures, moment)
         nodes, trouble = zombies.slurm_nodes(slurm)
         request = Request(kinds=tuple(kind for kind in KINDS if kind not in USER_KINDS))
         everything = zombies.judge(
-            config, request, held, file.signatures, zombies.waiting(jobs, pending, finish), nodes, notes=trouble
+            config, request, held, file.signatures, zombies.waiting(jobs, pending, query), nodes, notes=trouble
         )
         ref = squatters.run_ref(row, finish)
         findings = tuple(one for one in everything.findings if one.job is not None and _same(one.job, ref))

@@ -21,7 +21,7 @@ from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import CPU_KINDS, IDLE_KINDS, KINDS, USER_KINDS, Finding
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS
 from slurm_affinode.store.repository import Repository
-from slurm_affinode.workflow import zombie_explain, zombie_live, zombies
+from slurm_affinode.workflow import intake, zombie_explain, zombie_live, zombies
 from slurm_affinode.workflow import zombie_live_misfits as live
 from slurm_affinode.workflow.zombie_live import Observed
 from slurm_affinode.workflow.zombie_look import LOOK_S, Eyes
@@ -81,7 +81,7 @@ def explain(
         config, request, looked, slurm=slurm, watch_s=watch_s, history=history, only=running
     ) as now:  # fmt: skip
         try:
-            with _store(config, now.snapshot) as made:
+            with _store(config, now.snapshot, now.at) as made:
                 page = zombie_explain.explain(
                     made, job, since=since, until=until or now.at, window_s=window_s, now=now.at,
                     slurm=lambda: contextlib.nullcontext(_Nodes(now.snapshot)),  # type: ignore[arg-type, return-value]
@@ -164,7 +164,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 @contextlib.contextmanager
-def _store(config: Config, snapshot: Snapshot) -> Iterator[Config]:
+def _store(config: Config, snapshot: Snapshot, at: datetime) -> Iterator[Config]:
     """A configuration whose store holds what Slurm says now."""
     history = config.history_dir
     with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as directory:
@@ -172,6 +172,7 @@ def _store(config: Config, snapshot: Snapshot) -> Iterator[Config]:
         with Repository.open(url) as store:
             store.upsert(pl.concat([live.frame(snapshot, {}), live.pending(snapshot)]))
             store.upsert_allocation_gpus(allocations(snapshot))
+            intake.reached(store, at, [snapshot.cluster])
         made = replace(config, store=replace(config.store, db=url))
         assert made.history_dir == history  # noqa: S101 - it is beside the state, not beside the store
         yield made

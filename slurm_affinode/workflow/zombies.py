@@ -17,6 +17,7 @@ from typing import Any
 import polars as pl
 
 from slurm_affinode.analysis import leftover_memory, misfits, squatters
+from slurm_affinode.analysis import runs as job_runs
 from slurm_affinode.analysis.queue import Queue, Waiting, waits, with_impact
 from slurm_affinode.analysis.result import Thresholds, WasteQuery
 from slurm_affinode.analysis.squatters import Held
@@ -161,7 +162,8 @@ def find(
             jobs = store.jobs(query.since, query.until, columns=COLUMNS)
             gpus = store.allocation_gpus(query.since, query.until)
             pending = store.pending(query.until, columns=COLUMNS, since=query.since)
-            known_until = intake.known_until(store) or query.since
+            query = intake.with_known(query, store, moment)
+            intake.check_known(query, jobs, moment)
             if jobs.is_empty():
                 raise AffinodeError(
                     f"no job ran between {query.since:%Y-%m-%d %H:%M} and {query.until:%Y-%m-%d %H:%M} UTC",
@@ -171,15 +173,14 @@ def find(
         held = hold(query, jobs, gpus, samples, file.signatures, moment)
         nodes, trouble = slurm_nodes(slurm)
         names = frozenset(node.name for node in nodes)
-        rule = leftover_memory.Rule(FREE_MIB, request.window_s or HELD_S, known_until, XIDS, names)
+        rule = leftover_memory.Rule(
+            FREE_MIB, request.window_s or HELD_S, min(map(query.end_of, jobs["cluster"].unique())), XIDS, names
+        )
         left = leftover_memory.find(held, samples, rule) if "orphan-memory" in request.wanted else []
-    found = judge(config, request, held, file.signatures, waiting(jobs, pending, query.until), nodes,
+    found = judge(config, request, held, file.signatures, waiting(jobs, pending, query), nodes,
                   notes=(*notes, *trouble, *strangers(request, nodes)), more=left)  # fmt: skip
-    running = any(one.job is not None and one.job.running for one in found.findings)
-    if running and (query.until - known_until).total_seconds() > FRESH_S:
-        late = f"accounting is known up to {known_until:%Y-%m-%d %H:%M} UTC: what has ended since is taken for running"
-        found = replace(found, notes=(*found.notes, late))
-    return found
+    late = job_runs.caution(query, jobs, moment)
+    return replace(found, notes=(*found.notes, late)) if late else found
 
 
 def strangers(request: Request, nodes: Sequence[Node]) -> list[str]:
@@ -207,8 +208,8 @@ def interval(config: Config, request: Request, history: SampleStore, now: dateti
     since = request.since or until - timedelta(seconds=parse_span_s(config.zombies.look_back))
     if until <= since:
         raise AffinodeError("the interval ends before it begins", hint="choose --since before --until")
-    filters = {"clusters": request.clusters, "partitions": request.partitions, "accounts": request.accounts,
-               "users": request.users}  # fmt: skip
+    filters: dict[str, Any] = {"clusters": request.clusters, "partitions": request.partitions,
+                               "accounts": request.accounts, "users": request.users}  # fmt: skip
     gaps = Thresholds(max_gap_steps=config.idle.max_gap_steps, floors_pct=config.agent.floors_pct)
     return WasteQuery(since, until, **filters, thresholds=gaps), notes
 
@@ -332,7 +333,7 @@ def gpu_partitions(nodes: Iterable[Node]) -> frozenset[str]:
     return frozenset(name for node in all_nodes for name in node.partitions) - without
 
 
-def waiting(jobs: pl.DataFrame, pending: pl.DataFrame, until: datetime) -> list[Waiting] | None:
+def waiting(jobs: pl.DataFrame, pending: pl.DataFrame, query: WasteQuery) -> list[Waiting] | None:
     """The GPU jobs of accounting that waited: those that have started since, that were cancelled, that still wait.
 
     ``None``: nobody knows, since accounting was taken in without the time from which on a job could have started.
@@ -351,7 +352,7 @@ def waiting(jobs: pl.DataFrame, pending: pl.DataFrame, until: datetime) -> list[
     wanted = frame.select("job_id", "array_job_id", "array_task_id", "array_spec", "cluster", "partition", "req_gpus",
                           "gpus", "eligible", "start", "end", "req_tres", "nodes", "constraints", "user",
                           "reason")  # fmt: skip
-    return [_waiting(row, until) for row in wanted.iter_rows(named=True) if waits(row["reason"])]
+    return [_waiting(row, query.end_of(row["cluster"])) for row in wanted.iter_rows(named=True) if waits(row["reason"])]
 
 
 def _waiting(row: dict[str, Any], until: datetime) -> Waiting:

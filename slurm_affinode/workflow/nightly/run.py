@@ -22,7 +22,7 @@ from slurm_affinode.store.records import ReportRecord
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.store.zombies import ZombieLog
 from slurm_affinode.timespec import parse_span_s
-from slurm_affinode.workflow import pipeline, suspension_intake, zombie_audit
+from slurm_affinode.workflow import intake, pipeline, suspension_intake, zombie_audit
 from slurm_affinode.workflow.nightly import shelf
 from slurm_affinode.workflow.nightly.outcome import Failure, Outcome
 from slurm_affinode.workflow.nightly.periods import Period, candidates
@@ -94,7 +94,7 @@ class _Keep:
 
 
 def render(config: Config, period: Period, out: Path, now: datetime) -> WrittenReport:
-    """Make the report of ``period`` in ``out``. Raises ``pipeline.NoAccountingError`` where no job ran."""
+    """Make the report of ``period`` in ``out``. Raises ``intake.NoAccountingError`` where no job ran."""
     query = WasteQuery(period.since, period.until, thresholds=pipeline.thresholds(config))
     options = pipeline.ReportOptions(title=f"GPU waste, {period.kind} {period.label}", csv=True)
     return pipeline.build_report(config, query, out, options=options, now=now)
@@ -177,7 +177,7 @@ class _Night:
             return
         try:
             written = self.render(self.config, period, self.out / period.path, self.now)
-        except pipeline.NoAccountingError:
+        except intake.NoAccountingError:
             self.log.empty.append(period.path)
             self.log.say("  no job ran")
             return
@@ -195,12 +195,17 @@ class _Night:
         )
         self.log.rendered.append(period.path)
         self.log.say(f"  {written.report}")
+        if written.result.accounting_note:
+            self.log.say(f"  {written.result.accounting_note}")
 
     def _fingerprint(self, period: Period) -> str:
         """Of everything that a report shows: facts, samples, settings, the program."""
         parts = [part.entry.name for part in self.history.parts(period.since, period.until)]
         facts = self.store.fingerprint(period.since, period.until)
-        content = repr((facts, parts, self.config.idle, self.config.price, __version__))
+        known = intake.with_known(WasteQuery(period.since, period.until), self.store, self.now).known_until
+        ends = sorted((name, min(moment, period.until)) for name, moment in known.items())
+        floors = sorted(self.config.agent.floors_pct.items())
+        content = repr((facts, parts, ends, self.config.idle, floors, self.config.price, __version__))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def clear(self) -> None:

@@ -47,8 +47,9 @@ def _sacct(config: Config, store: Repository, earliest: datetime, now: datetime)
     since = min(since, now - overlap)  # the present may be one of the past: --now
     name = f"sacct {since:%Y-%m-%dT%H:%M:%SZ}..{now:%Y-%m-%dT%H:%M:%SZ}"
     content = commands.run_sacct(since, now)
-    yield _take_in(config, store, content, name, zone="UTC", delimiter=commands.DELIMITER)
-    intake.reached(store, now)
+    text, clusters = _take_in(config, store, content, name, zone="UTC", delimiter=commands.DELIMITER)
+    intake.reached(store, now, clusters)
+    yield text
 
 
 def _files(config: Config, store: Repository, patterns: Iterable[str]) -> Iterator[str | Failure]:
@@ -61,14 +62,15 @@ def _files(config: Config, store: Repository, patterns: Iterable[str]) -> Iterat
                 if hashlib.sha256(content).hexdigest() in known:
                     yield f"{path}: unchanged"
                 else:
-                    yield _take_in(config, store, content, str(path), zone=zone)
+                    yield _take_in(config, store, content, str(path), zone=zone)[0]
         except AffinodeError as error:
             yield Failure("accounting", str(error), error.hint, error.exit_code)
 
 
 def _take_in(
     config: Config, store: Repository, content: bytes, name: str, *, zone: str, delimiter: str | None = None
-) -> str:
+) -> tuple[str, frozenset[str]]:
+    """What was done, for people, and the clusters that the input is of."""
     started = datetime.now(UTC)
     how = Reading(
         cluster=config.cluster.name_or_default,
@@ -85,10 +87,11 @@ def _take_in(
         finished=datetime.now(UTC),
         fingerprint=hashlib.sha256(content).hexdigest(),
     ).jobs
-    return (
+    text = (
         f"{name}: {accounting.jobs.height} job runs ({counts.new} new, {counts.updated} updated), "
         f"{accounting.bad_records} bad records"
     )
+    return text, frozenset(accounting.jobs["cluster"].unique())
 
 
 def _gpu(config: Config, store: Repository, now: datetime) -> Iterator[str | Failure]:

@@ -46,7 +46,7 @@ def state(tmp_path: Path) -> Path:
         row(5, "bob", 0, req_gpus=4, partition="gpu,long", reason="Priority"),
         row(6, "ann", 0, eligible=NOW - timedelta(hours=9), reason="Resources", partition="cpu", req_tres="cpu=8"),
         row(7, "ann", 0, eligible=None, array_job_id=7, array_spec="2-9", reason="Dependency"),
-        row(8, "ann", 5, gpus=1, end=None, state="RUNNING"),
+        row(8, "ann", 5, gpus=1, end=None, state="RUNNING", elapsed_s=6 * 3600),
     ]  # fmt: skip
     types = {name: dtype for name, dtype in JOBS.items() if any(name in one for one in rows)}
     with Repository.open(f"sqlite:///{tmp_path / 'affinode.sqlite'}") as store:
@@ -152,3 +152,26 @@ def test_as_it_is_now(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zombie_usage, "open_client", lambda backend: Slurm([]))
     assert rows(empty, "--live") == {}
     assert "Nobody waits" in run(empty, "queue", "--live").stdout
+
+
+def test_old_accounting_is_said_and_gives_no_hours(tmp_path: Path) -> None:
+    """A job last seen running two weeks ago uses nothing this week; its hours until then count."""
+    begun = NOW - timedelta(days=15)
+    rows = [
+        {"cluster": "c", "job_id": 1, "submit": begun, "start": begun, "elapsed_s": 86_400, "state": "RUNNING",
+         "user": "ann", "gpus": 8, "cpus": 8},
+        {"cluster": "c", "job_id": 2, "submit": begun, "eligible": begun, "state": "PENDING", "user": "bob",
+         "req_gpus": 1},
+    ]  # fmt: skip
+    with Repository.open(f"sqlite:///{tmp_path / 'affinode.sqlite'}") as store:
+        store.upsert(conform(pl.DataFrame(rows, infer_schema_length=None), JOBS))
+    week = CliRunner().invoke(cli, ["zombies", "users", "--since", "7d", "--state", str(tmp_path)])
+    assert week.exit_code != 0
+    found = run(tmp_path, "users", "--since", "30d", "--json")
+    told = json.loads(found.stdout)
+    assert {one["user"]: one["gpu_hours"] for one in told["rows"]} == {"ann": 192.0, "bob": 0.0}
+    assert "accounting is known up to" in told["notes"][0]
+    assert "accounting is known up to" in run(tmp_path, "users", "--since", "30d").stderr
+    queued = json.loads(run(tmp_path, "queue", "--json").stdout)
+    assert queued["jobs"][0]["waited_s"] == pytest.approx(86_400)
+    assert "accounting is known up to" in queued["notes"][0]

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -20,7 +21,7 @@ from slurm_affinode.model.ledger import LedgerEntry, encode
 from slurm_affinode.slurm.schema import JOBS, conform
 from slurm_affinode.store import readonly
 from slurm_affinode.store.repository import Repository
-from slurm_affinode.workflow import pipeline
+from slurm_affinode.workflow import intake, pipeline
 
 START = datetime(2026, 11, 2, tzinfo=UTC)
 NOW = START + timedelta(days=1)
@@ -104,7 +105,11 @@ def test_filters_leave_the_rest_out(state: Path) -> None:
         (WasteQuery(START, NOW, partitions=("cpu",)), "no job of partition cpu ran", "gpu"),
         (WasteQuery(START, NOW, accounts=("x\x1b",)), r"no job of account x\\x1b ran", "chemistry, physics"),
         (WasteQuery(START, NOW, clusters=("beta",)), "no job of cluster beta ran", "alpha"),
-        (WasteQuery(NOW, NOW + timedelta(days=1)), "no job ran from 2026-11-03 00:00", "2 job runs from 2026-11-02"),
+        (
+            WasteQuery(NOW, NOW + timedelta(days=1)),
+            "there is no accounting from 2026-11-03 00:00",
+            "an earlier --since",
+        ),
         (WasteQuery(NOW, START), "ends .* before it begins", "--since before --until"),
         (WasteQuery(NOW, NOW), "ends", "--since"),
     ],
@@ -171,3 +176,56 @@ def test_thresholds_come_from_the_configuration_unless_given() -> None:
     assert pipeline.thresholds(config, idle_pct=2, low_pct=20) == Thresholds(2, 20, 3)
     with pytest.raises(AffinodeError, match="idle 5 %, low 2 %"):
         pipeline.thresholds(config, idle_pct=5, low_pct=2)
+
+
+def last_seen(root: Path, **more: Any) -> None:
+    """Job 3, last seen running eight hours after START."""
+    row = {"cluster": "alpha", "job_id": 3, "submit": START, "user": "eve", "account": "biology", "partition": "gpu",
+           "state": "RUNNING", "start": START + timedelta(hours=6), "elapsed_s": 7200, "nodes": 1, "node_list": "n2",
+           "gpus": 4, **more}  # fmt: skip
+    with Repository.open(config_of(root).db_url) as store:
+        store.upsert(conform(pl.DataFrame([row]), JOBS))
+
+
+def test_running_job_counts_up_to_the_end_of_accounting(state: Path, tmp_path: Path) -> None:
+    """Its record says that it had run for two hours: four GPUs are eight GPU-hours, however late the report is made."""
+    last_seen(state)
+    for now in (NOW, NOW + timedelta(days=14)):
+        written = pipeline.build_report(config_of(state), QUERY, tmp_path / "out", now=now)
+        hours = dict(written.result.jobs.select("job_id", "gpu_hours_allocated").iter_rows())
+        assert hours == {1: 2.0, 2: 2.0, 3: 8.0}
+        accounting = written.summary["accounting"]
+        assert accounting["known_until"] == {"alpha": "2026-11-02T08:00:00Z"}
+        assert "known up to 2026-11-02 08:00 UTC" in accounting["caution"]
+        assert "Accounting is known up to 2026-11-02 08:00 UTC" in written.report.read_text()
+
+
+def test_running_job_counts_up_to_the_moment_for_which_sacct_was_run(state: Path) -> None:
+    """That sacct was run makes accounting of its clusters current; that a file was taken in does not."""
+    last_seen(state)
+    with Repository.open(config_of(state).db_url) as store:
+        intake.reached(store, NOW, ["beta"])
+        assert intake.with_known(QUERY, store, NOW).known_until["alpha"] == START + timedelta(hours=8)
+        intake.reached(store, START + timedelta(hours=10), ["alpha"])
+    result = pipeline.analyse_stored(config_of(state), QUERY, now=NOW)
+    assert result.jobs.filter(pl.col("job_id") == 3)["gpu_hours_allocated"].item() == 16.0
+    with Repository.open(config_of(state).db_url) as store:
+        intake.reached(store, NOW, ["alpha"])
+    result = pipeline.analyse_stored(config_of(state), QUERY, now=NOW)
+    assert result.jobs.filter(pl.col("job_id") == 3)["gpu_hours_allocated"].item() == 72.0
+    assert not result.accounting_note
+
+
+def test_eligible_time_in_the_future_does_not_make_accounting_current(state: Path) -> None:
+    """A job that waits for a begin time says nothing of the time until then."""
+    last_seen(state, state="PENDING", start=None, eligible=NOW)
+    with Repository.open(config_of(state).db_url) as store:
+        assert intake.with_known(QUERY, store, NOW).known_until == {"alpha": START + timedelta(hours=5)}
+
+
+def test_interval_after_the_end_of_accounting_is_refused(state: Path) -> None:
+    """Nothing is known of it: that is said, and until when something is."""
+    last_seen(state)
+    later = WasteQuery(NOW, NOW + timedelta(days=7))
+    with pytest.raises(AffinodeError, match=r"no accounting from .* known up to 2026-11-02 08:00 UTC"):
+        pipeline.analyse_stored(config_of(state), later, now=later.until)

@@ -166,15 +166,15 @@ def test_numbers_of_arrays_have_a_json_form() -> None:
     assert json.dumps(plain(values)) == "[true, 3, 0.5, null]"
 
 
-@pytest.mark.parametrize(("ended", "said"), [(2.0, True), (0.1, False)])
-def test_what_accounting_does_not_know_yet_is_said(site: Site, ended: float, said: bool) -> None:
-    """The history goes on; whether the job does, nobody knows. ``ended``: hours since the last that is known."""
-    site.job(1, [squats])
-    site.job(2, [computes], node="g2", end=END - timedelta(hours=ended), state="COMPLETED")
-    notes = [note for note in site.find().notes if note.startswith("accounting is known up to 2")]
-    assert bool(notes) is said
-    site.jobs[0] |= {"end": END, "state": "TIMEOUT"}
-    assert not any(note.startswith("accounting is known") for note in site.find(until=END).notes)
+@pytest.mark.parametrize(("seen", "said"), [(2.0, True), (3.9, False)])
+def test_end_of_accounting_is_said_and_ends_running_jobs(site: Site, seen: float, said: bool) -> None:
+    """The history goes on; whether the job does, nobody knows. ``seen``: hours for which it had run."""
+    site.job(1, [squats], elapsed_s=int(seen * 3600))
+    found = site.find()
+    assert any(note.startswith("accounting is known up to 2") for note in found.notes) is said
+    (one,) = idle_findings(found)
+    assert one.held_gpu_hours == pytest.approx(seen, abs=0.02)
+    assert any(note.startswith("accounting is known up to 2") for note in site.explain("1").notes) is said
 
 
 def test_unmeasured_samples_are_not_bridged(site: Site) -> None:

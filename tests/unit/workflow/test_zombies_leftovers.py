@@ -23,7 +23,7 @@ def test_memory_that_a_job_left_is_found_in_the_history(site: Site) -> None:
     leaves(site, 1, "g1", lambda _: {"util_pct": 0.0, "fb_used_mib": 20_480.0, "xid": 79.0})
     leaves(site, 2, "g2", lambda _: {"util_pct": 0.0, "fb_used_mib": 450.0})
     leaves(site, 3, "g3", lambda minute: {"util_pct": 0.0, "fb_used_mib": 20_480.0 if minute > 200 else 450.0})
-    site.job(9, [computes], node="g9", hours=0.1)
+    site.job(9, [computes], node="g9", hours=0.1, elapsed_s=None)
     (one,) = site.find(kinds=("orphan-memory",)).findings
     assert (one.nodes, one.gpus[0].gpu, one.gpus[0].xid, one.gpus[0].held_gib) == (("g1",), "0", 79, 20.0)
     assert one.since == END - timedelta(minutes=118)
@@ -37,9 +37,9 @@ def test_memory_that_somebody_may_have_is_no_orphan(site: Site) -> None:
     """Whose GPUs are not all known, who has a part, a label of a job, what accounting does not reach: unknown."""
     held: Values = lambda _: {"util_pct": 0.0, "fb_used_mib": 20_480.0}  # noqa: E731
     leaves(site, 1, "g1", held)
-    site.job(11, [None, None], node="g1")
+    site.job(11, [None, None], node="g1", elapsed_s=None)
     leaves(site, 2, "g2", held)
-    site.job(12, [], node="g2", alloc_tres="cpu=1,gres/shard=2")
+    site.job(12, [], node="g2", alloc_tres="cpu=1,gres/shard=2", elapsed_s=None)
     leaves(site, 3, "g3", held, label="777")
     assert not site.find(kinds=("orphan-memory",)).findings
     leaves(site, 4, "g4", held)

@@ -15,6 +15,7 @@ from slurm_affinode.history.schema import SAMPLES
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.slurm.schema import JOBS, conform
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.workflow import intake
 from slurm_affinode.workflow.nightly.outcome import Failure, Outcome
 from slurm_affinode.workflow.nightly.run import run
 from slurm_affinode.workflow.nightly.sources import Sources
@@ -69,10 +70,11 @@ class Site:
         store.ingest(frame.select(columns), source="test")
         store.close()
 
-    def _accounting(self, _store: Repository, earliest: datetime, now: datetime) -> list[str]:
+    def _accounting(self, store: Repository, earliest: datetime, now: datetime) -> list[str]:
         self.asked.append((earliest, now))
         if self.accounting_error is not None:
             raise self.accounting_error
+        intake.reached(store, now, ["c"])
         return ["accounting read"]
 
     def _gpu(self, _store: Repository, _now: datetime) -> list[str | Failure]:
