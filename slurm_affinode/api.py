@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 import pandas as pd
 
 from slurm_affinode import config as configuration
 from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.slurm.times import site_zone
 from slurm_affinode.timespec import parse_when
 from slurm_affinode.workflow import pipeline
 
@@ -48,7 +49,7 @@ def waste(
     """Analyse what is stored for the half-open interval from ``since`` to ``until``.
 
     Both are datetimes, or texts as ``report`` takes them: ``7d`` (ago), ``now``, ``2026-11-01``. Without a zone they
-    are in the local one.
+    are in that of the site.
 
     ``config``, ``state_dir`` and ``db`` are what ``--config``, ``--state`` and ``--db`` are on the command line. Raises
     ``AffinodeError`` (``slurm_affinode.errors``) as the command ``report`` does.
@@ -56,9 +57,10 @@ def waste(
     loaded = configuration.load(
         None if config is None else Path(config), state_dir=None if state_dir is None else Path(state_dir), db=db
     )
+    zone = site_zone(loaded.cluster.timezone)
     query = WasteQuery(
-        _moment(since), _moment(until), tuple(clusters), tuple(partitions), tuple(accounts), tuple(users),
-        thresholds=pipeline.thresholds(loaded),
+        _moment(since, zone), _moment(until, zone), tuple(clusters), tuple(partitions), tuple(accounts), tuple(users),
+        thresholds=pipeline.thresholds(loaded), zone=zone,
     )  # fmt: skip
     result = pipeline.analyse_stored(loaded, query)
     return Waste(
@@ -69,5 +71,5 @@ def waste(
     )
 
 
-def _moment(given: datetime | str) -> datetime:
-    return given.astimezone(UTC) if isinstance(given, datetime) else parse_when(given, now=datetime.now(UTC), zone=None)
+def _moment(given: datetime | str, zone: tzinfo) -> datetime:
+    return given.astimezone(UTC) if isinstance(given, datetime) else parse_when(given, now=datetime.now(UTC), zone=zone)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, tzinfo
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from slurm_affinode import zones
 from slurm_affinode.analysis import kernel, windows
 from slurm_affinode.analysis.block import Block, Pieces
 from slurm_affinode.analysis.join import SUMS
@@ -37,27 +38,32 @@ def bucket_s(since: datetime, until: datetime) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Consecutive buckets that cover the interval; they begin at whole multiples of their width in UTC."""
+    """Consecutive buckets that cover the interval; they begin with the hours and days of the local clock."""
 
-    first_ms: int
-    width_ms: int
-    count: int
+    width_s: int
+    edges: Ints
+    """Start of each bucket, and the end of the last, ms."""
 
     @classmethod
-    def of(cls, since: datetime, until: datetime) -> Buckets:
+    def of(cls, since: datetime, until: datetime, zone: tzinfo) -> Buckets:
         """The buckets of the interval."""
-        width = bucket_s(since, until) * 1000
-        first = epoch_ms(since) // width
-        return cls(first * width, width, -(-epoch_ms(until) // width) - first)
+        width = bucket_s(since, until)
+        edges = [epoch_ms(edge) for edge in zones.edges(since, until, width, zone)]
+        return cls(width, np.array(edges, np.int64))
+
+    @property
+    def count(self) -> int:
+        """Number of buckets."""
+        return len(self.edges) - 1
 
     @property
     def starts(self) -> Ints:
         """Start of each bucket, ms."""
-        return self.first_ms + self.width_ms * np.arange(self.count, dtype=np.int64)
+        return self.edges[:-1]
 
     def at(self, time: Ints) -> Ints:
         """Number of the bucket of each time."""
-        return (time - self.first_ms) // self.width_ms
+        return np.searchsorted(self.edges, time, side="right") - 1
 
 
 def over_time(
@@ -107,8 +113,8 @@ def _allocated(buckets: Buckets, about: pl.DataFrame) -> Floats:
     first = buckets.at(start)
     count = buckets.at(end - 1) - first + 1
     bucket = ranges(first, count)
-    low = buckets.first_ms + bucket * buckets.width_ms
-    overlap = np.minimum(np.repeat(end, count), low + buckets.width_ms) - np.maximum(np.repeat(start, count), low)
+    low, high = buckets.edges[bucket], buckets.edges[bucket + 1]
+    overlap = np.minimum(np.repeat(end, count), high) - np.maximum(np.repeat(start, count), low)
     gpus = np.repeat(frame["gpus"].to_numpy(), count)
     return np.bincount(bucket, weights=overlap * gpus, minlength=buckets.count) / MS_PER_HOUR
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, tzinfo
 
 import polars as pl
 
@@ -78,6 +78,8 @@ class WasteQuery:
     accounts: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     thresholds: Thresholds = Thresholds()
+    zone: tzinfo = UTC
+    """Where hours and days begin, and in which people read times."""
     known_until: Mapping[str, datetime] = field(default_factory=dict)
     """Cluster -> the moment up to which accounting is known; a job of it that was last seen running counts up to there.
     A cluster that is not listed has no such limit."""
@@ -133,8 +135,10 @@ class WasteResult:
     groups: Mapping[str, pl.DataFrame]
     """Word of ``GROUPINGS`` -> frame of ``name`` (None: unknown), ``jobs`` and ``MEASURES``; most idle hours first."""
     over_time: pl.DataFrame
-    """``bucket`` (UTC start), ``gpu_hours_allocated``, ``_idle``, ``_low``, ``_busy``, ``_unknown``."""
+    """``bucket`` (UTC start of an hour or day of the query's zone), ``gpu_hours_allocated``, ``_idle``, ``_low``,
+    ``_busy``, ``_unknown``."""
     bucket_s: int
+    """Length of a bucket on a day on which the clock is not changed."""
     idle_fraction_histogram: pl.DataFrame
     """``lower``, ``upper`` (fractions; ten bins, the last closed), ``jobs``, ``gpu_hours_allocated``."""
     window_histogram: pl.DataFrame

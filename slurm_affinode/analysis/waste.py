@@ -79,7 +79,7 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
         jobs=rows.select(*JOB_COLUMNS, *MEASURES),
         groups=_groups(about, parts),
         over_time=overtime.over_time(joined.buckets, joined.totals, joined.cells, joined.allocations, about),
-        bucket_s=joined.buckets.width_ms // 1000,
+        bucket_s=joined.buckets.width_s,
         idle_fraction_histogram=overtime.idle_fraction_histogram(rows),
         window_histogram=overtime.window_histogram(joined.totals, known=total["gpu_hours_idle"] is not None),
         timelines=_timelines(query, joined, chosen),
@@ -158,7 +158,7 @@ def _buckets(query: WasteQuery, runs: pl.DataFrame) -> overtime.Buckets:
     if until - since > _DECADE and not runs.is_empty():
         first, last = runs.select(pl.col("start_ms").min(), pl.col("end_ms").max()).row(0)
         since, until = (datetime.fromtimestamp(ms / 1000, UTC) for ms in (first, last))
-    return overtime.Buckets.of(since, until)
+    return overtime.Buckets.of(since, until, query.zone)
 
 
 def _jobs(about: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import click
 
-from slurm_affinode.cli.options import config_options, json_option, print_json, print_table
+from slurm_affinode.cli.options import clock, config_options, json_option, print_json, print_table, zone
 from slurm_affinode.config import Config
 from slurm_affinode.store.repository import Repository
 
@@ -69,7 +69,7 @@ def status(config: Config, as_json: bool) -> None:
             rows += [
                 ("size", f"{counts.size_bytes / 2**20:.1f} MiB"),
                 ("job runs", f"{counts.jobs} ({counts.gpu_jobs} with GPUs, {counts.running_jobs} running)"),
-                ("from, to", f"{_time(counts.first)}, {_time(counts.last)}"),
+                ("from, to", f"{_time(counts.first)}, {_time(counts.last)} ({zone()})"),
                 ("clusters", ", ".join(counts.clusters) or "none"),
                 ("steps", counts.steps),
                 ("recorded GPUs", counts.allocation_gpus),
@@ -82,4 +82,4 @@ def status(config: Config, as_json: bool) -> None:
 
 
 def _time(moment: datetime | None) -> str:
-    return "-" if moment is None else f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+    return "-" if moment is None else clock(moment, seconds=True)

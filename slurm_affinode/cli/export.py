@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from slurm_affinode.cli.options import When, config_options, json_option, print_json, progress
+from slurm_affinode.cli.options import When, clock, config_options, json_option, print_json, progress, zone
 from slurm_affinode.cli.streams import reader_gone
 from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError
@@ -63,7 +63,8 @@ def openmetrics(
     elif out != "-":
         click.echo(f"{out}: {written.samples:,} samples of {written.series:,} series, {written.devices:,} devices")
         if written.first and written.last:
-            click.echo(f"from {written.first:%Y-%m-%d %H:%M:%S} to {written.last:%Y-%m-%d %H:%M:%S} UTC")
+            first, last = clock(written.first, seconds=True), clock(written.last, seconds=True)
+            click.echo(f"from {first} to {last} ({zone()})")
 
 
 def _label(text: str) -> tuple[str, str]:

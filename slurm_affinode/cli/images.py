@@ -26,7 +26,7 @@ from slurm_affinode.checkpoint.opening import open_tiers
 from slurm_affinode.checkpoint.tier import Tier
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.cli.nodeoptions import config_file
-from slurm_affinode.cli.options import json_option, print_json, print_table, printable, progress, warn
+from slurm_affinode.cli.options import clock, json_option, print_json, print_table, printable, progress, warn, zone
 from slurm_affinode.config import Config
 from slurm_affinode.core.spans import span
 from slurm_affinode.errors import AffinodeError, InputError
@@ -149,7 +149,7 @@ def _as_json(listed: _Listed) -> dict[str, Any]:
 
 def _print(listed: _Listed) -> None:
     print_table(
-        ("job", "seq", "user", "from", "dumped", "GPUs", "GPU memory", "size", "tiers"),
+        ("job", "seq", "user", "from", f"dumped ({zone()})", "GPUs", "GPU memory", "size", "tiers"),
         _rows(listed.sound, listed.begun),
         right=("seq", "GPUs", "GPU memory", "size"),
     )
@@ -194,7 +194,7 @@ def _rows(
     for _, (facts, tiers) in sorted(images.items()):
         dumped = datetime.fromtimestamp(facts.dumped_epoch, UTC)
         yield (
-            facts.key.name, facts.seq, name_of_user(facts.uid), facts.node, f"{dumped:%Y-%m-%dT%H:%M:%SZ}",
+            facts.key.name, facts.seq, name_of_user(facts.uid), facts.node, clock(dumped, seconds=True),
             sum(gpu.allocated for gpu in facts.gpus), size(facts.gpu_bytes), size(facts.size), ", ".join(tiers),
         )  # fmt: skip
 

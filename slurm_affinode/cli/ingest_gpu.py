@@ -17,6 +17,7 @@ from slurm_affinode.cli.ingest_store import store_unless
 from slurm_affinode.cli.options import (
     Span,
     When,
+    clock,
     config_options,
     intake_options,
     json_option,
@@ -25,6 +26,7 @@ from slurm_affinode.cli.options import (
     progress,
     warn,
     warn_of_problems,
+    zone,
 )
 from slurm_affinode.cli.prometheus_options import prometheus_options
 from slurm_affinode.config import Config
@@ -201,8 +203,8 @@ def _rows(summary: IngestSummary) -> list[tuple[str, str]]:
         rows += [("new", f"{summary.new:,}"), ("duplicates", f"{summary.duplicates:,}")]
     rows += [
         ("devices", f"{summary.devices:,} on {summary.nodes:,} nodes"),
-        ("from", f"{summary.first:%Y-%m-%d %H:%M:%S} UTC"),
-        ("to", f"{summary.last:%Y-%m-%d %H:%M:%S} UTC"),
+        ("from", "unknown" if summary.first is None else f"{clock(summary.first, seconds=True)} ({zone()})"),
+        ("to", "unknown" if summary.last is None else clock(summary.last, seconds=True)),
     ]
     if summary.steps_s:
         rows.append(("step", ", ".join(f"{step:g} s ({count:,} devices)" for step, count in summary.steps_s[:5])))

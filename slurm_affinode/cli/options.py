@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
+from zoneinfo import ZoneInfo
 
 import click
 
 from slurm_affinode import config as configuration
+from slurm_affinode import zones
 from slurm_affinode.configvalues import LONGEST_S
 from slurm_affinode.files import give_to_owner
+from slurm_affinode.slurm.times import site_zone
 from slurm_affinode.timespec import parse_span_s, parse_when
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,7 +47,7 @@ def config_options(function: F) -> F:
     """Add ``--config``, ``--state`` and ``--db``; the command gets one argument ``config: Config``."""
 
     @click.option(
-        "--config", "config_path", type=Named(path_type=Path), metavar="FILE",
+        "--config", "config_path", type=Named(path_type=Path), metavar="FILE", is_eager=True,
         help=f"Configuration file. [default: {configuration.DEFAULT_PATH}; env {configuration.ENV_CONFIG}]",
     )  # fmt: skip
     @click.option(
@@ -107,7 +110,28 @@ class When(click.ParamType[datetime]):
         """Parse ``value`` against the present; a mistake is a usage error."""
         if isinstance(value, datetime):
             return value
-        return parse_when(str(value), now=datetime.now(UTC), zone=None)
+        return parse_when(str(value), now=datetime.now(UTC), zone=zone(ctx))
+
+
+_ZONE = f"{__name__}.zone"
+
+
+def zone(ctx: click.Context | None = None) -> ZoneInfo:
+    """The zone of the site, by the configuration that the command line names, else that of this machine."""
+    ctx = ctx or click.get_current_context(silent=True)
+    if ctx is None:
+        return site_zone(None)
+    if _ZONE not in ctx.meta:
+        path = ctx.params.get("config_path")  # no path but a mark of click's where it was not given
+        config = configuration.load(path if isinstance(path, Path) else None)
+        ctx.meta[_ZONE] = site_zone(config.cluster.timezone)
+    found: ZoneInfo = ctx.meta[_ZONE]
+    return found
+
+
+def clock(moment: datetime, *, seconds: bool = False) -> str:
+    """A time as tables and messages of a terminal show it; the zone is named once: see ``zone``."""
+    return zones.shown(moment, zone(), seconds=seconds)
 
 
 class Span(click.ParamType[float]):

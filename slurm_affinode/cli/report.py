@@ -8,7 +8,17 @@ from pathlib import Path
 import click
 
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.cli.options import Number, When, config_options, json_option, print_json, print_table, stages, warn
+from slurm_affinode.cli.options import (
+    Number,
+    When,
+    config_options,
+    json_option,
+    print_json,
+    print_table,
+    stages,
+    warn,
+    zone,
+)
 from slurm_affinode.cli.prometheus_options import prometheus_options
 from slurm_affinode.config import Config
 from slurm_affinode.report.build import DEFAULT_TITLE, DEFAULT_TOP, WrittenReport
@@ -27,7 +37,7 @@ Examples:
 @click.command(epilog=_EPILOG)
 @click.option(
     "--since", type=When(), default="7d", show_default=True, metavar="TIME",
-    help="Begin: 7d (ago), today, 2026-11-01, 2026-11-01T08:00+01:00. Without a zone: the local one.",
+    help="Begin: 7d (ago), today, 2026-11-01, 2026-11-01T08:00+01:00. Without a zone: that of the site.",
 )  # fmt: skip
 @click.option("--until", type=When(), default="now", show_default=True, metavar="TIME", help="End, not included.")
 @click.option(
@@ -75,7 +85,7 @@ def report(
     With --prometheus the GPU history is read from that server, for this report alone, in place of the stored one.
     """
     thresholds = pipeline.thresholds(config, idle_pct=idle_pct, low_pct=low_pct)
-    query = WasteQuery(since, until, clusters, partitions, accounts, users, thresholds)
+    query = WasteQuery(since, until, clusters, partitions, accounts, users, thresholds, zone())
     options = pipeline.ReportOptions(title=title, top=top, csv=as_csv)
     with stages() as step:
         history = _history(config, query, step) if asked else None

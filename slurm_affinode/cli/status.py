@@ -11,7 +11,7 @@ import click
 
 from slurm_affinode.agent.reach import Reach
 from slurm_affinode.cli.nodeoptions import config_file
-from slurm_affinode.cli.options import json_option, print_json, print_table, printable, warn
+from slurm_affinode.cli.options import clock, json_option, print_json, print_table, printable, warn
 from slurm_affinode.cli.reaching import reach_of
 from slurm_affinode.config import Config
 from slurm_affinode.core.spans import span
@@ -251,4 +251,4 @@ def _times(count: int) -> str:
 
 
 def _time(epoch: float) -> str:
-    return datetime.fromtimestamp(epoch, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return clock(datetime.fromtimestamp(epoch, UTC), seconds=True)

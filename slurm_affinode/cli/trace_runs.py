@@ -140,6 +140,7 @@ def _analyse(
         thresholds=pipeline.thresholds(settings),
         notes=notes,
         problems=problems,
+        zone=times.site_zone(settings.cluster.timezone),
     )
 
 

@@ -293,7 +293,7 @@ class Session:
                 for one in shown
             ]  # fmt: skip
             if rows:
-                print_table(("ACTION", "TARGET", "KIND", "USER", "RESULT", "WHY"), rows)
+                print_table(("action", "target", "kind", "user", "result", "why"), rows)
             hidden = sum(one.action.code in QUIET for one in outcomes) if not self.asked.everything else 0
             more = f"; {hidden} more for which it is too early or done (--all)" if hidden else ""
             more += f"; of {untold} people are to be told (--warn)" if untold else ""

@@ -13,6 +13,7 @@ import click
 from slurm_affinode.cli.options import (
     Span,
     When,
+    clock,
     config_options,
     json_option,
     print_json,
@@ -21,6 +22,7 @@ from slurm_affinode.cli.options import (
     progress,
     slurm_options,
     warn,
+    zone,
 )
 from slurm_affinode.config import Config
 from slurm_affinode.core.spans import counted, span
@@ -134,9 +136,9 @@ def _replay(  # noqa: PLR0917
 
 
 def _print_replay(done: list[zombie_policy.Replayed], since: datetime, until: datetime) -> None:
-    click.echo(f"\nFrom {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC it would have done:")
+    click.echo(f"\nFrom {clock(since)} to {clock(until)} ({zone()}) it would have done:")
     rows = [
-        (f"{one.at:%m-%d %H:%M}", one.action.verb if one.action.verb != "none" else f"none ({one.action.code})",
+        (clock(one.at), one.action.verb if one.action.verb != "none" else f"none ({one.action.code})",
          one.action.number or "", one.action.target, one.action.finding.user, one.action.finding.kind,
          one.action.reason)
         for one in done
@@ -144,7 +146,7 @@ def _print_replay(done: list[zombie_policy.Replayed], since: datetime, until: da
     if not rows:
         click.echo("  nothing")
         return
-    print_table(("AT (UTC)", "ACTION", "NO", "TARGET", "USER", "KIND", "WHY"), rows)
+    print_table(("at", "action", "number", "target", "user", "kind", "why"), rows)
     counts: dict[str, int] = {}
     for one in done:
         counts[one.action.verb] = counts.get(one.action.verb, 0) + 1
@@ -193,9 +195,9 @@ def history(
         print_json([dataclasses.asdict(one) for one in rows])
         return 0
     print_table(
-        ("AT (UTC)", "WHO", "VERB", "RESULT", "JOB", "USER", "NODE", "WHAT"),
+        (f"at ({zone()})", "who", "verb", "result", "job", "user", "node", "what"),
         [
-            (f"{one.at:%Y-%m-%d %H:%M:%S}", one.actor, one.verb, one.result, one.job, one.user, one.node, one.reason)
+            (clock(one.at, seconds=True), one.actor, one.verb, one.result, one.job, one.user, one.node, one.reason)
             for one in rows
         ],
     )
@@ -213,7 +215,7 @@ def _prune(config: Config, before: datetime, *, yes: bool, as_json: bool) -> int
         print_json({"before": before, "records": count, "deleted": yes})
         return 0
     done = "deleted" if yes else "would be deleted"
-    click.echo(f"{counted(count, 'record')} from before {before:%Y-%m-%d %H:%M} UTC {done}")
+    click.echo(f"{counted(count, 'record')} from before {clock(before)} ({zone()}) {done}")
     if count and not yes:
         warn("nothing was deleted; add --yes")
     return 0
@@ -259,7 +261,7 @@ def keep(*, config: Config, job: str, for_s: float, why: str, as_json: bool) -> 
     if as_json:
         print_json({"job": there.id, "until": wish.until, "why": wish.why, "written": written})
     else:
-        click.echo(f"Job {there.id} is left alone for {span(for_s)}, until {wish.until.astimezone():%Y-%m-%d %H:%M}")
+        click.echo(f"Job {there.id} is left alone for {span(for_s)}, until {clock(wish.until)} ({zone()})")
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from slurm_affinode.cli.options import printable
+from slurm_affinode.cli.options import clock, printable, zone
 from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
 from slurm_affinode.core.signature_file import SignatureFile, Tried
 from slurm_affinode.core.spans import span
@@ -60,7 +59,7 @@ def print_found(found: Found, *, wide: bool = False, explain: str | None = "") -
     """
     out = console()
     jobs, gpus = _several(found.jobs, "GPU job"), _several(found.gpus, "GPU")
-    looked = f"{jobs}, {gpus}, {_time(found.since)} to {_time(found.until)}"
+    looked = f"{jobs}, {gpus}, {clock(found.since)} to {clock(found.until)} ({zone()})"
     if not found.findings:
         out.print(Text(f"Nothing found: {looked} ({found.source})."))
     else:
@@ -154,10 +153,6 @@ def _several(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
-def _time(when: datetime) -> str:
-    return when.astimezone().strftime("%Y-%m-%d %H:%M")
-
-
 def evidence_table(rows: Sequence[Evidence]) -> Table:
     """What was seen, what it is held against, what it counts for."""
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -212,7 +207,7 @@ def print_explanation(page: Explanation) -> None:
     """The page of one job."""
     out = console()
     job = page.job
-    state = (job.state or "in an unknown state") + (f", ended {_time(job.end)}" if job.end else "")
+    state = (job.state or "in an unknown state") + (f", ended {clock(job.end)}" if job.end else "")
     name = f" ({job.name})" if job.name else ""
     out.print(Text(printable(f"Job {job.id}{name} of {page.user or '?'}: {state}"), style="bold"))
     limit = "" if job.time_limit_s is None else f" of at most {span(job.time_limit_s)}"
@@ -232,7 +227,7 @@ def print_explanation(page: Explanation) -> None:
         _print_gpu(out, gpu, most_w)
     if page.gpus:
         out.print()
-        first, last = _time(page.since), _time(page.until)
+        first, last = clock(page.since), f"{clock(page.until)} ({zone()})"
         out.print(Text(f"Time line from {first} to {last}; {BLOCKS[0]} is 0, {UNKNOWN} is not measured.", style="dim"))
     for note in page.notes:
         out.print(Text(printable(note), style="dim"))

@@ -14,12 +14,14 @@ from slurm_affinode.analysis import runs, usage
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.cli.options import (
     When,
+    clock,
     config_options,
     json_option,
     print_json,
     print_table,
     slurm_options,
     warn,
+    zone,
 )
 from slurm_affinode.config import Config
 from slurm_affinode.core.spans import span
@@ -158,9 +160,9 @@ def queue(
         click.echo("Nobody waits.")
         return 0
     print_table(
-        ("job", "user", "partition", "qos", "GPUs", "cores", "nodes", "waits", "submitted (UTC)", "reason"),
+        ("job", "user", "partition", "qos", "GPUs", "cores", "nodes", "waits", f"submitted ({zone()})", "reason"),
         [(one.id, one.user, one.partition, one.qos, one.gpus, one.cores, one.nodes, span(one.waited_s),
-          "" if one.submitted is None else f"{one.submitted:%Y-%m-%d %H:%M}", one.reason) for one in found[:top]],
+          "" if one.submitted is None else clock(one.submitted), one.reason) for one in found[:top]],
         right=("GPUs", "cores", "nodes", "waits"),
     )  # fmt: skip
     if len(found) > top:

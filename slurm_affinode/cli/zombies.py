@@ -25,6 +25,7 @@ from slurm_affinode.cli.options import (
     slurm_options,
     stages,
     warn,
+    zone,
 )
 from slurm_affinode.cli.prometheus_options import prometheus_options
 from slurm_affinode.config import Config
@@ -279,7 +280,7 @@ def _show_page(page: Explanation, html: Path | None, *, as_json: bool) -> None:
     if html is not None:
         from slurm_affinode.report import zombie_page  # noqa: PLC0415
 
-        text = zombie_page.render(page)
+        text = zombie_page.render(page, zone())
         with delivering(html) as target:
             target.write_text(text, encoding="utf-8")
     if as_json:

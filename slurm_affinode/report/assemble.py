@@ -22,7 +22,7 @@ def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | 
     worst = tables.worst(result, top)
     return ReportContext(
         title=title,
-        interval=f"{fmt.moment(query.since)} to {fmt.moment(query.until)} UTC ({span})",
+        interval=f"{fmt.moment(query.since, query.zone)} to {fmt.moment(query.until, query.zone)} ({span})",
         scope=evidence.scope(query),
         caution=_sentence(fmt.visible(result.accounting_note)),
         answer=headline.answer(result),
@@ -58,4 +58,4 @@ def _sentence(text: str) -> str:
 def render_report(result: WasteResult, *, title: str, top: int, csv_name: str | None = None) -> str:
     """The report as one self-contained HTML page."""
     context = build_context(result, title=title, top=top, csv_name=csv_name)
-    return rendering.page("report.html.j2", title=title, generated=result.generated, r=context)
+    return rendering.page("report.html.j2", title=title, generated=result.generated, zone=result.query.zone, r=context)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 
 from markupsafe import Markup
 
@@ -76,10 +76,11 @@ def stacked_time(
     series: Sequence[Series],
     *,
     unit: str,
+    zone: tzinfo = UTC,
     note: str | None = None,
 ) -> Markup:
-    """Stacked bars over time, the first series lowest; ``starts`` are in UTC, ``step_s`` is the length of all bars,
-    or of each, in seconds."""
+    """Stacked bars over time, the first series lowest; ``starts`` are in UTC and shown in ``zone``, ``step_s`` is the
+    length of all bars, or of each, in seconds."""
     if not starts:
         return empty(words, "Nothing happened in this interval.")
     steps = [step_s] * len(starts) if isinstance(step_s, int | float) else step_s
@@ -92,13 +93,13 @@ def stacked_time(
     for i, (start, width) in enumerate(zip(starts, widths, strict=True)):
         gap = width * 0.16 if len(starts) <= _APART else 0.0
         x = 100 * (start - first).total_seconds() / span
-        tip = f"{fmt.moment(start)} UTC: " + ", ".join(f"{s.label} {fmt.number(s.values[i])}" for s in series)
+        tip = f"{fmt.moment(start, zone)}: " + ", ".join(f"{s.label} {fmt.number(s.values[i])}" for s in series)
         stack = _stack(axis, [(s.values[i], s.fill) for s in series], x + gap / 2, width - gap)
         hit = f'<rect class="hit" x="{num(x)}%" y="{_TOP}" width="{num(width)}%" height="{_PLOT}"/>'
         bars.append(Markup('<g class="bucket"><title>{}</title>{}{}</g>').format(tip, Markup(hit), stack))  # noqa: S704
     dense = Markup('<g class="{}">{}</g>').format("sparse" if len(starts) <= _APART else "dense", Markup("").join(bars))
     body = [horizontal_grid(axis, _PLOT, _TOP, unit), dense]
-    ticks = time_ticks(first, last)
+    ticks = time_ticks(first, last, zone)
     # A label stands under the bar that it names; where some name a time within a bar, all stand at their time.
     under = dict(zip(starts, widths, strict=True)) if len(starts) <= _APART else {}
     named = {tick.at for tick in ticks} <= under.keys()
@@ -107,8 +108,8 @@ def stacked_time(
         kind = "start" if x < 3 else "end" if x > 97 else ""
         body.append(text(x, _TOP + _PLOT + 18, tick.label, f"{kind} {'' if tick.major else 'wide'}".strip()))
     numbers = Numbers(
-        ["Start (UTC)", *(s.label for s in series)],
-        [[fmt.moment(at), *(fmt.number(s.values[i]) for s in series)] for i, at in enumerate(starts)],
+        ["Start", *(s.label for s in series)],
+        [[fmt.moment(at, zone), *(fmt.number(s.values[i]) for s in series)] for i, at in enumerate(starts)],
         f"{words.title} ({unit})",
     )
     picture = svg(words, _TOP + _PLOT + _BELOW, body)

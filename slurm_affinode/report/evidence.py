@@ -102,7 +102,8 @@ def settings(result: WasteResult) -> tuple[Fact, ...]:
     facts = [
         Fact(
             "Interval",
-            f"{fmt.moment(query.since, seconds=True)} to {fmt.moment(query.until, seconds=True)} UTC, half-open",
+            f"{fmt.moment(query.since, query.zone, seconds=True)} to "
+            f"{fmt.moment(query.until, query.zone, seconds=True)}, half-open",
         ),
         Fact("Idle", f"every activity signal at or below {fmt.number(thresholds.idle_pct)} %"),
         Fact("Low", f"not idle, every activity signal at or below {fmt.number(thresholds.low_pct)} %"),

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from datetime import UTC, datetime
+from datetime import datetime, tzinfo
+
+from slurm_affinode import zones
 
 UNKNOWN = "unknown"
 NBSP = "\N{NO-BREAK SPACE}"
@@ -111,11 +113,9 @@ def duration(seconds: float | None) -> str:
     return f"{days}{NBSP}d" + (f"{NBSP}{rest}{NBSP}h" if rest else "")
 
 
-def moment(value: datetime | None, *, seconds: bool = False) -> str:
-    """A UTC time: ``2026-11-01 08:00``."""
-    if value is None:
-        return UNKNOWN
-    return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
+def moment(value: datetime | None, zone: tzinfo, *, seconds: bool = False) -> str:
+    """A local time: ``2026-11-01 08:00``."""
+    return UNKNOWN if value is None else zones.shown(value, zone, seconds=seconds)
 
 
 def visible(text: object) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import tzinfo
+
 import polars as pl
 
 from slurm_affinode.analysis import suspensions
@@ -51,7 +53,7 @@ def section(result: WasteResult, top: int) -> GivenBack | None:
             _card("GPU memory given back", "gpu_mem_gib_hours", fmt.number(total["gpu_mem_gib_hours"]), "GiB-h"),
             _card("Time to wake", "wake_s", _short(total["wake_s"]), sub="median, from the request"),
         )
-    return GivenBack(lead, cards, _table(frame, top))
+    return GivenBack(lead, cards, _table(frame, top, result.query.zone))
 
 
 def _requeued(total: Row) -> str:
@@ -105,12 +107,12 @@ def _short(seconds: float | None) -> str:
     return fmt.duration(seconds)
 
 
-def _table(frame: pl.DataFrame, top: int) -> Table:
-    rows = tuple(_row(row) for row in frame.head(top).iter_rows(named=True))
+def _table(frame: pl.DataFrame, top: int, zone: tzinfo) -> Table:
+    rows = tuple(_row(row, zone) for row in frame.head(top).iter_rows(named=True))
     columns = (
         Column("Job", title="raw id"), Column("User", unit="account"),
         Column("Given back", "number", "GPU-h", help_for("gpu_hours_given_back") or "", "descending"),
-        Column("Began (UTC)", "short"), Column("What became of it", unit="where"),
+        Column("Began", "short"), Column("What became of it", unit="where"),
         Column("Asleep", "number", title=help_for("asleep_s") or ""),
         Column("To suspend", "number", title=help_for("suspend_s") or ""),
         Column("To restore", "number", title=help_for("restore_s") or ""),
@@ -120,12 +122,12 @@ def _table(frame: pl.DataFrame, top: int) -> Table:
     return Table("given-back-table", "Suspensions by GPU-hours given back", columns, rows, note=note)
 
 
-def _row(row: Row) -> tuple[Cell, ...]:
+def _row(row: Row, zone: tzinfo) -> tuple[Cell, ...]:
     return (
         Cell(str(row["job_id"]), "text", sort=str(row["job_id"])),
         name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), 40)),
         _number(row["gpu_hours_given_back"], fmt.number(row["gpu_hours_given_back"])),
-        Cell(fmt.moment(row["began"]), "short", sort=str(round(row["began"].timestamp()))),
+        Cell(fmt.moment(row["began"], zone), "short", sort=str(round(row["began"].timestamp()))),
         Cell(_became(row), "text", sub=_where(row)),
         _number(row["asleep_s"], fmt.duration(row["asleep_s"])),
         _number(row["suspend_s"], _short(row["suspend_s"])),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, tzinfo
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -77,22 +77,23 @@ def render_index(
     *,
     title: str = "GPU waste reports",
     generated: datetime | None = None,
+    zone: tzinfo = UTC,
 ) -> str:
     """The page that lists ``entries``, the newest first, as HTML."""
-    context = _context(entries, title)
-    return render.page("index.html.j2", title=title, generated=generated, r=context)
+    context = _context(entries, title, zone)
+    return render.page("index.html.j2", title=title, generated=generated, zone=zone, r=context)
 
 
-def _context(entries: Sequence[IndexEntry], title: str) -> IndexContext:
+def _context(entries: Sequence[IndexEntry], title: str, zone: tzinfo) -> IndexContext:
     ordered = sorted(entries, key=lambda e: e.since, reverse=True)
     kinds = [
         *(k for k in _KINDS if any(e.kind == k for e in ordered)),
         *sorted({e.kind for e in ordered} - set(_KINDS)),
     ]
-    parts = tuple(_part(kind, [e for e in ordered if e.kind == kind]) for kind in kinds)
+    parts = tuple(_part(kind, [e for e in ordered if e.kind == kind], zone) for kind in kinds)
     newest = max((e.until for e in ordered), default=None)
-    lead = "There is no report yet." if newest is None else f"The newest reaches to {fmt.moment(newest)} UTC."
-    trend = _trend([e for e in ordered if e.kind == "day"])
+    lead = "There is no report yet." if newest is None else f"The newest reaches to {fmt.moment(newest, zone)}."
+    trend = _trend([e for e in ordered if e.kind == "day"], zone)
     return IndexContext(
         title=fmt.visible(title),
         lead=lead,
@@ -105,16 +106,16 @@ def _context(entries: Sequence[IndexEntry], title: str) -> IndexContext:
     )
 
 
-def _part(kind: str, entries: Sequence[IndexEntry]) -> IndexPart:
+def _part(kind: str, entries: Sequence[IndexEntry], zone: tzinfo) -> IndexPart:
     largest = max((known(e.total, "gpu_hours_allocated") or 0.0 for e in entries), default=0.0)
     return IndexPart(
         key="".join(c for c in kind if c.isalnum()) or "other",
         title=_KINDS.get(kind, fmt.visible(kind).capitalize()),
-        rows=tuple(_row(entry, largest) for entry in entries),
+        rows=tuple(_row(entry, largest, zone) for entry in entries),
     )
 
 
-def _row(entry: IndexEntry, largest: float) -> IndexRow:
+def _row(entry: IndexEntry, largest: float, zone: tzinfo) -> IndexRow:
     hours = {state: known(entry.total, f"gpu_hours_{state}") for state, _ in STATES}
     said = ", ".join(f"{label.lower()} {fmt.hours(hours[state])}" for state, label in STATES)
     idle, measured = hours["idle"], known(entry.total, "gpu_hours_measured")
@@ -122,7 +123,7 @@ def _row(entry: IndexEntry, largest: float) -> IndexRow:
     return IndexRow(
         href=quote(entry.href, safe="/._-"),
         label=fmt.visible(entry.label),
-        span=f"{fmt.moment(entry.since)}{fmt.NBSP}– {fmt.moment(entry.until)}",
+        span=f"{fmt.moment(entry.since, zone)}{fmt.NBSP}– {fmt.moment(entry.until, zone)}",
         bar=charts.meter(said, [(hours[state] or 0.0, state) for state, _ in STATES], largest),
         idle=fmt.number(idle),
         share=fmt.percent(share),
@@ -131,11 +132,12 @@ def _row(entry: IndexEntry, largest: float) -> IndexRow:
     )
 
 
-def _trend(days: Sequence[IndexEntry]) -> Markup:
+def _trend(days: Sequence[IndexEntry], zone: tzinfo) -> Markup:
     """The days in order as a chart; nothing for fewer than two."""
     shown = sorted(days, key=lambda e: e.since)[-92:]
     if len(shown) < 2:
         return Markup("")
     series = [Series(label, [known(e.total, f"gpu_hours_{state}") for e in shown], state) for state, label in STATES]
-    words = Words("trend", "Allocated GPU-hours per day", f"{len(shown)} days from {fmt.moment(shown[0].since)} UTC.")
-    return charts.stacked_time(words, [e.since for e in shown], 86400, series, unit="GPU-h")
+    words = Words("trend", "Allocated GPU-hours per day", f"{len(shown)} days from {fmt.moment(shown[0].since, zone)}.")
+    lengths = [(e.until - e.since).total_seconds() for e in shown]
+    return charts.stacked_time(words, [e.since for e in shown], lengths, series, unit="GPU-h", zone=zone)

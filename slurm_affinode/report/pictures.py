@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 
 import polars as pl
 from markupsafe import Markup
 
+from slurm_affinode import zones
 from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
@@ -24,7 +25,8 @@ _MEASURED = 0.01
 
 def over_time(result: WasteResult) -> Markup:
     """Mean number of allocated GPUs in each bucket, by state."""
-    frame, step = result.over_time, fmt.duration(result.bucket_s)
+    frame, zone = result.over_time, result.query.zone
+    step = "day" if result.bucket_s == _DAY_S else fmt.duration(result.bucket_s)
     help_text = (
         "Each bar is the mean number of allocated GPUs in that span, by what they did. Idle: every activity signal at "
         "or below the idle threshold. Unknown: no data. GPUs that no job held are not in the picture."
@@ -32,11 +34,11 @@ def over_time(result: WasteResult) -> Markup:
     words = Words("over-time", "Allocated GPUs over time", "", help_text)
     if frame.height == 0 or not frame["gpu_hours_allocated"].sum():
         return charts.empty(words, "No GPU was allocated in this interval.")
-    width = timedelta(seconds=result.bucket_s)
-    frame = frame.with_columns((pl.col("bucket") + width).alias("end"))
     if frame.height > _MAX_TIME_BARS and result.bucket_s == _DAY_S:
-        frame, step = _wider(frame)
-    starts, ends = frame["bucket"].to_list(), frame["end"].to_list()
+        frame, step = _wider(frame, zone)
+    starts = frame["bucket"].to_list()
+    after = _after(starts[-1], zone, step) if step in _WIDER else _next(starts[-1], result.bucket_s, zone)
+    ends = [*starts[1:], after]
     spans = [_span_h(result, start, end) for start, end in zip(starts, ends, strict=True)]
     series = [
         Series(
@@ -53,30 +55,53 @@ def over_time(result: WasteResult) -> Markup:
         most = "How many of them were idle is unknown."
     elif idle[at]:
         whole = fmt.number(sum(s.values[at] or 0.0 for s in series))
-        most = f"Most were idle from {fmt.moment(starts[at])} UTC: {fmt.number(idle[at])} of {whole}."
+        most = f"Most were idle from {fmt.moment(starts[at], zone)}: {fmt.number(idle[at])} of {whole}."
     summary = f"Mean number of allocated GPUs per {step}. {most}"
     words = Words("over-time", "Allocated GPUs over time", summary, help_text)
-    note = f"One bar is {'a ' if step in _WIDER else ''}{step}; times are UTC."
+    note = f"One bar is {step}." if step[0].isdigit() else f"One bar is a {step}."
     lengths = [(end - start).total_seconds() for start, end in zip(starts, ends, strict=True)]
-    return charts.stacked_time(words, starts, lengths, series, unit="GPUs", note=note)
+    return charts.stacked_time(words, starts, lengths, series, unit="GPUs", zone=zone, note=note)
 
 
-_WIDER = {"week": "1w", "month": "1mo", "year": "1y"}
+_WIDER = ("week", "month", "year")
 
 
-def _wider(days: pl.DataFrame) -> tuple[pl.DataFrame, str]:
-    """Buckets of a day put together to weeks (from Monday), months or years, in UTC; and which of them."""
-    bars = {name: days["bucket"].dt.truncate(every).n_unique() for name, every in _WIDER.items()}
-    name = next((name for name, count in bars.items() if count <= _MAX_TIME_BARS), "year")
-    start = pl.col("bucket").dt.truncate(_WIDER[name])
-    wider = days.group_by(start, maintain_order=True).agg(pl.col("^gpu_hours_.*$").sum())
+def _begin(at: datetime, zone: tzinfo, name: str) -> datetime:
+    """The start of the local week (from Monday), month or year in which a moment lies, in UTC."""
+    day = at.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
+    match name:
+        case "week":
+            day -= timedelta(days=day.weekday())
+        case "month":
+            day = day.replace(day=1)
+        case _:
+            day = day.replace(month=1, day=1)
+    return day.astimezone(UTC)
+
+
+def _after(start: datetime, zone: tzinfo, name: str) -> datetime:
+    """The end of the week, month or year that begins at ``start``."""
+    return _begin(start + timedelta(days={"week": 10, "month": 40, "year": 400}[name]), zone, name)
+
+
+def _next(start: datetime, width_s: int, zone: tzinfo) -> datetime:
+    """The end of the bucket that begins at ``start``."""
+    return zones.edges(start, start + timedelta(seconds=1), width_s, zone)[1]
+
+
+def _wider(days: pl.DataFrame, zone: tzinfo) -> tuple[pl.DataFrame, str]:
+    """Buckets of a day put together to weeks, months or years; and which of them."""
+    listed = days["bucket"].to_list()
+    name = next((name for name in _WIDER if len({_begin(at, zone, name) for at in listed}) <= _MAX_TIME_BARS), "year")
+    starts = pl.Series("bucket", [_begin(at, zone, name) for at in listed]).cast(days["bucket"].dtype)
+    wider = days.with_columns(starts).group_by("bucket", maintain_order=True).agg(pl.col("^gpu_hours_.*$").sum())
     # A sum of nothing but what is unknown is unknown.
     allocated, unknown = pl.col("gpu_hours_allocated"), pl.col("gpu_hours_unknown")
     wider = wider.with_columns(
         pl.when((allocated > unknown) | (allocated == 0)).then(pl.col(f"gpu_hours_{state}")).alias(f"gpu_hours_{state}")
         for state in ("idle", "low", "busy")
     )
-    return wider.with_columns(pl.col("bucket").dt.offset_by(_WIDER[name]).alias("end")), name
+    return wider, name
 
 
 def _span_h(result: WasteResult, start: datetime, end: datetime) -> float:

@@ -11,7 +11,7 @@ import base64
 import functools
 import hashlib
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 import jinja2
@@ -28,6 +28,7 @@ class Page:
 
     title: str
     generated: str
+    zone: str
     style: Markup
     script: Markup
     csp: str
@@ -47,12 +48,16 @@ def environment() -> jinja2.Environment:
     )
 
 
-def page(template: str, *, title: str, generated: datetime | None = None, **context: Any) -> str:
-    """The HTML of ``template`` (a file name in ``reports/templates``); ``context`` are its names besides ``page``."""
+def page(template: str, *, title: str, zone: tzinfo, generated: datetime | None = None, **context: Any) -> str:
+    """The HTML of ``template`` (a file name in ``reports/templates``); ``context`` are its names besides ``page``.
+
+    ``zone``: that of the times in it, which the page names once.
+    """
     style, script = _asset("style.css"), _asset("page.js")
     made = Page(
         title=fmt.visible(title),
-        generated=fmt.moment(generated or datetime.now(UTC)),
+        generated=fmt.moment(generated or datetime.now(UTC), zone),
+        zone=str(zone),
         style=Markup(style),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
         csp=_policy(style, script),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC
 
 from markupsafe import Markup
 
@@ -63,7 +64,7 @@ class Page:
 
 def html(result: ServingResult, claims: Sequence[Claim]) -> str:
     """The self-contained page."""
-    return render.page("trace_serving.html.j2", title=TITLE, trace=context(result, claims))
+    return render.page("trace_serving.html.j2", title=TITLE, zone=UTC, trace=context(result, claims))
 
 
 def context(result: ServingResult, claims: Sequence[Claim]) -> Page:

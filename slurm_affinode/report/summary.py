@@ -41,6 +41,7 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
             "low_pct": query.thresholds.low_pct,
             "max_gap_steps": query.thresholds.max_gap_steps,
             "floors_pct": dict(query.thresholds.floors_pct),
+            "timezone": str(query.zone),
         },
         "accounting": {
             "known_until": {fmt.name(name): _plain(moment) for name, moment in sorted(query.known_until.items())},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, tzinfo
 
 import polars as pl
 from markupsafe import Markup, escape
@@ -20,7 +20,7 @@ _IDLE = ("gpu_hours_idle", "Idle", "GPU-h")
 _IDLE_SHARE = ("idle_fraction", "Idle share", "")
 _ALLOCATED = ("gpu_hours_allocated", "Allocated", "GPU-h")
 _UNKNOWN = ("gpu_hours_unknown", "Unknown", "GPU-h")
-_LIFE = Column("What its GPUs did", "picture", "from start to end, UTC")
+_LIFE = Column("What its GPUs did", "picture", "from start to end")
 _ALL_JOBS_BYTES = 1_300_000
 _CELL_BYTES = 45
 """Tags and attributes around a cell's text, about."""
@@ -95,7 +95,7 @@ def worst(result: WasteResult, top: int) -> Table | None:
     ]  # fmt: skip
     rows = tuple(
         (_job_cell(row), _user_cell(row), cell(row, "gpu_hours_idle"), cell(row, "idle_fraction"),
-         _life_cell(row, strips), *(cell(row, m) for m, _, _ in after), _gpus_cell(row))
+         _life_cell(row, strips, result.query.zone), *(cell(row, m) for m, _, _ in after), _gpus_cell(row))
         for row in frame.iter_rows(named=True)
     )  # fmt: skip
     columns = (
@@ -129,9 +129,10 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _life_cell(row: Row, strips: dict[tuple[str, int, datetime], Markup]) -> Cell:
+def _life_cell(row: Row, strips: dict[tuple[str, int, datetime], Markup], zone: tzinfo) -> Cell:
     picture = strips.get((row["cluster"], row["job_id"], row["submit"]))
-    span = f"{fmt.moment(row['start'])} – {'running' if row['end'] is None else fmt.moment(row['end'])}"
+    end = "running" if row["end"] is None else fmt.moment(row["end"], zone)
+    span = f"{fmt.moment(row['start'], zone)} – {end}"
     return Cell(kind="picture life", picture=picture if picture is not None else Markup(""), sub=span)
 
 
@@ -160,10 +161,10 @@ def short_model(model: str) -> str:
     return fmt.visible(model.removeprefix("NVIDIA "))
 
 
-def _start_cell(row: Row) -> Cell:
+def _start_cell(row: Row, zone: tzinfo) -> Cell:
     start: datetime | None = row["start"]
     sort = None if start is None else str(int(start.timestamp()))
-    return Cell(fmt.moment(start), "short", sort=sort, sub=fmt.name(row["state"]))
+    return Cell(fmt.moment(start, zone), "short", sort=sort, sub=fmt.name(row["state"]))
 
 
 _ALL_MEASURES = (
@@ -178,9 +179,9 @@ def all_jobs(result: WasteResult, limit: int, csv_name: str | None) -> Table | N
         return None
     columns = (
         Column("Job", unit="name"), Column("User", unit="account"), *(column(*m) for m in _ALL_MEASURES),
-        Column("GPUs", unit="model"), Column("Partition", unit="QOS"), Column("Start (UTC)", unit="state"),
+        Column("GPUs", unit="model"), Column("Partition", unit="QOS"), Column("Start", unit="state"),
     )  # fmt: skip
-    rows = tuple(_within(_all_rows(result.jobs.head(limit)), _ALL_JOBS_BYTES))
+    rows = tuple(_within(_all_rows(result.jobs.head(limit), result.query.zone), _ALL_JOBS_BYTES))
     more = result.jobs.height - len(rows)
     note = _left_out(len(rows), more, csv_name) if more > 0 else ""
     caption = "All job runs with GPUs" if more <= 0 else f"The {fmt.count(len(rows))} job runs with most idle GPU-hours"
@@ -203,7 +204,7 @@ def _left_out(rows: int, more: int, csv_name: str | None) -> str:
     return f"{first}; {fmt.count(more)} more are not shown; {where}."
 
 
-def _all_rows(frame: pl.DataFrame) -> Iterable[tuple[Cell, ...]]:
+def _all_rows(frame: pl.DataFrame, zone: tzinfo) -> Iterable[tuple[Cell, ...]]:
     for row in frame.iter_rows(named=True):
         yield (
             _job_cell(row),
@@ -213,5 +214,5 @@ def _all_rows(frame: pl.DataFrame) -> Iterable[tuple[Cell, ...]]:
             name_cell(
                 row["partition"], sub="" if row["qos"] is None else fmt.clip(fmt.visible(row["qos"]), _NAME_LENGTH)
             ),
-            _start_cell(row),
+            _start_cell(row, zone),
         )

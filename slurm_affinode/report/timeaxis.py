@@ -1,10 +1,12 @@
-"""Ticks of a time axis: round minutes, hours, days, weeks or months in UTC, few enough not to collide."""
+"""Ticks of a time axis: round minutes, hours, days, weeks or months of the local clock, few enough not to collide."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime, time, tzinfo
+
+from slurm_affinode import zones
 
 _HOUR_S, _DAY_S = 3600, 86400
 _STEPS_S = (
@@ -16,44 +18,31 @@ _MAX_TICKS = 9
 
 @dataclass(frozen=True, slots=True)
 class TimeTick:
-    """A tick at ``at``; ``label`` is short; ``major`` ones are kept where there is little room."""
+    """A tick at ``at`` (UTC); ``label`` is short; ``major`` ones are kept where there is little room."""
 
     at: datetime
     label: str
     major: bool
 
 
-def time_ticks(since: datetime, until: datetime) -> tuple[TimeTick, ...]:
+def time_ticks(since: datetime, until: datetime, zone: tzinfo) -> tuple[TimeTick, ...]:
     """At most nine ticks in the half-open interval."""
-    since, until = since.astimezone(UTC), until.astimezone(UTC)
     span_s = (until - since).total_seconds()
     step = next((s for s in _STEPS_S if span_s / s <= _MAX_TICKS), None)
-    moments = list(_months(since, until) if step is None else _steps(since, until, step))
-    if not moments:
-        moments = [since]
+    found = _months(since, until, zone) if step is None else zones.edges(since, until, step, zone)
+    moments = [at for at in found if since <= at < until] or [since]
     every = max(1, -(-len(moments) // 4))
-    return tuple(TimeTick(at, _label(at, step), i % every == 0) for i, at in enumerate(moments))
+    return tuple(TimeTick(at, _label(at.astimezone(zone), step), i % every == 0) for i, at in enumerate(moments))
 
 
-def _steps(since: datetime, until: datetime, step_s: int) -> Iterator[datetime]:
-    day = since.replace(hour=0, minute=0, second=0, microsecond=0)
-    if step_s == 7 * _DAY_S:
-        day -= timedelta(days=day.weekday())
-    at = day
-    while at < until:
-        if at >= since:
-            yield at
-        at += timedelta(seconds=step_s)
-
-
-def _months(since: datetime, until: datetime) -> Iterator[datetime]:
-    total = (until.year - since.year) * 12 + until.month - since.month + 1
+def _months(since: datetime, until: datetime, zone: tzinfo) -> Iterator[datetime]:
+    first, last = since.astimezone(zone), until.astimezone(zone)
+    total = (last.year - first.year) * 12 + last.month - first.month + 1
     every = next((n for n in (1, 2, 3, 6) if total / n <= _MAX_TICKS), 12)
     for i in range(total + 1):
-        index = since.month - 1 + i
-        at = datetime(since.year + index // 12, index % 12 + 1, 1, tzinfo=UTC)
-        if since <= at < until and (at.month - 1) % every == 0:
-            yield at
+        index = first.month - 1 + i
+        if index % 12 % every == 0:
+            yield datetime(first.year + index // 12, index % 12 + 1, 1, tzinfo=zone).astimezone(UTC)
 
 
 def _label(at: datetime, step_s: int | None) -> str:

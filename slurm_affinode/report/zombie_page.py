@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import time, timedelta
+from datetime import time, timedelta, tzinfo
 
 from markupsafe import Markup
 
@@ -54,10 +54,10 @@ class Gpu:
     verdicts: tuple[str, ...]
 
 
-def render(page: Explanation) -> str:
+def render(page: Explanation, zone: tzinfo) -> str:
     """The HTML of an explanation."""
     job = page.job
-    state = (job.state or "in an unknown state") + (f", ended {fmt.moment(job.end)} UTC" if job.end else "")
+    state = (job.state or "in an unknown state") + (f", ended {fmt.moment(job.end, zone)}" if job.end else "")
     name = f" ({fmt.visible(job.name)})" if job.name else ""
     lead = f"{fmt.visible(page.user or 'unknown user')}, {state}; partition {fmt.visible(page.partition or 'unknown')}"
     lead += f"; {', '.join(page.nodes) or 'nodes not known'}"
@@ -69,9 +69,10 @@ def render(page: Explanation) -> str:
         answer=page.answer,
         cards=_cards(page),
         findings=[_shown(one) for one in page.findings],
-        gpus=[_gpu(one, number, most_w) for number, one in enumerate(page.gpus)],
+        gpus=[_gpu(one, number, most_w, zone) for number, one in enumerate(page.gpus)],
         notes=[fmt.visible(note) for note in page.notes],
-        span=f"{fmt.moment(page.since)} to {fmt.moment(page.until)} UTC",
+        span=f"{fmt.moment(page.since, zone)} to {fmt.moment(page.until, zone)}",
+        zone=zone,
     )
 
 
@@ -120,7 +121,7 @@ def _line(row: Evidence) -> Line:
     return Line(mark, row.dimension, fmt.visible(row.text), row.threshold or "", weight, row.unknown)
 
 
-def _gpu(page: GpuPage, number: int, most_w: float) -> Gpu:
+def _gpu(page: GpuPage, number: int, most_w: float, zone: tzinfo) -> Gpu:
     gpu = page.gpu
     title = f"GPU {gpu.gpu} on {gpu.node or 'an unknown node'}" + (f", {gpu.model}" if gpu.model else "")
     word = "not measured" if not gpu.measured else "idle" if gpu.flagged else "not flagged"
@@ -128,10 +129,10 @@ def _gpu(page: GpuPage, number: int, most_w: float) -> Gpu:
     total = gpu.total_gib or max((one.memory_gib for one in page.slots if one.memory_gib is not None), default=0.0)
     charts = (
         _bars(f"activity-{number}", "Activity, % of the busiest signal", page.slots,
-              [one.activity_pct for one in page.slots], 100.0, "%"),
+              [one.activity_pct for one in page.slots], 100.0, "%", zone),
         _bars(f"memory-{number}", f"GPU memory held, of {total:.1f} GiB", page.slots,
-              [one.memory_gib for one in page.slots], total, "GiB"),
-        _bars(f"power-{number}", "Power", page.slots, [one.power_w for one in page.slots], most_w, "W"),
+              [one.memory_gib for one in page.slots], total, "GiB", zone),
+        _bars(f"power-{number}", "Power", page.slots, [one.power_w for one in page.slots], most_w, "W", zone),
     )  # fmt: skip
     fits = [f"Fits {name}." for name in page.fits]
     against = [f"Does not fit {names}: {why}." for names, why in page.why_not]
@@ -139,7 +140,7 @@ def _gpu(page: GpuPage, number: int, most_w: float) -> Gpu:
 
 
 def _bars(  # noqa: PLR0917
-    key: str, title: str, slots: Sequence[Slot], values: Sequence[float | None], most: float, unit: str
+    key: str, title: str, slots: Sequence[Slot], values: Sequence[float | None], most: float, unit: str, zone: tzinfo
 ) -> Markup:
     known = [one for one in values if one is not None]
     if not known:
@@ -157,10 +158,10 @@ def _bars(  # noqa: PLR0917
     summary = f"{title}: mean {mean:.1f} {unit}, largest {max(known):.1f} {unit}."
     svg = Markup('<svg class="strip" width="100%" height="{}" role="img" aria-label="{}">{}</svg>').format(
         HEIGHT, summary, Markup("").join(rects)
-    ) + _times(slots)
+    ) + _times(slots, zone)
     numbers = figure.Numbers(
-        ("from (UTC)", unit),
-        [(fmt.moment(slot.start), "unknown" if value is None else f"{value:.1f}")
+        ("from", unit),
+        [(fmt.moment(slot.start, zone), "unknown" if value is None else f"{value:.1f}")
          for slot, value in zip(slots, values, strict=True)],
         title,
     )  # fmt: skip
@@ -168,12 +169,12 @@ def _bars(  # noqa: PLR0917
     return figure.figure(figure.Words(key, title, summary), svg, numbers=numbers, note=summary + colours)
 
 
-def _times(slots: Sequence[Slot]) -> Markup:
+def _times(slots: Sequence[Slot], zone: tzinfo) -> Markup:
     """The clock below a strip; a third of the page has room for four times."""
     first, count = slots[0].start, len(slots)
     step = slots[1].start - first if count > 1 else timedelta(minutes=1)
-    found = time_ticks(first, first + step * count)
-    days = [one for one in found if one.at.time() == time.min]
+    found = time_ticks(first, first + step * count, zone)
+    days = [one for one in found if one.at.astimezone(zone).time() == time.min]
     ticks = days[:: -(-len(days) // 4)] if len(days) > 1 else [one for one in found if one.major]
     texts = []
     for tick in ticks:

@@ -101,6 +101,17 @@ def choose(
     return best[1] if best else {}
 
 
+def site_zone(name: str | None, *, localtime: Path = Path("/etc/localtime")) -> ZoneInfo:
+    """The zone in which people of the site read times: the configured one, else this machine's."""
+    try:
+        return ZoneInfo(zone_name(name, localtime=localtime))
+    except AffinodeError:
+        if name is not None or not localtime.is_file():
+            raise
+    with localtime.open("rb") as file:  # a copy, which does not say its name
+        return ZoneInfo.from_file(file, key="local time of this machine")
+
+
 def zone_name(
     asked: str | None, *, env: Mapping[str, str] | None = None, localtime: Path = Path("/etc/localtime")
 ) -> str:

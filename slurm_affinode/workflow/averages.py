@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
 import polars as pl
@@ -27,6 +27,7 @@ def analyse_averages(
     notes: Sequence[str] = (),
     problems: Sequence[str] = (),
     now: datetime | None = None,
+    zone: tzinfo = UTC,
 ) -> WasteResult:
     """Analyse ``jobs`` (``JOBS``) with ``per_run`` (``averages.AVERAGES``) over the whole span of the jobs.
 
@@ -36,7 +37,7 @@ def analyse_averages(
     """
     moment = now or datetime.now(UTC)
     # An average at or below a floor may hide a moment above it: only 0 says that every moment was 0.
-    query = WasteQuery(*_span(jobs, moment), thresholds=replace(thresholds, floors_pct={}))
+    query = WasteQuery(*_span(jobs, moment), thresholds=replace(thresholds, floors_pct={}), zone=zone)
     with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as directory:
         history = SampleStore(Path(directory))
         try:

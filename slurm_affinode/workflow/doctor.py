@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from slurm_affinode import zones
 from slurm_affinode.analysis import prices
 from slurm_affinode.checkpoint import yama
 from slurm_affinode.config import Config
@@ -20,7 +21,7 @@ from slurm_affinode.process import run as run_program
 from slurm_affinode.slurm import commands
 from slurm_affinode.slurm.commands import Runner
 from slurm_affinode.slurm.pyslurm_client import Worker, start_worker
-from slurm_affinode.slurm.times import zone_name
+from slurm_affinode.slurm.times import site_zone, zone_name
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.workflow import doctor_slurm, gpu_intake, prometheus_intake
 from slurm_affinode.workflow.check import OK, PROBLEM, SKIPPED, UNREACHABLE, Check
@@ -128,7 +129,9 @@ def _store(config: Config, now: datetime) -> list[Check]:
             found,
             Check("accounting", PROBLEM, "no job run was taken in", "slurm-affinode ingest sacct --since 7d"),
         ]
-    said = f"{counts.gpu_jobs:,} of {counts.jobs:,} runs have GPUs; the last start or end {_ago(counts.last, now)}"
+    said = (
+        f"{counts.gpu_jobs:,} of {counts.jobs:,} runs have GPUs; the last start or end {_ago(counts.last, now, config)}"
+    )
     if counts.gpu_jobs == 0:
         hint = "does Slurm count GPUs? AccountingStorageTRES=gres/gpu"
         return [found, Check("accounting", PROBLEM, said, hint)]
@@ -142,7 +145,9 @@ def _history(config: Config, now: datetime) -> Check:
         span, days = history.span(), len(history.days())
     if span is None:
         return Check("GPU history", PROBLEM, f"{config.history_dir}: empty", "slurm-affinode ingest gpu PATH...")
-    said = f"{config.history_dir}: {days:,} day{'' if days == 1 else 's'}, the newest sample {_ago(span[1], now)}"
+    said = (
+        f"{config.history_dir}: {days:,} day{'' if days == 1 else 's'}, the newest sample {_ago(span[1], now, config)}"
+    )
     if now - span[1] > STALE:
         return Check("GPU history", PROBLEM, said, "slurm-affinode ingest gpu PATH..., or set nightly.gpu_paths")
     return Check("GPU history", OK, said)
@@ -189,9 +194,9 @@ def _tracking(run: Runner) -> Check:
     )
 
 
-def _ago(moment: datetime, now: datetime) -> str:
+def _ago(moment: datetime, now: datetime, config: Config) -> str:
     seconds = (now - moment).total_seconds()
-    stamp = f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+    stamp = zones.shown(moment, site_zone(config.cluster.timezone))
     if seconds < 0:
         return f"at {stamp} (in the future)"
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):

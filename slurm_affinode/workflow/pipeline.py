@@ -106,7 +106,8 @@ def analyse_stored(
     moment = now or datetime.now(UTC)
     if query.until <= query.since:
         raise AffinodeError(
-            f"the interval ends ({fmt.moment(query.until)} UTC) before it begins ({fmt.moment(query.since)} UTC)",
+            f"the interval ends ({fmt.moment(query.until, query.zone)}) before it begins "
+            f"({fmt.moment(query.since, query.zone)}, {query.zone})",
             hint="choose --since before --until",
         )
     table = prices.load(config.price.table, currency=config.price.currency)
@@ -171,7 +172,7 @@ def _check_filters(jobs: pl.DataFrame, query: WasteQuery) -> None:
 
 
 def _interval(query: WasteQuery) -> str:
-    return f"from {fmt.moment(query.since)} to {fmt.moment(query.until)} UTC"
+    return f"from {fmt.moment(query.since, query.zone)} to {fmt.moment(query.until, query.zone)} ({query.zone})"
 
 
 def _no_accounting(store: Repository, query: WasteQuery) -> NoAccountingError:
@@ -189,6 +190,6 @@ def _no_accounting(store: Repository, query: WasteQuery) -> NoAccountingError:
         )
     return NoAccountingError(
         f"no job ran {_interval(query)}",
-        hint=f"the store has {runs} from {fmt.moment(counts.first)} to "
-        f"{fmt.moment(counts.last)} UTC: choose --since and --until in there, or ingest more",
+        hint=f"the store has {runs} from {fmt.moment(counts.first, query.zone)} to "
+        f"{fmt.moment(counts.last, query.zone)}: choose --since and --until in there, or ingest more",
     )

@@ -35,6 +35,7 @@ from slurm_affinode.resources import asset_dir
 from slurm_affinode.slurm import jobid, units
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.slurm.schema import JOBS
+from slurm_affinode.slurm.times import site_zone
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.timespec import parse_span_s
 from slurm_affinode.workflow import intake
@@ -211,7 +212,7 @@ def interval(config: Config, request: Request, history: SampleStore, now: dateti
     filters: dict[str, Any] = {"clusters": request.clusters, "partitions": request.partitions,
                                "accounts": request.accounts, "users": request.users}  # fmt: skip
     gaps = Thresholds(max_gap_steps=config.idle.max_gap_steps, floors_pct=config.agent.floors_pct)
-    return WasteQuery(since, until, **filters, thresholds=gaps), notes
+    return WasteQuery(since, until, **filters, thresholds=gaps, zone=site_zone(config.cluster.timezone)), notes
 
 
 def hold(  # noqa: PLR0917

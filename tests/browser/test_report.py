@@ -32,7 +32,7 @@ def numbers(texts: list[str]) -> list[float]:
 def test_the_page_opens_without_a_word_or_a_request(open_page: Open, name: str) -> None:
     """No console message, no error, no dialog, nothing fetched: the fixture checks."""
     page = open_page(name)
-    assert page.title().startswith("GPU waste report: 2026-11-01 00:00 to 2026-11-08 00:00 UTC")
+    assert page.title().startswith("GPU waste report: 2026-11-01 00:00 to 2026-11-08 00:00")
     assert page.locator("h1").inner_text() == "GPU waste report"
 
 

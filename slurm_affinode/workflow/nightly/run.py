@@ -17,7 +17,7 @@ from slurm_affinode.config import Config
 from slurm_affinode.errors import AffinodeError
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.report.build import WrittenReport
-from slurm_affinode.slurm.times import zone_name
+from slurm_affinode.slurm.times import site_zone
 from slurm_affinode.store.records import ReportRecord
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.store.zombies import ZombieLog
@@ -95,7 +95,8 @@ class _Keep:
 
 def render(config: Config, period: Period, out: Path, now: datetime) -> WrittenReport:
     """Make the report of ``period`` in ``out``. Raises ``intake.NoAccountingError`` where no job ran."""
-    query = WasteQuery(period.since, period.until, thresholds=pipeline.thresholds(config))
+    zone = site_zone(config.cluster.timezone)
+    query = WasteQuery(period.since, period.until, thresholds=pipeline.thresholds(config), zone=zone)
     options = pipeline.ReportOptions(title=f"GPU waste, {period.kind} {period.label}", csv=True)
     return pipeline.build_report(config, query, out, options=options, now=now)
 
@@ -115,7 +116,7 @@ def run(
     ``force`` makes reports anew that are current. Raises ``AffinodeError`` only where nothing at all can be done: the
     store does not open, the zone is unknown.
     """
-    zone = ZoneInfo(zone_name(config.cluster.timezone))
+    zone = site_zone(config.cluster.timezone)
     keep = _Keep.of(config, now)
     with Repository.open(config.db_url) as store, contextlib.closing(SampleStore(config.history_dir)) as history:
         night = _Night(config, store, history, out, now, keep, render, force, _Log(say))
@@ -123,7 +124,7 @@ def run(
         night.report(zone)
         night.clear()
         with night.log.part("index"):
-            shelf.write_index(out, store.reports(), now, force=force)
+            shelf.write_index(out, store.reports(), now, zone=zone, force=force)
     return night.outcome()
 
 
@@ -205,7 +206,8 @@ class _Night:
         known = intake.with_known(WasteQuery(period.since, period.until), self.store, self.now).known_until
         ends = sorted((name, min(moment, period.until)) for name, moment in known.items())
         floors = sorted(self.config.agent.floors_pct.items())
-        content = repr((facts, parts, ends, self.config.idle, floors, self.config.price, __version__))
+        settings = (self.config.idle, floors, self.config.price, self.config.cluster.timezone)
+        content = repr((facts, parts, ends, settings, __version__))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def clear(self) -> None:

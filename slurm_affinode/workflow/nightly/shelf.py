@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,9 @@ def headline(summary: Mapping[str, Any]) -> dict[str, float | int | str | None]:
     return {**summary["total"], "currency": summary["currency"]}
 
 
-def write_index(out: Path, records: Sequence[ReportRecord], now: datetime, *, force: bool = False) -> bool:
+def write_index(
+    out: Path, records: Sequence[ReportRecord], now: datetime, *, zone: tzinfo, force: bool = False
+) -> bool:
     """Write ``index.html`` and ``index.json`` of the reports that are there, unless they are (``force``: even then);
     whether they were written.
 
@@ -52,11 +54,15 @@ def write_index(out: Path, records: Sequence[ReportRecord], now: datetime, *, fo
         for record in records
         if holds(out, record.path)
     ]
-    listed = {"generator": f"slurm-affinode {__version__}", "reports": [_plain(entry) for entry in entries]}
+    listed = {
+        "generator": f"slurm-affinode {__version__}",
+        "timezone": str(zone),
+        "reports": [_plain(entry) for entry in entries],
+    }
     data = json.dumps(listed, indent=1, ensure_ascii=False) + "\n"
     if not force and (out / INDEX).is_file() and _read(out / INDEX_DATA) == data:
         return False
-    html = render_index(entries, generated=now)
+    html = render_index(entries, generated=now, zone=zone)
     try:
         files.write_text(out / INDEX, html)
         files.write_text(out / INDEX_DATA, data)  # last: it says that the page is current

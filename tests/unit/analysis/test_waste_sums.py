@@ -6,6 +6,7 @@ import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import polars as pl
 import pytest
@@ -118,6 +119,29 @@ def test_time_passes_in_buckets(analysed: Analysed, samples: Rows, jobs: Jobs) -
     )
     assert result.bucket_s == HOUR
     assert result.over_time.drop("bucket").rows() == [(1.0, 1.0, 0.0, 0.0, 0.0), (0.5, 0.0, 0.0, 0.5, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "day", "hours"),
+    [
+        ("Europe/Berlin", (2026, 3, 29), 23),
+        ("Europe/Berlin", (2026, 10, 25), 25),
+        ("America/St_Johns", (2026, 11, 1), 25),
+        ("Asia/Kolkata", (2026, 10, 25), 24),
+    ],
+)
+def test_buckets_of_a_local_day_are_its_hours(  # noqa: PLR0917
+    analysed: Analysed, samples: Rows, jobs: Jobs, t0: datetime, name: str, day: tuple[int, int, int], hours: int
+) -> None:
+    """A job of all day fills each hour of the night in which the clock is changed, and no hour of another day."""
+    zone = ZoneInfo(name)
+    begin, end = datetime(*day, tzinfo=zone), datetime(*day, tzinfo=zone) + timedelta(days=1)
+    since, until = (at.timestamp() - t0.timestamp() for at in (begin, end))
+    rows = samples(every(since, until, 600), util_pct=0.0)
+    result = analysed(rows, jobs({"start": since, "end": until}), since=since, until=until, zone=zone)
+    assert result.over_time["gpu_hours_idle"].to_list() == pytest.approx([1.0] * hours)
+    local = [at.astimezone(zone) for at in result.over_time["bucket"]]
+    assert (local[0].hour, local[-1].hour, {at.minute for at in local}) == (0, 23, {0})
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_a_file_is_taken_in_and_noted(state: Path, recorded: Path) -> None:
         "samples     6",
         "new         6",
         "3 on 1 nodes",
-        "2026-11-01 08:00:30 UTC",
+        "2026-11-01 08:00:30",
         "30 s (3 devices)",
     ):
         assert text in result.stdout

@@ -56,6 +56,20 @@ def test_json_prints_the_summary_and_nothing_else(state: Path, tmp_path: Path) -
     assert json.loads(done.stdout)["query"]["idle_pct"] == 2
 
 
+def test_days_are_those_of_the_site(state: Path, tmp_path: Path) -> None:
+    """A date is a local midnight, JSON says when that is in UTC, and the page shows what was asked for."""
+    config = tmp_path / "config.toml"
+    config.write_text('[cluster]\ntimezone = "Asia/Kolkata"\n')
+    out = tmp_path / "out"
+    command = ["report", "--since", "2026-11-02", "--until", "2026-11-03", "--config", str(config)]
+    done = CliRunner().invoke(cli, [*command, "--state", str(state), "--out", str(out), "--json"])
+    asked = json.loads(done.stdout)["query"]
+    assert (asked["since"], asked["until"]) == ("2026-11-01T18:30:00Z", "2026-11-02T18:30:00Z")
+    assert asked["timezone"] == "Asia/Kolkata"
+    page = (out / "report.html").read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
+    assert "2026-11-02 00:00 to 2026-11-03 00:00 (24 h)" in page
+
+
 def test_csv_writes_the_tables(state: Path, tmp_path: Path) -> None:
     """And says how many."""
     out = tmp_path / "out"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
+from slurm_affinode import zones
 from slurm_affinode.report import charts
 from slurm_affinode.report.charts import Bar, Point, Series, Words
 from slurm_affinode.report.figure import value_axis
@@ -18,6 +20,7 @@ from slurm_affinode.report.timeaxis import time_ticks
 WORDS = Words("chart", "Title <b>", "What it & shows.", "How <i>to</i> read.")
 HOSTILE = '"><script>alert(1)</script>'
 START = datetime(2026, 11, 1, tzinfo=UTC)
+ZONE = ZoneInfo("America/St_Johns")
 
 
 def parse(markup: Markup) -> ET.Element:
@@ -199,7 +202,7 @@ def test_time_ticks_are_few_ordered_and_inside(start: datetime, span_h: float) -
     """From a minute to years."""
     since = start.replace(tzinfo=UTC)
     until = since + timedelta(hours=span_h)
-    ticks = time_ticks(since, until)
+    ticks = time_ticks(since, until, ZONE)
     assert 1 <= len(ticks) <= 10
     assert [t.at for t in ticks] == sorted({t.at for t in ticks})
     assert all(since <= t.at < until for t in ticks)
@@ -218,4 +221,27 @@ def test_time_ticks_are_few_ordered_and_inside(start: datetime, span_h: float) -
 )
 def test_time_ticks_have_the_labels_of_their_step(hours: int, labels: list[str]) -> None:
     """Clock times within a day, days within weeks, months beyond."""
-    assert [t.label for t in time_ticks(START, START + timedelta(hours=hours))] == labels
+    assert [t.label for t in time_ticks(START, START + timedelta(hours=hours), UTC)] == labels
+
+
+@pytest.mark.parametrize(
+    ("name", "day"),
+    [("Europe/Berlin", (2026, 3, 29)), ("America/St_Johns", (2026, 11, 1)), ("Asia/Kolkata", (2026, 11, 1))],
+)
+def test_time_axis_labels_the_first_bar_of_a_local_day(name: str, day: tuple[int, int, int]) -> None:
+    """The day is named at its first hour, whatever the offset of the zone, and no hour is drawn outside."""
+    zone = ZoneInfo(name)
+    begin = datetime(*day, tzinfo=zone)
+    starts = zones.edges(begin.astimezone(UTC), (begin + timedelta(days=1)).astimezone(UTC), 3600, zone)[:-1]
+    series = [Series("idle", [1.0] * len(starts), "idle")]
+    chart = parse(charts.stacked_time(WORDS, starts, 3600, series, unit="GPUs", zone=zone))
+    labels = {
+        text.text: float(text.get("x", "").rstrip("%"))
+        for text in chart.iter("text")
+        if text.get("x", "").endswith("%")
+    }
+    bars = rects(chart, "idle")
+    first = f"{begin.day} {begin:%b}"
+    assert labels[first] == pytest.approx(bars[0]["x"] + bars[0]["width"] / 2, abs=0.1)
+    assert min(labels, key=labels.__getitem__) == first
+    assert [title.text for title in chart.iter("title")][1].startswith(f"{begin:%Y-%m-%d} 00:00: ")

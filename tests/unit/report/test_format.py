@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -77,12 +78,13 @@ def test_memory_time_turns_into_tebibytes_when_large() -> None:
     assert fmt.gib_hours(None) == "unknown"
 
 
-def test_a_moment_is_shown_in_utc() -> None:
+def test_a_moment_is_shown_in_local_time() -> None:
     """Whatever zone it came in."""
     at = datetime(2026, 11, 1, 1, 30, tzinfo=timezone(timedelta(hours=2)))
-    assert fmt.moment(at) == "2026-10-31 23:30"
-    assert fmt.moment(datetime(2026, 11, 1, tzinfo=UTC), seconds=True) == "2026-11-01 00:00:00"
-    assert fmt.moment(None) == "unknown"
+    assert fmt.moment(at, UTC) == "2026-10-31 23:30"
+    assert fmt.moment(at, ZoneInfo("Asia/Kolkata")) == "2026-11-01 05:00"
+    assert fmt.moment(datetime(2026, 11, 1, tzinfo=UTC), UTC, seconds=True) == "2026-11-01 00:00:00"
+    assert fmt.moment(None, UTC) == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import base64
 import dataclasses
 import hashlib
 import re
+from datetime import UTC
 from html.parser import HTMLParser
 from types import ModuleType
+from zoneinfo import ZoneInfo
 
 import jinja2
 import polars as pl
@@ -316,10 +318,21 @@ def test_a_running_job_is_said_to_run(result: WasteResult) -> None:
     assert "– running" in page.text
 
 
+def test_page_shows_local_times_and_names_the_zone_once(result: WasteResult) -> None:
+    """In headline, tables, pictures and their numbers."""
+    zone = ZoneInfo("America/St_Johns")
+    page = Page(render_plain(dataclasses.replace(result, query=dataclasses.replace(result.query, zone=zone))))
+    assert page.text.count("America/St_Johns") == 1
+    assert "UTC" not in page.text.partition("How it is computed")[0]
+    assert "2026-10-31 21:30 to 2026-11-07 20:30 (7 d)" in page.text
+    start = result.jobs["start"][0].astimezone(zone)
+    assert f"{start:%Y-%m-%d %H:%M} –" in page.text
+
+
 def test_a_name_that_a_template_does_not_get_is_an_error() -> None:
     """StrictUndefined: nothing is silently empty."""
     with pytest.raises(jinja2.UndefinedError):
-        render.page("report.html.j2", title="t")
+        render.page("report.html.j2", title="t", zone=UTC)
 
 
 def test_texts_of_the_method_show_code_as_code() -> None:
