@@ -53,6 +53,7 @@ def make_result(
     groups = {word: _group(rows, _grouper(word)) for word in GROUPINGS}
     total = {**_measures_of(rows), "jobs": len(rows), "users": len({r["user"] for r in rows})}
     total["unallocated_gpu_hours"] = 412.5 if measured else None
+    total["gpu_hours_capacity"] = 412.5 + (total["gpu_hours_allocated"] or 0.0) if measured else None
     return WasteResult(
         query=WasteQuery(SINCE, UNTIL),
         generated=datetime(2026, 11, 8, 1, 30, tzinfo=UTC),

@@ -90,7 +90,8 @@ def breakdown(  # noqa: PLR0917
     devices: pl.DataFrame,
     prices: PriceTable,
 ) -> pl.DataFrame:
-    """One row per run, node and GPU model, and one for what of a run's GPUs is not found on a node.
+    """One row per run, node and GPU model, and one for what of a run's GPUs is not found on a node (``lacking``: so
+    many GPUs).
 
     ``shares``: ``per_allocation``; ``pairs``: ``Mapped.pairs``; ``runs``: ``runs.prepare``, those that the report is
     about.
@@ -161,6 +162,7 @@ def _not_found(found: pl.DataFrame, about: pl.DataFrame, nodes: pl.DataFrame, mo
         "run",
         "node",
         pl.coalesce("model", "gpu_type", "models").alias("gpu_model"),
+        pl.col("gpus_here").alias("lacking"),
         (pl.col("gpus_here") * pl.col("run_ms")).alias("allocated_ms"),
     )
 

@@ -128,8 +128,9 @@ class WasteResult:
     generated: datetime
     currency: str
     total: Mapping[str, float | int | None]
-    """The keys of ``MEASURES`` over everything, plus ``jobs``, ``users``, ``unallocated_gpu_hours`` (devices seen in
-    the history and given to no run; None where there is no history)."""
+    """The keys of ``MEASURES`` over everything, plus ``jobs``, ``users``, ``unallocated_gpu_hours`` (GPUs known to
+    exist that no run held) and ``gpu_hours_capacity`` (allocated + unallocated); both None where there is no history,
+    or only runs of some users, accounts or partitions are looked at."""
     jobs: pl.DataFrame
     """One row per GPU job run: ``JOB_COLUMNS`` + ``MEASURES``; most idle hours first."""
     groups: Mapping[str, pl.DataFrame]

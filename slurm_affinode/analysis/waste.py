@@ -10,9 +10,8 @@ import numpy as np
 import polars as pl
 
 from slurm_affinode.analysis import allocations as allocating
-from slurm_affinode.analysis import kernel, mapping, measures, overtime, quality, samples, segments, totals
+from slurm_affinode.analysis import capacity, kernel, mapping, measures, overtime, quality, samples, segments, totals
 from slurm_affinode.analysis import runs as job_runs
-from slurm_affinode.analysis.join import TIME_SUMS
 from slurm_affinode.analysis.prices import NO_PRICES, PriceTable
 from slurm_affinode.analysis.quality import Ingest
 from slurm_affinode.analysis.result import GROUPINGS, JOB_COLUMNS, MEASURES, WasteQuery, WasteResult
@@ -183,10 +182,22 @@ def _total(
     total["users"] = about["user"].drop_nulls().n_unique()
     # Of the time that nobody is known to hold, no user or partition has a part.
     partial = bool(query.partitions or query.accounts or query.users)
-    free = joined.cells.inside & (joined.cells.sharers == 0)
-    seen = joined.totals.sums[free, :TIME_SUMS].sum() / measures.MS_PER_HOUR
-    total["unallocated_gpu_hours"] = None if partial or not joined.index.rows else float(seen)
+    known = bool(joined.index.rows) and not partial
+    free = _not_allocated_h(query, joined, about, parts) if known else None
+    allocated = total["gpu_hours_allocated"]
+    total["unallocated_gpu_hours"] = free
+    total["gpu_hours_capacity"] = None if free is None else free + (allocated or 0.0)
     return total
+
+
+def _not_allocated_h(query: WasteQuery, joined: _Joined, about: pl.DataFrame, parts: pl.DataFrame) -> float:
+    lacking = (
+        parts.drop_nulls("lacking")
+        .select("run", "node", pl.col("lacking").alias("gpus"))
+        .join(about.select("run", "cluster", "start_ms", "end_ms"), on="run", how="inner")
+    )
+    gaps = query.thresholds.max_gap_steps
+    return capacity.not_allocated_ms(joined.cells, joined.devices, lacking, max_gap_steps=gaps) / measures.MS_PER_HOUR
 
 
 def _most_idle(about: pl.DataFrame, rows: pl.DataFrame, count: int) -> pl.DataFrame:

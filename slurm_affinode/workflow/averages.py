@@ -49,7 +49,7 @@ def analyse_averages(
     issues = (*_issues(per_run, notes, problems), *result.quality.issues)
     return replace(
         result,
-        total={**result.total, "unallocated_gpu_hours": None},
+        total={**result.total, "unallocated_gpu_hours": None, "gpu_hours_capacity": None},
         quality=replace(result.quality, samples=per_run.height, steps_s={}, issues=issues),
     )
 

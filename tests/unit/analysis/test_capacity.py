@@ -1,0 +1,132 @@
+"""Capacity: what there was to allocate is what was allocated and what was not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from waste_cases import HOUR, Analysed, Jobs, Rows, every
+
+from slurm_affinode.analysis.result import WasteResult
+
+
+def of_node(samples: Rows, gpus: int, times: list[float], **values: Any) -> list[dict[str, Any]]:
+    """Samples of all GPUs of a node."""
+    node = values.setdefault("node", "n1")
+    return [
+        row
+        for index in range(gpus)
+        for row in samples(times, uuid=f"GPU-{node}-{index}", index=index, util_pct=0.0, **values)
+    ]
+
+
+def figures(result: WasteResult) -> tuple[float | None, ...]:
+    total = result.total
+    return tuple(total[key] for key in ("gpu_hours_capacity", "gpu_hours_allocated", "unallocated_gpu_hours"))
+
+
+def test_capacity_counts_an_unmapped_job_once(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Two jobs of one GPU on a node with four: nobody knows which, but two GPUs are free."""
+    rows = of_node(samples, 4, every(0, HOUR))
+    runs = jobs({"start": 0, "end": HOUR}, {"job_id": 2, "start": 0, "end": HOUR})
+    assert figures(analysed(rows, runs, until=HOUR)) == pytest.approx((4, 2, 2))
+
+
+def test_capacity_takes_a_job_without_nodes_from_its_cluster(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Accounting without a node list still says that a GPU was held."""
+    rows = of_node(samples, 2, every(0, HOUR)) + of_node(samples, 2, every(0, HOUR), node="n2")
+    runs = jobs({"start": 0, "end": HOUR / 2, "node_list": None, "gpus": 3})
+    assert figures(analysed(rows, runs, until=HOUR)) == pytest.approx((4, 1.5, 2.5))
+
+
+def test_capacity_grows_by_gpus_that_have_no_samples(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """A job on a node of which nothing was ever sampled; the other node's GPU stays free."""
+    runs = jobs({"start": 0, "end": HOUR, "node_list": "n2", "gpus": 4})
+    assert figures(analysed(samples(every(0, HOUR), util_pct=0.0), runs, until=HOUR)) == pytest.approx((5, 4, 1))
+
+
+def test_capacity_contains_gaps_of_gpus_that_nobody_held(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Nothing is known of the GPU in the gap, but that it was there; before its first sample it was not."""
+    rows = samples([*every(0, 600), *every(3000, HOUR)], util_pct=0.0)
+    rows += samples(every(HOUR / 2, HOUR), uuid="GPU-1", index=1, util_pct=0.0)
+    assert figures(analysed(rows, jobs(), until=HOUR)) == pytest.approx((1.5, 0, 1.5))
+
+
+def test_capacity_of_a_replaced_gpu_counts_its_slot_once(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The old GPU until its last sample, the new one from its first."""
+    rows = samples(every(0, HOUR / 2), util_pct=0.0) + samples(every(HOUR / 2, HOUR), uuid="GPU-new", util_pct=0.0)
+    assert figures(analysed(rows, jobs(), until=HOUR)) == pytest.approx((1, 0, 1))
+
+
+def test_capacity_begins_with_the_interval_before_the_first_sample(
+    analysed: Analysed, samples: Rows, jobs: Jobs
+) -> None:
+    """A first sample a moment after the begin of the interval says that the GPU was there from its begin."""
+    assert figures(analysed(samples(every(17, HOUR), util_pct=0.0), jobs(), until=HOUR)) == pytest.approx((1, 0, 1))
+
+
+@pytest.mark.parametrize("asked", [{"users": ("ann",)}, {"accounts": ("phys",)}, {"partitions": ("gpu",)}])
+def test_capacity_of_some_users_is_absent(
+    analysed: Analysed, samples: Rows, jobs: Jobs, asked: dict[str, tuple[str, ...]]
+) -> None:
+    """Of what nobody held, no user, account or partition has a part."""
+    result = analysed(samples(every(0, HOUR), util_pct=0.0), jobs({"start": 0, "end": 60}), until=HOUR, **asked)
+    assert (result.total["gpu_hours_capacity"], result.total["unallocated_gpu_hours"]) == (None, None)
+
+
+def test_capacity_without_history_is_absent(analysed: Analysed, jobs: Jobs) -> None:
+    """How many GPUs there are is unknown."""
+    assert figures(analysed([], jobs({"start": 0, "end": HOUR}), until=HOUR)) == (None, 1, None)
+
+
+_RUNS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "start": st.integers(-30, 100).map(lambda minute: minute * 60),
+            "length": st.integers(1, 90).map(lambda minute: minute * 60),
+            "node_list": st.sampled_from(["n1", "n2", "n[1-2]", "n3", None]),
+            "gpus": st.integers(0, 5),
+            "labelled": st.booleans(),
+        }
+    ),
+    max_size=6,
+)
+_SEEN = st.lists(
+    st.tuples(st.sampled_from(["n1", "n2"]), st.integers(0, 3), st.integers(0, 60), st.integers(1, 60)), max_size=6
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(runs=_RUNS, seen=_SEEN)
+def test_capacity_is_allocated_and_not_allocated(  # noqa: PLR0917
+    analysed: Analysed, samples: Rows, jobs: Jobs, tmp_path: Path, runs: list[dict[str, Any]],
+    seen: list[tuple[str, int, int, int]],
+) -> None:  # fmt: skip
+    """For every history: never below 0, never more than the GPUs and what accounting adds to them."""
+    shutil.rmtree(tmp_path / "analysed", ignore_errors=True)
+    rows: list[dict[str, Any]] = []
+    for node, index, first, count in seen:
+        times = [60.0 * (first + k) for k in range(count)]
+        labels = [str(n) for n, run in enumerate(runs, 1) if run["labelled"] and index == n % 4]
+        rows += samples(times, node=node, uuid=f"{node}-{index}", index=index, util_pct=0.0,
+                        hpc_job=labels[0] if labels else None)  # fmt: skip
+    frame = jobs(*(
+        {"job_id": n, "submit": run["start"] - 60, "start": run["start"], "end": run["start"] + run["length"],
+         "node_list": run["node_list"], "gpus": run["gpus"]}
+        for n, run in enumerate(runs, 1)
+    ))  # fmt: skip
+    result = analysed(rows, frame, until=HOUR)
+    capacity, allocated, free = figures(result)
+    devices = {(node, index) for node, index, first, _ in seen if first < 60}
+    if not result.quality.samples:
+        assert (capacity, free) == (None, None)
+        return
+    assert capacity is not None
+    assert free is not None
+    assert capacity == (allocated or 0.0) + free
+    assert 0 <= free <= len(devices) + 1e-9
+    assert capacity >= max(allocated or 0.0, 0.0)
