@@ -7,6 +7,8 @@ Exit codes: 0 done, 1 found problems (where finding is the point), 2 wrong usage
 3 could not reach something that is needed.
 """
 
+import errno
+
 
 class AffinodeError(Exception):
     """Base of every expected failure. ``hint`` says what to do next and is printed on its own line."""
@@ -38,6 +40,21 @@ class UnreachableError(AffinodeError):
     """A service, program or directory that is needed does not answer."""
 
     exit_code = 3
+
+
+class DiskError(AffinodeError):
+    """A local file system takes no more: it is full, over a quota, or failing. Nothing half-written is left."""
+
+
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+
+
+def unwritable(path: object, error: OSError, *, hint: str | None = None, doing: str = "written") -> AffinodeError:
+    """Our error for ``path`` that cannot be written: a ``DiskError``, or an ``UnreachableError`` for another reason."""
+    said = f"{path}: cannot be {doing}: {error.strerror or error}"
+    if error.errno in _DISK:
+        return DiskError(said, hint="free some space, or raise the quota, and run it again")
+    return UnreachableError(said, hint=hint)
 
 
 def one_line(error: BaseException, most: int = 300) -> str:

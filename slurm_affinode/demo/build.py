@@ -9,7 +9,7 @@ from pathlib import Path
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.config import ClusterConfig, Config, StoreConfig
 from slurm_affinode.demo.histories import DemoHistory
-from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.errors import AffinodeError, unwritable
 from slurm_affinode.files import write_text
 from slurm_affinode.report.build import WrittenReport
 from slurm_affinode.slurm import sacct
@@ -33,7 +33,7 @@ def build_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> 
         say("writing the history")
         history.write_input(out / "input")
     except OSError as error:
-        raise UnreachableError(f"{out}: cannot be written: {error.strerror}", hint="choose another --out") from error
+        raise unwritable(out, error, hint="choose another --out") from error
     config = Config(StoreConfig(state_dir=out / "state", db=f"sqlite:///{out / 'state' / 'affinode.sqlite'}"),
                     ClusterConfig(name=history.cluster, timezone="UTC"))  # fmt: skip
     say("taking in accounting")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 
-from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
+from slurm_affinode.errors import AffinodeError, DiskError, InputError, UnreachableError
 from slurm_affinode.history import inputs
 from slurm_affinode.history.bounds import possible
 from slurm_affinode.history.reading import Notes, Problem, ReadOptions
@@ -170,7 +170,7 @@ class _Run:
             self._outcomes[name] = replace(_outcome(notes, taken, started, self._now()), format=kind)
             self._seen.devices |= seen.devices
             self._seen.nodes |= seen.nodes
-        except UnreachableError:
+        except (UnreachableError, DiskError):
             raise
         except AffinodeError as error:
             self._outcomes[name] = _failure(name, notes, error, started, self._now())

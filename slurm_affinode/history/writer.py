@@ -14,7 +14,7 @@ from types import TracebackType
 
 import polars as pl
 
-from slurm_affinode.errors import UnreachableError
+from slurm_affinode.errors import unwritable
 from slurm_affinode.files import fsync_dir
 from slurm_affinode.history import compact, manifest, sources, staging
 from slurm_affinode.history.devices import merged_identities
@@ -28,7 +28,7 @@ from slurm_affinode.history.schema import IDENTITY, SAMPLES
 ROWS_AT_ONCE = 1_000_000
 WRITE_LOCK = "write.lock"
 READ_LOCK = "read.lock"
-_REFUSED = re.compile(r"([A-Z][^:]*?) \(os error \d+\)")
+_REFUSED = re.compile(r"([A-Z][^:]*?) \(os error (\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,21 +251,17 @@ def prepared(frame: pl.DataFrame) -> Prepared:
 
 @contextlib.contextmanager
 def writing(root: Path) -> Iterator[None]:
-    """Turn the operating system's refusals into one line: an ``UnreachableError``."""
+    """Turn the operating system's refusals into one line: see ``errors.unwritable``."""
     try:
         yield
     except (OSError, pl.exceptions.ComputeError) as error:
         # What Polars writes fails with a ComputeError, of which the text alone says that it was the disk.
-        where, why = root, _REFUSED.search(str(error))
+        hint = f"check the permissions of {root}"
         if isinstance(error, OSError):
-            where, said = error.filename or root, error.strerror or str(error)
-        elif why is not None:
-            said = why[1]
-        else:
+            raise unwritable(error.filename or root, error, hint=hint) from error
+        if (why := _REFUSED.search(str(error))) is None:
             raise
-        raise UnreachableError(
-            f"{where}: cannot be written: {said}", hint=f"check the free space and the permissions of {root}"
-        ) from error
+        raise unwritable(root, OSError(int(why[2]), why[1]), hint=hint) from error
 
 
 def prepare_root(root: Path) -> None:

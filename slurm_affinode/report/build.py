@@ -103,7 +103,7 @@ def _unwritable(path: Path, error: OSError) -> AffinodeError:
     reason = (error.strerror or str(error)).lower()
     if isinstance(error, FileExistsError | NotADirectoryError):
         return AffinodeError(f"{path}: is not a directory", hint="give --out a directory, or a name that is not taken")
-    if error.errno == errno.ENOSPC:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "the file system is full: free some space, or give --out another place"
     else:
         hint = "give --out a directory that you can write"

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
-from slurm_affinode.errors import AffinodeError, ConfigError, NoStoreError, UnreachableError
+from slurm_affinode.errors import AffinodeError, ConfigError, NoStoreError, UnreachableError, unwritable
 from slurm_affinode.store import readonly
 from slurm_affinode.store.faults import clean, is_transient, translate
 
@@ -136,9 +136,8 @@ def _sqlite(url: URL, *, create: bool) -> Engine:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UnreachableError(
-            f"{path.parent}: cannot be made: {error.strerror}", hint="give --state a directory that you may write to"
-        ) from error
+        hint = "give --state a directory that you may write to"
+        raise unwritable(path.parent, error, hint=hint, doing="made") from error
     if path.is_dir():
         raise ConfigError(f"{path}: is a directory; a SQLite file is needed", hint="add the name of a file")
     if create and os.geteuid() == 0:

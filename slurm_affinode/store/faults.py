@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.exc import DBAPIError
 
-from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
+from slurm_affinode.errors import AffinodeError, DiskError, InputError, UnreachableError
 
 _MARIADB_TRANSIENT = {1205, 1213}  # lock wait timeout, deadlock
 _POSTGRESQL_TRANSIENT = {"40001", "40P01"}  # serialization failure, deadlock
@@ -32,7 +32,7 @@ def translate(error: DBAPIError, dialect: str, where: str) -> AffinodeError:
     if state == "42501" or number in _MARIADB_DENIED or (state or "").startswith("28"):
         return UnreachableError(f"{where}: not allowed: {said}", hint="check the user, the password and its rights")
     if state == "53100" or number in _MARIADB_FULL:
-        return UnreachableError(f"{where}: the disk of the server is full: {said}")
+        return DiskError(f"{where}: the disk of the server is full: {said}")
     if is_transient(error):
         return UnreachableError(f"{where}: other writers were in the way: {said}", hint="try again")
     if error.connection_invalidated or _is_connection(error):
@@ -53,13 +53,13 @@ def _sqlite(said: str, path: str, name: str) -> AffinodeError:
             hint="run as the user who owns it",
         )
     if "full" in low or name == "SQLITE_IOERR_SHMSIZE":  # no room for the index of the write-ahead log
-        return UnreachableError(f"{path}: the disk is full", hint="nothing was changed; make room and run it again")
+        return DiskError(f"{path}: the disk is full", hint="nothing was changed; make room and run it again")
     if "locked" in low or "busy" in low:
         return UnreachableError(f"{path}: another process has kept it locked", hint="try again when that one is done")
     if "unable to open" in low:
         return UnreachableError(f"{path}: cannot be opened", hint="check that you may read and write its directory")
     if "i/o error" in low:
-        return UnreachableError(f"{path}: the disk gave an error: {said}")
+        return DiskError(f"{path}: the disk gave an error: {said}")
     return AffinodeError(f"{path}: the database refused: {said}")
 
 

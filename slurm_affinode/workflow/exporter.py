@@ -11,7 +11,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from slurm_affinode import process
-from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.errors import AffinodeError, unwritable
 from slurm_affinode.gpu import sampler
 from slurm_affinode.gpu.exposition import LastSweep
 from slurm_affinode.gpu.interface import GpuDriver
@@ -109,7 +109,7 @@ def run(options: ExporterOptions, driver: GpuDriver, signals: Signals, *, say: S
             spool = Spool(options.spool, node=options.node, cluster=options.cluster, file_s=options.spool_file_s,
                           keep_s=options.spool_keep_s, closed=converter.add, say=say)  # fmt: skip
         except OSError as error:
-            raise UnreachableError(f"{options.spool}: cannot be written: {error.strerror}") from error
+            raise unwritable(options.spool, error) from error
         sinks += [spool, _Rotation(spool, signals.close_file, say)]
     registry = CollectorRegistry()
     registry.register(shown)

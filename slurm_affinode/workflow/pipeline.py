@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ import polars as pl
 from slurm_affinode.analysis import prices, suspensions, waste
 from slurm_affinode.analysis.result import Thresholds, WasteQuery, WasteResult
 from slurm_affinode.config import Config
-from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.errors import AffinodeError, DiskError, UnreachableError
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.report import build
 from slurm_affinode.report import format as fmt
@@ -138,7 +138,7 @@ def analyse_stored(
 def _take_in_suspensions(config: Config, store: Repository, warned: Step) -> None:
     try:
         suspension_intake.configured(config, store, unread=warned)
-    except UnreachableError as error:  # who may only read the store gets a report of what is in it
+    except (UnreachableError, DiskError) as error:  # a store that takes no more has a report in it all the same
         warned(f"{error}; suspensions that are not in it yet are left out")
 
 
@@ -166,9 +166,20 @@ def _check_filters(jobs: pl.DataFrame, query: WasteQuery) -> None:
         there = set(jobs[column].drop_nulls().unique())
         for name in names:
             if name not in there:
-                close = difflib.get_close_matches(name, there, n=3) or sorted(there)[:5]
-                hint = f"there is: {', '.join(fmt.visible(n) for n in close)}" if close else None
+                hint = _there_is(name, there) if there else None
                 raise NoAccountingError(f"no job of {column} {fmt.visible(name)} ran {_interval(query)}", hint=hint)
+
+
+_MOST_NAMES = 12
+
+
+def _there_is(name: str, there: Collection[str]) -> str:
+    """The names that there are, those like ``name`` first; of many, how many are left out."""
+    close = difflib.get_close_matches(name, there, n=3)
+    names = [*close, *sorted(set(there) - set(close))]
+    left = len(names) - _MOST_NAMES
+    listed = ", ".join(fmt.visible(one) for one in names[:_MOST_NAMES])
+    return f"there is: {listed}" + (f", and {left} more" if left > 0 else "")
 
 
 def _interval(query: WasteQuery) -> str:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_affinode.errors import UnreachableError
+from slurm_affinode.errors import UnreachableError, unwritable
 
 
 @contextlib.contextmanager
@@ -21,7 +21,7 @@ def exclusive(path: Path, *, wait: bool = False) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise UnreachableError(f"{path}: cannot be made: {error.strerror}") from error
+        raise unwritable(path, error, doing="made") from error
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from slurm_affinode.errors import UnreachableError
+from slurm_affinode.errors import DiskError
 from slurm_affinode.history import aliases, inputs
 from slurm_affinode.history.ingest import FileOutcome, IngestSummary, ingest_files
 from slurm_affinode.history.reading import ReadOptions
@@ -223,7 +223,7 @@ def test_a_full_disk_ends_the_ingest(store: SampleStore, site: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("slurm_affinode.history.writer.move_part", full)
-    with pytest.raises(UnreachableError, match="No space left"):
+    with pytest.raises(DiskError, match="No space left"):
         take(store, site)
     assert store.days() == []
 

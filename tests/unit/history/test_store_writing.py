@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from stored_history import files, values
 
-from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.errors import AffinodeError, DiskError, UnreachableError
 from slurm_affinode.history import compact, manifest, writer
 from slurm_affinode.history.identity import with_device
 from slurm_affinode.history.partfiles import PartFiles
@@ -231,10 +231,10 @@ def test_a_disk_that_is_full_at_the_last_small_table_is_one_line(
     write = Path.write_bytes
     monkeypatch.setattr(Path, "write_bytes", lambda _, content: write(Path("/dev/full"), content))
     store = SampleStore(tmp_path / "history")
-    with pytest.raises(UnreachableError, match=r"history: cannot be written: No space left on device$"):
+    with pytest.raises(DiskError, match=r"history: cannot be written: No space left on device$"):
         store.ingest(samples([1.0]), source="a")
     assert store.days() == []
-    with pytest.raises(UnreachableError, match=r"No space left on device$"), writer.writing(tmp_path):
+    with pytest.raises(DiskError, match=r"No space left on device$"), writer.writing(tmp_path):
         pl.DataFrame({"a": [1]}).write_parquet("/dev/full")
     with pytest.raises(pl.exceptions.ComputeError), writer.writing(tmp_path):
         raise pl.exceptions.ComputeError("something else")

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from slurm_affinode.errors import AffinodeError, ConfigError, InputError, UnreachableError
+from slurm_affinode.errors import AffinodeError, ConfigError, DiskError, InputError, UnreachableError
 from slurm_affinode.store import engine as engines
 from slurm_affinode.store.engine import connect, parse_url, shown, write
 from slurm_affinode.store.faults import is_transient, translate
@@ -126,7 +126,7 @@ def test_a_full_disk_is_one_line_and_changes_nothing(tmp_path):
         def shrink(raw: sqlite3.Connection, _record: object) -> None:
             raw.execute("PRAGMA max_page_count = 1")
 
-        with pytest.raises(UnreachableError, match="the disk is full"):
+        with pytest.raises(DiskError, match="the disk is full"):
             repository.set("x", "y" * 10_000_000)
         assert repository.get("x") is None
 
@@ -176,20 +176,20 @@ class _Postgres(Exception):  # noqa: N818 - stands for the driver's class
     ("orig", "dialect", "kind", "said"),
     [
         (_Postgres("42501", "permission denied for table jobs"), "postgresql", UnreachableError, "not allowed"),
-        (_Postgres("53100", "could not extend file"), "postgresql", UnreachableError, "disk of the server is full"),
+        (_Postgres("53100", "could not extend file"), "postgresql", DiskError, "disk of the server is full"),
         (_Postgres("40P01", "deadlock detected"), "postgresql", UnreachableError, "other writers"),
         (_Postgres("08006", "gone\nDETAIL: x"), "postgresql", UnreachableError, "cannot be reached: gone$"),
         (_Postgres("42P01", "no such table"), "postgresql", AffinodeError, "the database refused: no such table"),
         (_Postgres(None, ""), "postgresql", UnreachableError, "cannot be reached: _Postgres"),
         (Exception(1142, "INSERT command denied"), "mariadb", UnreachableError, "not allowed: INSERT"),
-        (Exception(1114, "table is full"), "mariadb", UnreachableError, "disk of the server is full"),
+        (Exception(1114, "table is full"), "mariadb", DiskError, "disk of the server is full"),
         (Exception(1205, "Lock wait timeout"), "mariadb", UnreachableError, "other writers"),
         (Exception(2013, "Lost connection"), "mariadb", UnreachableError, "cannot be reached: Lost"),
         (Exception(1146, "no such table"), "mariadb", AffinodeError, "the database refused: no such table"),
         (sqlite3.OperationalError("attempt to write a readonly database"), "sqlite", UnreachableError, "read-only"),
         (sqlite3.OperationalError("unable to open database file"), "sqlite", UnreachableError, "cannot be opened"),
-        (sqlite3.OperationalError("disk I/O error"), "sqlite", UnreachableError, "the disk gave an error"),
-        (_sqlite_without_room(), "sqlite", UnreachableError, "the disk is full"),
+        (sqlite3.OperationalError("disk I/O error"), "sqlite", DiskError, "the disk gave an error"),
+        (_sqlite_without_room(), "sqlite", DiskError, "the disk is full"),
         (sqlite3.IntegrityError("NOT NULL failed"), "sqlite", AffinodeError, "the database refused"),
     ],
 )

@@ -123,6 +123,16 @@ def test_a_question_without_an_answer_says_what_there_is(
     assert hint in (caught.value.hint or "")
 
 
+def test_suggested_names_are_complete_or_say_how_many_are_left_out() -> None:
+    """Those that look alike first; no name is silently missing."""
+    few = pipeline._there_is("nobody", {"ann", "bob", "nobdy"})
+    assert few == "there is: nobdy, ann, bob"
+    many = pipeline._there_is("user07", {f"user{n:02d}" for n in range(7)} | {f"z{n:02d}" for n in range(17)})
+    assert many.startswith("there is: user0")
+    assert many.endswith(", and 12 more")
+    assert many.count(",") == 12
+
+
 def test_an_empty_store_says_how_to_fill_it(tmp_path: Path) -> None:
     """Nothing is written where nothing can be said."""
     out, config = tmp_path / "out", config_of(tmp_path / "state")
