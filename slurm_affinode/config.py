@@ -78,6 +78,8 @@ class SlurmConfig:
 
     backend: str = "auto"
     """``pyslurm``, ``commands`` (Slurm's own), or ``auto``: pyslurm where it is there for the site's release."""
+    bin_dir: Path | None = None
+    """Directory of Slurm's commands, searched before ``PATH``, e.g. ``/opt/slurm/bin``; ``None``: they are on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,8 @@ def load(
     if db is not None:
         store = replace(store, db=db)
     if env_backend := environ.get(ENV_SLURM_BACKEND):
-        config = replace(config, slurm=SlurmConfig(backend(env_backend, where=ENV_SLURM_BACKEND)))
+        slurm = replace(config.slurm, backend=backend(env_backend, where=ENV_SLURM_BACKEND))
+        config = replace(config, slurm=slurm)
     return replace(config, store=store)
 
 
@@ -310,6 +313,10 @@ def parse(text: str, *, where: str) -> Config:
         raise ConfigError(f"{where}: idle: needs 0 <= idle_pct <= low_pct <= 100")
     within(where, "idle.max_gap_steps", idle.max_gap_steps, 1)
     backend(config.slurm.backend, where=f"{where}: slurm.backend")
+    bin_dir = config.slurm.bin_dir
+    if bin_dir is not None and (not bin_dir.is_absolute() or ":" in str(bin_dir)):
+        message = f"{where}: slurm.bin_dir: {str(bin_dir)!r} is not the absolute path of a directory"
+        raise ConfigError(message, hint="write for example /opt/slurm/bin")
     zone(where, "cluster.timezone", config.cluster.timezone)
     span(where, "nightly.sacct_overlap", nightly.sacct_overlap)
     for key in _KEEP:  # what is kept for less would be gone before the run that is to report it

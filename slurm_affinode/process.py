@@ -25,6 +25,8 @@ REAP_S = 5.0
 """A program that was killed has so long to end."""
 PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 """Where programs that root runs for others are looked for, whatever ``PATH`` says."""
+SLURM_COMMANDS = ("sacct", "scontrol", "squeue", "scancel")
+"""What this package runs of Slurm's own."""
 _MOST_LINKS = 40
 _by: Callable[..., Completed] | None = None
 
@@ -33,6 +35,13 @@ def run_by(runner: Callable[..., Completed] | None) -> None:
     """Have ``runner`` do what ``run`` does, from now on; ``None``: this process does it. ``OSError``: it cannot."""
     global _by  # noqa: PLW0603 - whoever runs programs has this one way to do so
     _by = runner
+
+
+def search_first(directory: Path | None) -> None:
+    """Have programs looked for in ``directory`` before those of ``PATH``, also by the processes that we start."""
+    places = os.environ.get("PATH", os.defpath)
+    if directory is not None and places.partition(":")[0] != str(directory):
+        os.environ["PATH"] = f"{directory}:{places}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +79,10 @@ def run(
     try:
         done = _communicate(argv, stdin or b"", timeout_s, env=env, pass_fds=pass_fds, group=group)
     except FileNotFoundError as error:
-        raise UnreachableError(
-            f"{name}: no such program", hint=f"install the package that has {name}, or put it on PATH"
-        ) from error
+        hint = f"install the package that has {name}, or put it on PATH"
+        if name in (*SLURM_COMMANDS, "sacctmgr"):
+            hint = f"set slurm.bin_dir in the configuration to the directory that has {name}"
+        raise UnreachableError(f"{name}: no such program", hint=hint) from error
     except PermissionError as error:
         raise UnreachableError(f"{name}: not allowed to run it") from error
     except OSError as error:  # not a program, too many arguments, no process left

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from slurm_affinode import config as configuration
+from slurm_affinode import process
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,6 +25,7 @@ def config_file(function: F) -> F:
     @functools.wraps(function)
     def wrapper(*args: Any, config_path: Path | None, **kwargs: Any) -> Any:
         config = configuration.load(config_path)
+        process.search_first(config.slurm.bin_dir)
         line = None if config.source is None else configuration.exposed(config.source)
         if line is not None:
             click.echo(f"slurm-affinode: {line}", err=True)

@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 import click
 
 from slurm_affinode import config as configuration
-from slurm_affinode import zones
+from slurm_affinode import process, zones
 from slurm_affinode.configvalues import LONGEST_S
 from slurm_affinode.files import give_to_owner
 from slurm_affinode.slurm.times import site_zone
@@ -61,6 +61,7 @@ def config_options(function: F) -> F:
     @functools.wraps(function)
     def wrapper(*args: Any, config_path: Path | None, state_dir: Path | None, db_url: str | None, **kwargs: Any) -> Any:
         config = configuration.load(config_path, state_dir=state_dir, db=db_url)
+        process.search_first(config.slurm.bin_dir)
         warn_if_exposed(config.source)
         try:
             return function(*args, config=config, **kwargs)
@@ -82,7 +83,7 @@ def slurm_options(function: F) -> F:
     @functools.wraps(function)
     def wrapper(*args: Any, slurm_backend: str | None, config: configuration.Config, **kwargs: Any) -> Any:
         if slurm_backend is not None:
-            config = dataclasses.replace(config, slurm=configuration.SlurmConfig(slurm_backend))
+            config = dataclasses.replace(config, slurm=dataclasses.replace(config.slurm, backend=slurm_backend))
         return function(*args, config=config, **kwargs)
 
     return wrapper  # type: ignore[return-value]

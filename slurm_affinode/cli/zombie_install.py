@@ -101,8 +101,7 @@ def install(
             f"*/15 * * * * root {_COMMAND}": line,
             f"{_HOME}\n": "".join(f"{one}\n" for one in _environment(config)),
         }
-        if root is None:
-            values |= _path_of_this(lambda text: text)
+        values |= _path(config, lambda text: text, here=root is None)
         written.append(_fill(asset_dir("reports") / "cron.d" / _CRON, cron, values))
     if root is None and by_systemd:
         process.run(("systemctl", "daemon-reload"), timeout_s=SYSTEMCTL_S)
@@ -127,7 +126,7 @@ def _service(config: Config, command: str, user: str, policy: str, *, here: bool
         values[f"=-{_STATE}\n"] = f"={_quoted('-' + state)}\n"
     if user != "root":
         values[_CAPABILITIES] = "CapabilityBoundingSet=\n"
-    return values | (_path_of_this(_quoted) if here else {})
+    return values | _path(config, _quoted, here=here)
 
 
 def _environment(config: Config) -> list[str]:
@@ -140,12 +139,14 @@ def _environment(config: Config) -> list[str]:
     return found
 
 
-def _path_of_this(quoted: Callable[[str], str]) -> dict[str, str]:
-    """The directory of this program on the unit's ``PATH``, where it is on none of those."""
-    here = Path(sys.executable).parent
-    if shutil.which(_PROGRAM, path=_PATH.partition("=")[2]) or not (here / _PROGRAM).exists() or ":" in str(here):
-        return {}
-    return {f"{_PATH}\n": quoted(f"PATH={here}:{_PATH.partition('=')[2]}") + "\n"}
+def _path(config: Config, quoted: Callable[[str], str], *, here: bool) -> dict[str, str]:
+    """What changes in the ``PATH`` of the unit: Slurm's directory comes first, then that of this program (``here``),
+    where it is on none of those."""
+    places = [] if config.slurm.bin_dir is None else [_absolute(config.slurm.bin_dir)]
+    ours, given = Path(sys.executable).parent, _PATH.partition("=")[2]
+    if here and not shutil.which(_PROGRAM, path=given) and (ours / _PROGRAM).exists() and ":" not in str(ours):
+        places.append(str(ours))
+    return {f"{_PATH}\n": quoted("PATH=" + ":".join((*places, given))) + "\n"} if places else {}
 
 
 def _absolute(path: Path) -> str:

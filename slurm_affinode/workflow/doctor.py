@@ -42,9 +42,17 @@ def exit_code(checks: Iterable[Check]) -> int:
 
 
 def examine(
-    config: Config, *, now: datetime, run: Runner = run_program, start: Callable[[], Worker] = start_worker
+    config: Config,
+    *,
+    now: datetime,
+    run: Runner = run_program,
+    start: Callable[[], Worker] = start_worker,
+    etc: Path = Path("/etc"),
 ) -> list[Check]:
-    """All checks, in the order in which things are needed. ``start`` starts the process in which pyslurm runs."""
+    """All checks, in the order in which things are needed.
+
+    ``start`` starts the process in which pyslurm runs; ``etc`` has the files of the services.
+    """
     checks: list[Check] = []
     checks += _guarded("configuration", lambda: [_configuration(config)])
     checks += _guarded("time zone", lambda: [_zone(config)])
@@ -54,6 +62,7 @@ def examine(
     if config.prometheus.url is not None:
         checks += _guarded("Prometheus", lambda: [_prometheus(config, now)])
     checks += _guarded("Slurm", lambda: doctor_slurm.look(config.slurm.backend, run, start))
+    checks += _guarded("services", lambda: [doctor_slurm.services(config.slurm.bin_dir, etc)])
     if config.nightly.accounting_paths:
         checks.append(Check("sacct", SKIPPED, "accounting comes from files (nightly.accounting_paths)"))
     else:

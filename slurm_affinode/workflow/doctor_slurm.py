@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+from slurm_affinode import process
 from slurm_affinode.errors import AffinodeError
+from slurm_affinode.resources import asset_dir
 from slurm_affinode.slurm import live_text
 from slurm_affinode.slurm.backends import Availability, examine
 from slurm_affinode.slurm.commands import Runner
@@ -28,6 +35,57 @@ def look(backend: str, run: Runner, start: Callable[[], Worker]) -> list[Check]:
         _controller(run, commands.version),
         _database(run),
     ]
+
+
+_FILES = (
+    "cron.d/slurm-affinode", "cron.d/slurm-affinode-zombies", "systemd/slurm-affinode-nightly.service",
+    "systemd/slurm-affinode-zombies.service", "systemd/slurm-affinode-agent.service",
+)  # fmt: skip
+_PATH = re.compile(r'^(?:Environment=)?"?PATH=([^"\n]+)', re.MULTILINE)
+
+
+def services(bin_dir: Path | None, etc: Path = Path("/etc")) -> Check:
+    """Whether cron and the units find Slurm's commands: on the ``PATH`` of their files, not on that of the caller."""
+    missing: dict[str, list[str]] = {}
+    for file, places in _service_paths(etc):
+        for command in process.SLURM_COMMANDS:
+            if not _found(command, [*([] if bin_dir is None else [str(bin_dir)]), *places.split(":")]):
+                missing.setdefault(command, []).append(file.name)
+    if not missing:
+        return Check("services", OK, "Slurm's commands are found with the PATH of the services")
+    files = sorted({file for found in missing.values() for file in found})
+    detail = f"not found with the PATH of {', '.join(files)}: {', '.join(missing)}"
+    here = next((Path(found) for command in missing if (found := shutil.which(command))), None)
+    if here is not None and (loose := process.replaceable(here)) is not None:
+        return Check("services", PROBLEM, detail, f"root does not run {here}: others may write to {loose}")
+    if here is not None:
+        return Check("services", PROBLEM, detail, f'set slurm.bin_dir = "{here.parent}" in the configuration')
+    hint = "set slurm.bin_dir in the configuration to the directory that has them"
+    return Check("services", SKIPPED if bin_dir is None else PROBLEM, detail, hint)
+
+
+def _service_paths(etc: Path) -> Iterator[tuple[Path, str]]:
+    """Each file of a service that is installed (none: those that ship), with its ``PATH``."""
+    places = [etc / name.replace("systemd/", "systemd/system/") for name in _FILES]
+    installed = [place for place in places if place.is_file()]
+    for file in installed or [asset_dir("reports") / name for name in _FILES]:
+        texts = [one.read_text(encoding="utf-8", errors="replace") for one in (file, *_drop_ins(file))]
+        found = [path for text in texts for path in _PATH.findall(text)]
+        yield file, found[-1].strip() if found else "/usr/bin:/bin"
+
+
+def _drop_ins(file: Path) -> list[Path]:
+    return sorted(file.with_name(f"{file.name}.d").glob("*.conf"))
+
+
+def _found(command: str, places: Sequence[str]) -> bool:
+    """Whether root, too, would run a program of that name in one of the directories."""
+    for place in places:
+        with contextlib.suppress(OSError):
+            path = Path(place) / command
+            if os.access(path, os.X_OK) and process.replaceable(path) is None:
+                return True
+    return False
 
 
 def _backend(asked: str, commands: Availability, pyslurm: Availability) -> Check:

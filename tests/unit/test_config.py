@@ -153,3 +153,11 @@ def test_a_file_that_everybody_may_write_to_is_told(tmp_path: Path) -> None:
     assert config.exposed(file) == f"{file}: everybody may replace it: chmod o-w {tmp_path}"
     tmp_path.chmod(0o1777)
     assert config.exposed(file) is None
+
+
+def test_slurm_bin_dir_is_an_absolute_path() -> None:
+    """Root searches it: no directory that depends on where it was started."""
+    assert config.parse('[slurm]\nbin_dir = "/opt/slurm/bin"\n', where="f").slurm.bin_dir == Path("/opt/slurm/bin")
+    for wrong in ("bin", "/a:/b"):
+        with pytest.raises(ConfigError, match=r"slurm\.bin_dir"):
+            config.parse(f'[slurm]\nbin_dir = "{wrong}"\n', where="f")

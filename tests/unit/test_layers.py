@@ -26,6 +26,7 @@ LAYERS = (
 SUPPORT = {
     "errors", "files", "jsonvalues", "kerneltext", "limits", "memory", "packed", "patience", "pinned",
     "process", "resources", "sizes", "starter", "timespec", "tomllines", "urls", "users",
+    "zones",
 }  # fmt: skip
 CONFIG = {"config", "configvalues", "nodeconfig", "tierconfig", "zombieconfig"}  # for all but model and core
 # Of SUPPORT: not for model and core, which decide and do nothing.

@@ -153,3 +153,25 @@ def test_links_of_roots_are_followed(tmp_path: Path) -> None:
     (tmp_path / "there" / "tool").symlink_to("tool")
     with pytest.raises(UnreachableError, match="no such program"):
         run(["tool"], timeout_s=30, env={"PATH": str(tmp_path / "bin")})
+
+
+def test_search_first_finds_programs_of_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before those of PATH, with any environment that is derived from ours, and once."""
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    program = tmp_path / "scontrol"
+    program.write_text("#!/bin/sh\necho ours\n")
+    program.chmod(0o755)
+    process.search_first(tmp_path)
+    process.search_first(tmp_path)
+    assert os.environ["PATH"].count(str(tmp_path)) == 1
+    monkeypatch.setattr(process, "replaceable", lambda _path: None)
+    assert process.run(["scontrol"], timeout_s=10).stdout == b"ours\n"
+
+
+@pytest.mark.parametrize("name", ["sacct", "scontrol", "sacctmgr"])
+def test_command_of_slurm_that_is_missing_names_the_key(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm is often in a directory of its own."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UnreachableError, match="no such program") as caught:
+        process.run([name], timeout_s=10)
+    assert "slurm.bin_dir" in (caught.value.hint or "")

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from slurm_affinode.cli import zombie_install
 from slurm_affinode.cli.main import cli
-from slurm_affinode.config import DEFAULT_POLICY
+from slurm_affinode.config import DEFAULT_POLICY, Config
 from slurm_affinode.resources import asset_dir
 
 
@@ -131,10 +131,21 @@ def test_the_timer_finds_the_program_that_installed_it(monkeypatch: pytest.Monke
     """Also where that is on none of the usual paths; else the unit would fail with "No such file" every 15 minutes."""
     monkeypatch.setattr(zombie_install.shutil, "which", lambda name, path: None)
     monkeypatch.setattr(zombie_install.sys, "executable", str(tmp_path / "python"))
-    assert zombie_install._path_of_this(str) == {}
+    assert zombie_install._path(Config(), str, here=True) == {}
     (tmp_path / "slurm-affinode").touch()
-    [(old, new)] = zombie_install._path_of_this(str).items()
+    [(old, new)] = zombie_install._path(Config(), str, here=True).items()
     assert new == old.replace("=", f"={tmp_path}:")
     assert old in (asset_dir("reports") / "cron.d" / "slurm-affinode-zombies").read_text()
     monkeypatch.setattr(zombie_install.shutil, "which", lambda name, path: "/usr/local/bin/slurm-affinode")
-    assert zombie_install._path_of_this(str) == {}
+    assert zombie_install._path(Config(), str, here=True) == {}
+
+
+@pytest.mark.parametrize("kind", ["--systemd", "--cron"])
+def test_install_puts_slurms_directory_on_the_path(tmp_path: Path, kind: str) -> None:
+    """The first, for an image as well."""
+    config = tmp_path / "config.toml"
+    config.write_text('[slurm]\nbin_dir = "/opt/slurm/bin"\n')
+    result = run("--root", str(tmp_path / "image"), kind, "--config", str(config))
+    assert status(result) == 0, told(result)
+    texts = [path.read_text() for path in (tmp_path / "image/etc").rglob("slurm-affinode-zombies*")]
+    assert any("PATH=/opt/slurm/bin:/opt/slurm-affinode/bin:/usr/local/bin:/usr/bin:/bin\n" in text for text in texts)

@@ -19,6 +19,7 @@ from slurm_affinode.process import Completed
 from slurm_affinode.slurm.schema import JOBS, conform
 from slurm_affinode.store.repository import Repository
 from slurm_affinode.workflow.doctor import examine, exit_code
+from slurm_affinode.workflow.doctor_slurm import services
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
@@ -56,7 +57,7 @@ def no_slurm(argv, **_):
 @pytest.fixture
 def site(tmp_path):
     """A configuration, and a function that fills its store with a run and a sample of a given age."""
-    text = '[cluster]\ntimezone = "Europe/Oslo"\n'
+    text = f'[cluster]\ntimezone = "Europe/Oslo"\n[slurm]\nbin_dir = "{commands_in(tmp_path / "slurm")}"\n'
     config = configuration.replace(
         configuration.parse(text, where="test"), store=configuration.StoreConfig(state_dir=tmp_path / "state")
     )
@@ -239,3 +240,43 @@ def test_the_command_prints_findings_and_what_to_do(tmp_path):
     found = json.loads(machine.output)
     assert found["ok"] is False
     assert {"name", "status", "detail", "hint"} == set(found["checks"][0])
+
+
+def commands_in(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    for name in ("sacct", "scontrol", "squeue", "scancel"):
+        (directory / name).write_text("#!/bin/sh\n")
+        (directory / name).chmod(0o755)
+    return directory
+
+
+@pytest.fixture
+def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory in which programs count as root's; without Slurm on the caller's path."""
+    monkeypatch.setattr("slurm_affinode.process.replaceable", lambda _path: None)
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    return tmp_path
+
+
+def test_services_are_judged_by_their_own_path(private: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller finds Slurm's commands, cron and the units do not: which ones, and what to set."""
+    slurm = commands_in(private / "slurm/bin")
+    monkeypatch.setenv("PATH", str(slurm))
+    check = services(None, private / "etc")
+    assert (check.status, check.hint) == ("problem", f'set slurm.bin_dir = "{slurm}" in the configuration')
+    assert check.detail.endswith(": sacct, scontrol, squeue, scancel")
+    assert services(slurm, private / "etc").status == "ok"
+
+
+def test_services_that_are_installed_count_with_their_drop_ins(private: Path) -> None:
+    """A site that has set PATH itself is right, too; a key that leads nowhere is not."""
+    slurm = commands_in(private / "slurm/bin")
+    unit = private / "etc/systemd/system/slurm-affinode-nightly.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("[Service]\nEnvironment=PATH=/usr/nowhere\n")
+    assert services(None, private / "etc").status == "skipped"
+    assert services(private / "gone", private / "etc").status == "problem"
+    drop_in = unit.with_name(f"{unit.name}.d") / "path.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text(f'[Service]\nEnvironment="PATH=/usr/nowhere:{slurm}"\n')
+    assert services(None, private / "etc").status == "ok"
