@@ -157,3 +157,8 @@ class WasteResult:
     """For people: where accounting ends before the interval does; else empty."""
     price_note: str = ""
     """Where the prices come from, for people; empty where the site's own table needs no note."""
+
+    @property
+    def priced(self) -> bool:
+        """Whether the site has said its prices: what an example says is not what the site pays."""
+        return not self.price_note and self.total.get("cost") is not None

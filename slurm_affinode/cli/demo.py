@@ -43,7 +43,7 @@ def demo(*, out: Path, synthetic: bool, days: float | None, seed: int | None, as
         print_json(result.summary)
         return
     click.echo(f"{history.about}\n")
-    print_table(("", "GPU-hours", "share"), result.headline, right=("GPU-hours", "share"))
+    print_table(("", "GPU-hours", "of allocated"), result.headline, right=("GPU-hours", "of allocated"))
     click.echo("")
     for name, path in (("report", result.report), ("summary", result.summary_path), ("input", out / "input")):
         click.echo(f"{name:<8} {path}")

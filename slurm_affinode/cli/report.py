@@ -115,7 +115,7 @@ def _history(config: Config, query: WasteQuery, step: pipeline.Step) -> pipeline
 
 
 def _print_headline(written: WrittenReport) -> None:
-    print_table(("", "GPU-hours", "share"), written.headline, right=("GPU-hours", "share"))
+    print_table(("", "GPU-hours", "of allocated"), written.headline, right=("GPU-hours", "of allocated"))
     if not written.result.total.get("gpu_hours_measured"):
         why = "no GPU history covers these jobs. To take some in: slurm-affinode ingest gpu PATH"
         if written.result.quality.samples:

@@ -153,7 +153,7 @@ def _show(result: WasteResult, counts: Mapping[str, Any], *, title: str, out: Pa
         return
     print_table(("", ""), [(key.replace("_", " "), value) for key, value in counts.items()], right=("",))
     click.echo()
-    print_table(("", "GPU-hours", "share"), headline_rows(result), right=("GPU-hours", "share"))
+    print_table(("", "GPU-hours", "of allocated"), headline_rows(result), right=("GPU-hours", "of allocated"))
     warn(f"note: {NOTE}")
     for issue in result.quality.issues:
         if issue.code == "bad-records":

@@ -38,7 +38,7 @@ def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | 
         worst=worst,
         worst_note="" if worst else "No job had idle GPU time that could be measured.",
         scatter=pictures.scatter(result),
-        idle_share=pictures.idle_share(result),
+        idle_share=pictures.idle_shares(result),
         windows=pictures.windows(result),
         jobs=tables.all_jobs(result, JOB_ROWS, csv_name),
         given_back=given_back.section(result, top),

@@ -114,7 +114,7 @@ def settings(result: WasteResult) -> tuple[Fact, ...]:
         f"{fmt.name(model)} {fmt.money(price, result.currency)}" if price is not None else f"{fmt.name(model)} no price"
         for model, price in sorted(result.prices.items())
     ]
-    if prices:
+    if prices and result.priced:
         facts.append(Fact("Price of a GPU-hour", ", ".join(prices[:12]) + (", ..." if len(prices) > 12 else "")))
     return tuple(facts)
 

@@ -24,7 +24,9 @@ def answer(result: WasteResult) -> Answer:
     allocated = known(total, "gpu_hours_allocated")
     if not allocated:
         return Answer("No GPU job ran in this interval.", "", "")
-    before = f"{fmt.number(allocated)} GPU-hours were allocated to {_runs(total.get('jobs'))}. "
+    capacity = known(total, "gpu_hours_capacity")
+    of = "" if capacity is None else f"Of {fmt.number(capacity)} GPU-hours, "
+    before = f"{of}{fmt.number(allocated)} {'' if of else 'GPU-hours '}were allocated to {_runs(total.get('jobs'))}. "
     idle, measured = known(total, "gpu_hours_idle"), known(total, "gpu_hours_measured")
     if idle is None or not measured:
         why = (
@@ -32,12 +34,12 @@ def answer(result: WasteResult) -> Answer:
         )
         return Answer(before, "How much of it was idle is unknown", f": {why}.")
     strong = f"{fmt.number(idle)} GPU-hours were idle"
-    if measured >= 0.995 * allocated:
-        after = f", {fmt.percent(idle / measured)} of all."
-    else:
-        unknown = known(total, "gpu_hours_unknown")
-        after = f", {fmt.percent(idle / measured)} of the measured time; {fmt.number(unknown)} GPU-hours are unknown."
-    cost = known(total, "idle_cost")
+    after = f", {fmt.percent(idle / allocated)} of the allocated"
+    unknown = known(total, "gpu_hours_unknown")
+    if measured < 0.995 * allocated and unknown:
+        after += f"; {fmt.number(unknown)} ({fmt.percent(unknown / allocated)}) are unknown"
+    after += "."
+    cost = known(total, "idle_cost") if result.priced else None
     if cost:
         after += f" The idle hours cost {fmt.money(cost, result.currency)}."
     return Answer(before, strong, after)
@@ -117,16 +119,19 @@ def cards(result: WasteResult) -> tuple[Card, ...]:
     allocated = known(total, "gpu_hours_allocated")
     who = f"{fmt.count(total.get('users'))} user{'' if total.get('users') == 1 else 's'}"
     made = [
+        _card(result, "gpu_hours_capacity", "Capacity", "allocated + not allocated"),
+        _card(result, "unallocated_gpu_hours", "Not allocated", "held by no job"),
         _card(result, "gpu_hours_allocated", "Allocated", f"{_runs(total.get('jobs'))}, {who}"),
         *(_state_card(result, state, label, allocated) for state, label in STATES),
         _card(result, "idle_cost", "Cost of the idle hours", _of(shown(total, "cost", currency))),
         _card(result, "idle_mem_gib_h", "Memory held while idle", _of(shown(total, "mem_gib_h"))),
         _card(result, "idle_energy_kwh", "Energy while idle", _of(shown(total, "energy_kwh"))),
         _card(result, "util_mean_pct", "Mean utilization", "over time, where given"),
-        _card(result, "unallocated_gpu_hours", "Not allocated", "GPUs seen, held by no known job"),
     ]
-    if known(total, "idle_cost") is None and known(total, "cost") is None:
+    if not result.priced:
         made = [c for c in made if c.label != "Cost of the idle hours"]
+    if known(total, "gpu_hours_capacity") is None and known(total, "unallocated_gpu_hours") is None:
+        made = [c for c in made if c.label not in ("Capacity", "Not allocated")]
     return tuple(made)
 
 
@@ -152,9 +157,11 @@ def money_note(result: WasteResult) -> str:
     """What the amounts leave out, and where prices come from."""
     if not known(result.total, "gpu_hours_allocated"):
         return ""
-    if known(result.total, "cost") is None:
-        return "No price is known for these GPUs: a price table in the configuration adds amounts of money."
-    notes = [result.price_note] if result.price_note else []
+    if not result.priced:
+        if not result.price_note:
+            return "No price is known for these GPUs: a price table in the configuration adds amounts of money."
+        return "No amounts of money: the site has set no prices (price.table in the configuration)."
+    notes = []
     missing: Sequence[str] = sorted(fmt.name(m) for m, price in result.prices.items() if price is None)
     if missing:
         listed = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")

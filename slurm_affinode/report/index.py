@@ -13,7 +13,7 @@ from slurm_affinode.report import charts, render
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Series, Words
 from slurm_affinode.report.figure import legend_list
-from slurm_affinode.report.measures import STATES, known
+from slurm_affinode.report.measures import STATES, idle_share, known
 
 _KINDS = {"day": "Days", "week": "Weeks", "month": "Months"}
 
@@ -118,15 +118,13 @@ def _part(kind: str, entries: Sequence[IndexEntry], zone: tzinfo) -> IndexPart:
 def _row(entry: IndexEntry, largest: float, zone: tzinfo) -> IndexRow:
     hours = {state: known(entry.total, f"gpu_hours_{state}") for state, _ in STATES}
     said = ", ".join(f"{label.lower()} {fmt.hours(hours[state])}" for state, label in STATES)
-    idle, measured = hours["idle"], known(entry.total, "gpu_hours_measured")
-    share = idle / measured if idle is not None and measured else None
     return IndexRow(
         href=quote(entry.href, safe="/._-"),
         label=fmt.visible(entry.label),
         span=f"{fmt.moment(entry.since, zone)}{fmt.NBSP}– {fmt.moment(entry.until, zone)}",
         bar=charts.meter(said, [(hours[state] or 0.0, state) for state, _ in STATES], largest),
-        idle=fmt.number(idle),
-        share=fmt.percent(share),
+        idle=fmt.number(hours["idle"]),
+        share=fmt.percent(idle_share(entry.total)),
         allocated=fmt.number(known(entry.total, "gpu_hours_allocated")),
         cost=fmt.money(known(entry.total, "idle_cost"), entry.currency),
     )

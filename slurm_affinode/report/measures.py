@@ -24,6 +24,12 @@ def known(row: Row, key: str) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
+def idle_share(row: Row) -> float | None:
+    """The part of the allocated hours that was idle: the base of every share on a page; ``None``: nothing measured."""
+    idle, allocated = known(row, "gpu_hours_idle"), known(row, "gpu_hours_allocated")
+    return idle / allocated if idle is not None and allocated and known(row, "gpu_hours_measured") else None
+
+
 def total(column: pl.Series) -> float:
     """The sum of a column, nulls left out."""
     return float(column.cast(pl.Float64).sum())
@@ -60,6 +66,17 @@ def cell(row: Row, key: str) -> Cell:
     if value is None:
         return Cell(fmt.UNKNOWN, "number unknown")
     return Cell(_text(value, key, "", unit=False), "number", sort=f"{value:.6g}")
+
+
+def share_cell(row: Row) -> Cell:
+    """A table cell of ``idle_share``."""
+    share = idle_share(row)
+    if share is None:
+        return Cell(fmt.UNKNOWN, "number unknown")
+    return Cell(fmt.percent(share), "number", sort=f"{share:.6g}")
+
+
+SHARE_COLUMN = Column("Idle share", "number", "of allocated", "Idle GPU-hours in percent of the allocated GPU-hours.")
 
 
 def column(key: str, label: str, unit: str = "") -> Column:

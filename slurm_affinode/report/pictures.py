@@ -8,12 +8,14 @@ import polars as pl
 from markupsafe import Markup
 
 from slurm_affinode import zones
+from slurm_affinode.analysis import overtime
 from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Bar, Point, Series, Words
-from slurm_affinode.report.measures import STATES, known, total
+from slurm_affinode.report.measures import STATES, idle_share, known, total
 
+_OF_ALLOCATED = pl.col("gpu_hours_idle") / pl.col("gpu_hours_allocated")
 _MAX_BARS = 10
 _MAX_TIME_BARS = 106
 """Two years of weeks: more bars are too narrow to be seen."""
@@ -114,7 +116,7 @@ def group_bars(result: WasteResult, group: str, title: str, thing: str) -> Marku
     """Allocated GPU-hours of a grouping's largest members, by state."""
     help_text = (
         f"The length of a bar is the allocated GPU-hours of the {thing}, its parts what the GPUs did. "
-        "The percentage is the idle share of the measured time."
+        "The percentage is the idle share of the allocated GPU-hours."
     )
     frame = result.groups.get(group, pl.DataFrame())
     if frame.height == 0:
@@ -136,12 +138,12 @@ def group_bars(result: WasteResult, group: str, title: str, thing: str) -> Marku
 
 
 def _share(row: dict[str, object]) -> str:
-    """The idle share, and whether it is one of a part of the hours that stand beside it."""
-    fraction, unknown = known(row, "idle_fraction"), known(row, "gpu_hours_unknown") or 0.0
-    if fraction is None:
+    """The idle share of the hours that stand beside it, and the unknown one, where it is worth a word."""
+    fraction, allocated = idle_share(row), known(row, "gpu_hours_allocated")
+    if fraction is None or not allocated:
         return "idle unknown"
-    partly = unknown > _MEASURED * (known(row, "gpu_hours_allocated") or 0.0)
-    return f"{fmt.percent(fraction)} idle" + (" where measured" if partly else "")
+    unknown = (known(row, "gpu_hours_unknown") or 0.0) / allocated
+    return f"{fmt.percent(fraction)} idle" + (f", {fmt.percent(unknown)} unknown" if unknown > _MEASURED else "")
 
 
 def scatter(result: WasteResult) -> Markup:
@@ -169,7 +171,7 @@ def scatter(result: WasteResult) -> Markup:
         y_label="Mean memory held per GPU, GiB",
         x_max=100,
         legend=[
-            Series("at least half of the measured time idle", [], "idle"),
+            Series("at least half of the allocated time idle", [], "idle"),
             Series("less than half idle", [], "busy"),
         ],
         thing="job runs",
@@ -180,7 +182,7 @@ def scatter(result: WasteResult) -> Markup:
 def _points(frame: pl.DataFrame) -> list[Point]:
     largest = max(frame["gpu_hours_allocated"].drop_nulls().to_list(), default=0.0) or 1.0
     labelled = frame.height <= charts.MAX_POINTS
-    columns = ("job_id", "user", "util_mean_pct", "fb_mean_gib", "idle_fraction", "gpu_hours_allocated")
+    columns = ("job_id", "user", "util_mean_pct", "fb_mean_gib", _OF_ALLOCATED.alias("share"), "gpu_hours_allocated")
     return [
         Point(
             util,
@@ -195,9 +197,10 @@ def _points(frame: pl.DataFrame) -> list[Point]:
     ]
 
 
-def idle_share(result: WasteResult) -> Markup:
-    """How jobs, and their GPU-hours, are spread over the idle fraction."""
-    frame = result.idle_fraction_histogram
+def idle_shares(result: WasteResult) -> Markup:
+    """How jobs, and their GPU-hours, are spread over the idle share of what they were allocated."""
+    held = result.jobs.filter(pl.col("gpu_hours_allocated") > 0)
+    frame = overtime.idle_fraction_histogram(held.with_columns(_OF_ALLOCATED.alias("idle_fraction")))
     jobs, hours = _shares(frame, "jobs"), _shares(frame, "gpu_hours_allocated")
     bins = [f"{100 * row[0]:.0f}–{100 * row[1]:.0f}" for row in frame.select("lower", "upper").iter_rows()]
     never = hours[-1] if hours else None
@@ -208,11 +211,11 @@ def idle_share(result: WasteResult) -> Markup:
         "idle-share",
         "How idle are the jobs?",
         summary,
-        "Jobs by the idle share of their measured time: at the left jobs that compute all the time, at the right jobs "
-        "whose GPUs never do. Jobs without measurement are not counted.",
+        "Jobs by the idle share of their allocated GPU-hours: at the left jobs that compute all the time, at the right "
+        "jobs whose GPUs never do. Jobs without measurement are not counted.",
     )
     series = [Series("share of job runs", jobs, "1"), Series("share of GPU-hours", hours, "2")]
-    x_label = "Idle share of the measured time, %"
+    x_label = "Idle share of the allocated GPU-hours, %"
     return charts.histogram(words, bins, series, unit="%", x_label=x_label, value=fmt.pct, note=summary)
 
 

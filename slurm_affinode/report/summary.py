@@ -55,6 +55,7 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
         "window_histogram": _rows(result.window_histogram),
         "worst_jobs": _rows(result.jobs.head(top)),
         "suspensions": _suspensions(result, top),
+        "price_source": "site" if result.priced else "none" if result.total.get("cost") is None else "examples",
         "prices": {fmt.name(model): _plain(price) for model, price in result.prices.items()},
         "quality": _quality(result),
     }
@@ -116,6 +117,9 @@ def headline_rows(result: WasteResult) -> list[tuple[str, str, str]]:
     total = result.total
     allocated = known(total, "gpu_hours_allocated")
     rows = [("allocated", fmt.number(allocated), "")]
+    if (capacity := known(total, "gpu_hours_capacity")) is not None:
+        free = known(total, "unallocated_gpu_hours")
+        rows = [("capacity", fmt.number(capacity), ""), ("not allocated", fmt.number(free), ""), *rows]
     for state, label in STATES:
         hours = known(total, f"gpu_hours_{state}")
         share = fmt.percent(hours / allocated) if hours is not None and allocated else ""

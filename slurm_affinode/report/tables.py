@@ -12,12 +12,11 @@ from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.context import Cell, Column, Group, Table
-from slurm_affinode.report.measures import STATES, Row, cell, column, known
+from slurm_affinode.report.measures import SHARE_COLUMN, STATES, Row, cell, column, known, share_cell
 
 _NAME_LENGTH = 40
 _TITLE_LENGTH = 160
 _IDLE = ("gpu_hours_idle", "Idle", "GPU-h")
-_IDLE_SHARE = ("idle_fraction", "Idle share", "")
 _ALLOCATED = ("gpu_hours_allocated", "Allocated", "GPU-h")
 _UNKNOWN = ("gpu_hours_unknown", "Unknown", "GPU-h")
 _LIFE = Column("What its GPUs did", "picture", "from start to end")
@@ -52,9 +51,9 @@ def _group(result: WasteResult, key: str, title: str, one: str, top: int) -> Gro
     if frame.height == 0:
         return Group(key, title, f"No {one} is known to have held a GPU.", None)
     wide = key in ("user", "account")
-    with_cost = known(result.total, "idle_cost") is not None
+    with_cost = result.priced
     measures = [
-        _IDLE, _IDLE_SHARE, _ALLOCATED,
+        _IDLE, _ALLOCATED,
         *([_UNKNOWN, ("idle_mem_gib_h", "Held while idle", "GiB h")] if wide else []),
         *([("idle_cost", "Idle cost", result.currency)] if wide and with_cost else []),
         ("jobs", "Runs", ""),
@@ -63,15 +62,14 @@ def _group(result: WasteResult, key: str, title: str, one: str, top: int) -> Gro
     largest = max((known(row, "gpu_hours_allocated") or 0.0 for row in shown.iter_rows(named=True)), default=0.0)
     rows = tuple(
         (name_cell(row["name"]), Cell(kind="picture", picture=_meter(row, largest)),
-         *(cell(row, m) for m, _, _ in measures))
+         cell(row, _IDLE[0]), share_cell(row), *(cell(row, m) for m, _, _ in measures[1:]))
         for row in shown.iter_rows(named=True)
     )  # fmt: skip
     columns = (Column(one.capitalize() if one != "QOS" else one), Column("What the GPUs did", "picture"))
     caption = f"{title} by idle GPU-hours"
     note = f"The first {fmt.count(top)} of {fmt.count(frame.height)}." if frame.height > top else ""
-    table = Table(
-        f"by-{key}-table", caption, (*columns, *(column(*measure) for measure in measures)), rows, note=note, bare=True
-    )
+    of_measures = (column(*_IDLE), SHARE_COLUMN, *(column(*measure) for measure in measures[1:]))
+    table = Table(f"by-{key}-table", caption, (*columns, *of_measures), rows, note=note, bare=True)
     return Group(key, title, "", table)
 
 
@@ -88,18 +86,18 @@ def worst(result: WasteResult, top: int) -> Table | None:
     if frame.height == 0:
         return None
     strips = _strips(result.timelines)
-    with_cost = known(result.total, "idle_cost") is not None
+    with_cost = result.priced
     after = [
         ("longest_idle_s", "Longest idle", ""), ("fb_mean_gib", "Mean memory", "GiB per GPU"),
         *([("idle_cost", "Idle cost", result.currency)] if with_cost else []),
     ]  # fmt: skip
     rows = tuple(
-        (_job_cell(row), _user_cell(row), cell(row, "gpu_hours_idle"), cell(row, "idle_fraction"),
+        (_job_cell(row), _user_cell(row), cell(row, "gpu_hours_idle"), share_cell(row),
          _life_cell(row, strips, result.query.zone), *(cell(row, m) for m, _, _ in after), _gpus_cell(row))
         for row in frame.iter_rows(named=True)
     )  # fmt: skip
     columns = (
-        Column("Job", unit="name"), Column("User", unit="account"), column(*_IDLE), column(*_IDLE_SHARE), _LIFE,
+        Column("Job", unit="name"), Column("User", unit="account"), column(*_IDLE), SHARE_COLUMN, _LIFE,
         *(column(*measure) for measure in after), Column("GPUs", unit="model"),
     )  # fmt: skip
     return Table("worst-jobs", "Job runs with most idle GPU-hours", columns, rows)
@@ -168,7 +166,7 @@ def _start_cell(row: Row, zone: tzinfo) -> Cell:
 
 
 _ALL_MEASURES = (
-    _IDLE, _IDLE_SHARE, _ALLOCATED, ("gpu_hours_busy", "Busy", "GPU-h"), _UNKNOWN,
+    _ALLOCATED, ("gpu_hours_busy", "Busy", "GPU-h"), _UNKNOWN,
     ("util_mean_pct", "Mean utilization", ""), ("fb_peak_gib", "Peak memory", "GiB"),
 )  # fmt: skip
 
@@ -178,7 +176,8 @@ def all_jobs(result: WasteResult, limit: int, csv_name: str | None) -> Table | N
     if result.jobs.height == 0:
         return None
     columns = (
-        Column("Job", unit="name"), Column("User", unit="account"), *(column(*m) for m in _ALL_MEASURES),
+        Column("Job", unit="name"), Column("User", unit="account"), column(*_IDLE), SHARE_COLUMN,
+        *(column(*m) for m in _ALL_MEASURES),
         Column("GPUs", unit="model"), Column("Partition", unit="QOS"), Column("Start", unit="state"),
     )  # fmt: skip
     rows = tuple(_within(_all_rows(result.jobs.head(limit), result.query.zone), _ALL_JOBS_BYTES))
@@ -209,6 +208,8 @@ def _all_rows(frame: pl.DataFrame, zone: tzinfo) -> Iterable[tuple[Cell, ...]]:
         yield (
             _job_cell(row),
             _user_cell(row),
+            cell(row, _IDLE[0]),
+            share_cell(row),
             *(cell(row, measure) for measure, _, _ in _ALL_MEASURES),
             _gpus_cell(row),
             name_cell(

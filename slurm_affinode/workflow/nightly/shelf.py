@@ -30,7 +30,10 @@ def holds(out: Path, path: str) -> bool:
 
 def headline(summary: Mapping[str, Any]) -> dict[str, float | int | str | None]:
     """The figures of ``summary.json`` that the index page shows."""
-    return {**summary["total"], "currency": summary["currency"]}
+    total = summary["total"]
+    if summary["price_source"] != "site":
+        total = {key: value for key, value in total.items() if not key.endswith("cost")}
+    return {**total, "currency": summary["currency"]}
 
 
 def write_index(

@@ -27,7 +27,7 @@ def test_reports_are_listed_by_kind_the_newest_first() -> None:
     )
     places = [html.index(f'href="{p}/report.html"') for p in ("day/2026-11-02", "day/2026-11-01", "week/2026-W44")]
     assert places == sorted(places)
-    assert f"50{NBSP}%" in html
+    assert f"45{NBSP}%" in html, "of the allocated hours, as on the pages of the reports"
 
 
 def test_without_a_report_the_page_says_so() -> None:

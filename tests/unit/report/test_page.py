@@ -133,8 +133,27 @@ def test_the_headline_is_the_total_of_the_result(page: Page, result: WasteResult
     allocated, idle = result.total["gpu_hours_allocated"], result.total["gpu_hours_idle"]
     assert allocated is not None
     assert idle is not None
-    assert f"{allocated:,.0f} GPU-hours were allocated to 300 job runs." in page.text
-    assert f"{idle:,.0f} GPU-hours were idle" in page.text
+    capacity, free = result.total["gpu_hours_capacity"], result.total["unallocated_gpu_hours"]
+    assert capacity == allocated + (free or 0.0)
+    assert f"Of {capacity:,.0f} GPU-hours, {allocated:,.0f} were allocated to 300 job runs." in page.text
+    assert f"{idle:,.0f} GPU-hours were idle , {100 * idle / allocated:.0f} % of the allocated" in page.text
+    assert f"Capacity {capacity:,.0f} GPU-h" in page.text
+    assert f"Not allocated {free:,.0f} GPU-h" in page.text
+
+
+def test_page_has_one_base_for_idle_shares(result: WasteResult) -> None:
+    """Half of what was allocated is unknown: shares of the measured part would read twice as large elsewhere."""
+    half = result.jobs.with_columns(pl.col("gpu_hours_allocated") * 2)
+    groups = {name: frame.with_columns(pl.col("gpu_hours_allocated") * 2) for name, frame in result.groups.items()}
+    total = {**result.total, "gpu_hours_allocated": 2 * (result.total["gpu_hours_allocated"] or 0.0)}
+    context = build_context(dataclasses.replace(result, jobs=half, groups=groups, total=total), title="t", top=5)
+    user = result.groups["user"].row(0, named=True)
+    expected = f"{user['gpu_hours_idle'] / user['gpu_hours_allocated'] / 2:.6g}"
+    table = context.groups[0].table
+    assert table is not None
+    assert table.columns[3].unit == "of allocated"
+    assert table.rows[0][3].sort == expected
+    assert "of the measured" not in render_plain(dataclasses.replace(result, total=total)).partition('id="method"')[0]
 
 
 def test_every_figure_has_its_definition_without_script(page: Page) -> None:
@@ -287,14 +306,16 @@ def test_a_week_that_is_measured_whole_names_no_unknown_hours(result: WasteResul
     """The sentence stays short."""
     total = {**result.total, "gpu_hours_measured": result.total["gpu_hours_allocated"], "gpu_hours_unknown": 0.0}
     said = headline.answer(dataclasses.replace(result, total=total))
-    assert " of all." in said.after
+    assert said.after.partition(".")[0].endswith("% of the allocated")
     assert "unknown" not in said.after
 
 
-def test_prices_that_are_not_the_sites_own_are_said_to_be_examples(result: WasteResult) -> None:
-    """Nobody takes them for a bill."""
+def test_prices_that_are_not_the_sites_own_are_on_no_page(result: WasteResult) -> None:
+    """Nobody takes an example for a bill: no amount of money, and how to have some."""
     page = Page(render_plain(dataclasses.replace(result, price_note="Amounts use example prices.")))
-    assert "Amounts use example prices." in page.text
+    assert "EUR" not in page.text
+    assert "the site has set no prices" in page.text
+    assert "EUR" in Page(render_plain(result)).text
 
 
 @pytest.mark.parametrize(

@@ -73,11 +73,9 @@ def test_a_bar_of_which_nothing_was_measured_is_unknown(result: WasteResult, day
 
 @pytest.mark.parametrize(
     ("measured", "note"),
-    [(100.0, "100 h, 40 % idle"), (50.0, "100 h, 40 % idle where measured"), (0.0, "100 h, idle unknown")],
+    [(100.0, "100 h, 40 % idle"), (50.0, "100 h, 20 % idle, 50 % unknown"), (0.0, "100 h, idle unknown")],
 )
-def test_a_share_of_what_was_measured_does_not_read_as_one_of_all(
-    result: WasteResult, measured: float, note: str
-) -> None:
+def test_idle_share_of_a_bar_is_one_of_its_hours(result: WasteResult, measured: float, note: str) -> None:
     """The hours beside it are those allocated."""
     row = {
         "name": "gpu", "gpu_hours_allocated": 100.0, "gpu_hours_unknown": 100.0 - measured,

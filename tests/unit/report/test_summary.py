@@ -81,9 +81,9 @@ def test_what_is_unknown_is_null(unmeasured: WasteResult) -> None:
 
 
 def test_the_headline_for_a_terminal_tells_unknown_from_zero(result: WasteResult, samples: ModuleType) -> None:
-    """Five rows: allocated and its four parts."""
+    """What there was, what of it was not allocated, and the allocated hours with their four parts."""
     rows = headline_rows(result)
-    assert [r[0] for r in rows] == ["allocated", "busy", "low", "idle", "unknown"]
+    assert [r[0] for r in rows] == ["capacity", "not allocated", "allocated", "busy", "low", "idle", "unknown"]
     rows = headline_rows(samples.make_result(measured=False, priced=False))
     assert ("idle", "unknown", "") in rows
 
