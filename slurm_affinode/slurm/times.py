@@ -104,7 +104,8 @@ def choose(
 def site_zone(name: str | None, *, localtime: Path = Path("/etc/localtime")) -> ZoneInfo:
     """The zone in which people of the site read times: the configured one, else this machine's."""
     try:
-        return ZoneInfo(zone_name(name, localtime=localtime))
+        found = zone_name(name, localtime=localtime)
+        return ZoneInfo("UTC" if found == "Etc/UTC" else found)  # the usual name of it, where Debian has another
     except AffinodeError:
         if name is not None or not localtime.is_file():
             raise

@@ -191,3 +191,18 @@ def test_the_direction_is_the_one_that_contributors_are_told() -> None:
     assert line is not None
     told = [set(row.split(" | ")) for row in line[1].split(" -> ")]
     assert told == [layer for layer in reversed(LAYERS) if layer != {"demo", "api"}]
+
+
+def test_headings_of_tables_are_in_one_style() -> None:
+    """Lower case, but for names and units: what ``print_table`` and ``add_column`` are given as text."""
+    shouted = [
+        f"{name}: {word.value}"
+        for name, tree in modules().items()
+        if part(name) == "cli"
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(("print_table", "add_column")) and call.args
+        for word in ast.walk(call.args[0])
+        if isinstance(word, ast.Constant) and isinstance(word.value, str)
+        and re.match(r"[A-Z]", word.value) and not re.match(r"(GPUs?\b|GPU-h)", word.value)
+    ]  # fmt: skip
+    assert shouted == []
