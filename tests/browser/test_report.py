@@ -61,7 +61,7 @@ def test_nothing_of_a_hostile_name_runs(open_page: Open) -> None:
 def test_a_table_is_sorted_by_a_click_on_its_heading(open_page: Open) -> None:
     """Numbers from the largest, a second click turns the order; names from A; one column is marked at a time."""
     page = open_page("week")
-    button = page.locator("#jobs thead th", has_text="Allocated").get_by_role("button")
+    button = page.locator("#jobs thead th", has_text="AllocatedGPU-h").get_by_role("button")
     button.click()
     values = numbers(column(page, "#jobs", 4))
     assert values == sorted(values, reverse=True)
