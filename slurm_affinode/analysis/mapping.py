@@ -61,8 +61,9 @@ def find(  # noqa: PLR0917 - the kinds of evidence
     said, mismatches = by_labels(runs, nodes, table, labels)
     labelled, beyond = _at_most_gpus(_without(said.select(*MATCH), runs, parents), runs)
     mismatches = pl.concat([mismatches, _as_mismatches(beyond, runs, table)], how="diagonal")
-    known = _named(labelled, by_record(runs, nodes, table, recorded, parents), runs, table)
-    whole = by_whole_node(runs, nodes, table, earlier, recorded, known)
+    by_id, there = by_record(runs, nodes, table, recorded, parents)
+    known = _named(labelled, by_id, runs, table)
+    whole = by_whole_node(runs, nodes, table, earlier, recorded, known, there)
     pairs = pl.concat([known, whole.select("run", "at", pl.lit("whole-node").alias("mapping"))])
     spans = said.select("run", "at", "first_ms", "last_ms")
     return Mapped(pairs.sort("run", "at"), mismatches, spans, parents["at"].unique())
@@ -202,14 +203,15 @@ def _on_its_nodes(candidates: pl.DataFrame, nodes: pl.DataFrame) -> pl.DataFrame
 
 def by_record(
     runs: pl.DataFrame, nodes: pl.DataFrame, table: pl.DataFrame, recorded: pl.DataFrame, parents: pl.DataFrame
-) -> pl.DataFrame:
-    """Pairs that recorded GPU ids (UUID, also of a MIG instance; PCI address; index on the node) state.
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Pairs that recorded GPU ids (UUID, also of a MIG instance; PCI address; index on the node) state; and ``run``,
+    ``node``, ``gpus``: how many GPUs of the node records name, with or without samples.
 
     Not those that leave open which GPUs a run had: more ids than it has GPUs (those of several runs of a job, without
     their starts), or the id of a GPU with more MIG instances than that.
     """
     if recorded.is_empty():
-        return pl.DataFrame(schema=MATCH)
+        return pl.DataFrame(schema=MATCH), pl.DataFrame(schema=_NAMED)
     marks = pl.DataFrame({"gpu": recorded["gpu"].unique()}, schema={"gpu": pl.String()}).with_columns(
         pl.col("gpu").map_elements(_mark, return_dtype=pl.String, skip_nulls=True).alias("mark")
     )
@@ -247,10 +249,14 @@ def by_record(
         ]
     )
     met = met.filter(_same_cluster("cluster_run", "cluster") & _seen_during())
+    unseen = wanted.drop_nulls("node").join(met, on=["run", "mark"], how="anti").select("run", "node", "mark").unique()
     met = _without(met, runs, parents)
     open_ = _left_open(met, runs, table)
     met = met.join(open_, on="run", how="anti", maintain_order="left")
-    return met.group_by("run", "at").agg(pl.len().cast(pl.Int64).alias("weight")).sort("run", "at").select(*MATCH)
+    pairs = met.group_by("run", "at").agg(pl.len().cast(pl.Int64).alias("weight"))
+    seen = pairs.join(table.select("at", "node"), on="at").select("run", "node")
+    there = pl.concat([seen, unseen.select("run", "node")]).group_by("run", "node")
+    return pairs.sort("run", "at").select(*MATCH), there.agg(pl.len().cast(pl.Int64).alias("gpus"))
 
 
 def _left_open(met: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
@@ -271,6 +277,7 @@ def _left_open(met: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame) -> pl
     return said.filter(many.fill_null(value=False)).select("run")
 
 
+_NAMED = {"run": pl.Int64(), "node": pl.String(), "gpus": pl.Int64()}
 _MET = ("run", "at", "mark", "cluster_run", "cluster", "first", "last", "start_ms", "end_ms")
 
 
@@ -290,17 +297,20 @@ def by_whole_node(  # noqa: PLR0917
     earlier: pl.DataFrame,
     recorded: pl.DataFrame,
     known: pl.DataFrame,
+    recorded_there: pl.DataFrame,
 ) -> pl.DataFrame:
-    """Pairs of runs that had every GPU of a node to themselves: of nodes on which ``known`` (``run``, ``at``) names
-    none of the run's GPUs.
+    """Pairs of runs that had every GPU of a node to themselves: of nodes on which ``known`` (``run``, ``at``) and
+    ``recorded_there`` (``run``, ``node``, ``gpus``) name none of the run's GPUs.
 
     The GPUs of a node are the places that samples of the interval and of the days before it (``earlier``) show. Where
     accounting or a record shows more GPUs than that, their number is not known, and so are the run's.
     """
-    named = known.join(table.select("at", "node"), on="at")
+    seen = known.join(table.select("at", "node"), on="at").group_by("run", "node")
+    named = pl.concat([seen.agg(pl.len().cast(pl.Int64).alias("gpus")), recorded_there])
+    named = named.group_by("run", "node").agg(pl.col("gpus").max())
     missing = pl.col("gpus").fill_null(0) - pl.col("named").fill_null(0)
     asking = (
-        runs.join(named.group_by("run").agg(pl.len().cast(pl.Int64).alias("named")), on="run", how="left")
+        runs.join(named.group_by("run").agg(pl.col("gpus").sum().alias("named")), on="run", how="left")
         .with_columns(missing.alias("missing"))
         .filter(pl.col("missing") > 0)
         .select("run", "cluster", "gpus", "missing", "start_ms", "end_ms")
@@ -341,7 +351,7 @@ def by_whole_node(  # noqa: PLR0917
     everywhere = (pl.col("all") == pl.col("missing")) & pl.col("alone")
     share = (pl.col("there") * pl.col("on") == pl.col("gpus")) & pl.col("certain") & ~pl.col("crowded")
     good = places.filter(pl.col("seen") & (everywhere | share)).select("run", "node")
-    found = there.filter(pl.col("at") < table.height).join(good, on=["run", "node"], how="semi")
+    found = there.filter("seen").join(good, on=["run", "node"], how="semi")
     return found.select("run", "at", pl.lit(0, dtype=pl.Int64).alias("weight")).sort("run", "at")
 
 

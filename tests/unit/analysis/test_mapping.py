@@ -292,6 +292,21 @@ def test_node_with_more_gpus_than_its_metrics_is_not_mapped(  # noqa: PLR0917
     assert how(result)[1] == ("unknown", None, None)
 
 
+@pytest.mark.parametrize("gpu", ["GPU-lost", "00000000:99:00.0"])
+def test_recorded_gpu_without_samples_is_not_another_gpu(analysed: Analysed, node: Rows, jobs: Jobs, gpu: str) -> None:
+    """The run had a GPU that the metrics do not have; the only one that they have is another."""
+    records = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": gpu}]
+    result = analysed(node({}), jobs({"start": 0, "end": HOUR}), recorded=records)
+    assert how(result) == {1: ("unknown", None, None)}
+
+
+def test_recorded_gpu_without_samples_counts_on_its_node(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """Three GPUs: one on the first node, which has lost its metrics, so that two are left for the second with three."""
+    records = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": "GPU-lost"}]
+    found = jobs({"start": 0, "end": HOUR, "gpus": 3, "nodes": 2, "node_list": "n[1-2]"})
+    assert how(analysed(node({}, {}, {}, name="n2"), found, recorded=records)) == {1: ("unknown", None, None)}
+
+
 def test_runs_one_after_the_other_are_no_more_gpus(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """The second begins in the moment in which the first ends."""
     found = jobs(
