@@ -9,7 +9,7 @@ export UV_LINK_MODE ?= copy
 VENV := .venv/bin
 DEMO_OUT ?= out/demo
 
-.PHONY: help demo test test-fast fuzz lint format check-types docs bench system-packages install lock wheel clean \
+.PHONY: help demo test test-fast fuzz oracle lint format check-types docs bench system-packages install lock wheel clean \
   test-gpu gpu-bundle bench-gpu cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-demo cluster-demo-suspend cluster-test
 
 help: ## Show the targets.
@@ -42,6 +42,9 @@ test-fast: .venv/.dev ## Only the tests that need no server and no browser.
 # A million inputs for each target take an hour or two on one core; the tests run a few of each.
 fuzz: .venv/.dev ## Fuzz everything that root reads from users (ARGS='note --inputs 10000'; --list, --help).
 	@PYTHONHASHSEED=0 PYTHONPATH=tests $(VENV)/python -m fuzz $(ARGS)
+
+oracle: .venv/.dev ## Compare the figures of random clusters with an independent computation (ARGS='--clusters 1000 --seed 1'; --help).
+	@PYTHONPATH=tests $(VENV)/python -m oracle $(ARGS)
 
 lint: .venv/.dev ## Check style.
 	$(VENV)/ruff check .

@@ -1,0 +1,69 @@
+"""Draw clusters in batches and compare each; a batch runs in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings
+
+from oracle import rules
+from oracle.clusters import clusters
+from oracle.comparison import differences
+from oracle.model import Cluster
+
+
+@dataclass(slots=True)
+class Batch:
+    """What came of clusters drawn in one go."""
+
+    compared: int = 0
+    undecided: int = 0
+    differing: list[tuple[Cluster, list[str]]] = field(default_factory=list)
+
+
+def compare(seed: int, size: int, features: frozenset[str]) -> Batch:
+    """Compare ``size`` clusters that have some of ``features``; the same seed gives the same ones."""
+    batch = Batch()
+
+    def look(cluster: Cluster) -> None:
+        try:
+            found = differences(cluster)
+        except rules.UndecidedError:
+            batch.undecided += 1
+            hypothesis.reject()
+        batch.compared += 1
+        if found:
+            batch.differing.append((cluster, found))
+
+    _draw(look, features, seed, size, Phase.generate)
+    return batch
+
+
+def shrink(seed: int, size: int, features: frozenset[str]) -> Cluster:
+    """Return the smallest cluster with a difference that Hypothesis finds in a batch that has one."""
+    failing: list[Cluster] = []
+
+    def look(cluster: Cluster) -> None:
+        try:
+            found = differences(cluster)
+        except rules.UndecidedError:
+            hypothesis.reject()
+        if found:
+            failing.append(cluster)
+            raise AssertionError
+
+    with contextlib.suppress(AssertionError):
+        _draw(look, features, seed, size, Phase.generate, Phase.shrink)
+    return failing[-1]
+
+
+def _draw(look: Callable[[Cluster], None], features: frozenset[str], seed: int, size: int, *phases: Phase) -> None:
+    hypothesis.seed(seed)(
+        settings(
+            max_examples=size, phases=phases, database=None, deadline=None, suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+        )(given(clusters(features))(look))
+    )()  # fmt: skip

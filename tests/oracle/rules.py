@@ -1,0 +1,439 @@
+"""The rules of ``docs/metrics.md`` as plain Python: each sample by itself, slow and obvious.
+
+Nothing here comes from the package, and nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+
+from oracle.model import Cluster, Gpu, Recorded, Run, Sample
+
+IDLE_PCT, LOW_PCT, MAX_GAP_STEPS = 0.0, 5.0, 3.0
+FLOOR_PCT = {"dram_active": 0.05}
+"""Percent; a value at or below the floor of its signal counts as 0."""
+DAY_MS, LOOK_BACK_S = 86_400_000, 7 * 86_400
+HOUR_MS = 3_600_000
+
+KINDS = {
+    "labels": "gpu_hours_by_labels", "recorded": "gpu_hours_by_records", "whole-node": "gpu_hours_by_whole_node",
+}  # fmt: skip
+"""How a GPU was found -> its part of the allocated hours."""
+
+Slot = tuple[str, object, int | None]
+"""Node; PCI address, else index, else UUID; MIG instance."""
+Pairs = dict[int, dict[int, str]]
+"""Position of a run -> position of a GPU of it -> how it was found."""
+
+
+class UndecidedError(Exception):
+    """The rules do not decide this cluster."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """Those of a run, or of all. Hours are GPU-hours; None: nothing is known."""
+
+    gpu_hours_allocated: float = 0.0
+    gpu_hours_measured: float = 0.0
+    gpu_hours_unknown: float = 0.0
+    gpu_hours_idle: float | None = None
+    gpu_hours_low: float | None = None
+    gpu_hours_busy: float | None = None
+    util_mean_pct: float | None = None
+    mem_gib_h: float | None = None
+    idle_mem_gib_h: float | None = None
+    fb_peak_gib: float | None = None
+    energy_kwh: float | None = None
+    idle_energy_kwh: float | None = None
+    idle_windows: int | None = None
+    longest_idle_s: float | None = None
+    gpu_hours_by_labels: float = 0.0
+    gpu_hours_by_records: float = 0.0
+    gpu_hours_by_whole_node: float = 0.0
+    gpu_hours_unmapped: float = 0.0
+
+
+@dataclass(slots=True)
+class Report:
+    """The figures of a cluster."""
+
+    total: Figures
+    runs: dict[tuple[int, int], Figures]
+    """Job ID and submit time -> figures; runs with GPUs that overlap the interval."""
+    mapping: dict[tuple[int, int], dict[str, str]]
+    """Job ID and submit time -> name of a GPU -> ``labels``, ``recorded`` or ``whole-node``."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the samples of one run add up to."""
+
+    hours: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("idle", "low", "busy"), 0.0))
+    util: float = 0.0
+    util_hours: float = 0.0
+    mem: float | None = None
+    idle_mem: float = 0.0
+    peak: float | None = None
+    energy: float | None = None
+    idle_energy: float = 0.0
+    windows: list[tuple[int, int]] = field(default_factory=list)
+
+
+def report(cluster: Cluster) -> Report:
+    """Compute the figures of ``cluster``. Raises ``UndecidedError``."""
+    pairs = mapping(cluster)
+    holders = {
+        g: [r for r in pairs if g in pairs[r] and _held(cluster, cluster.runs[r]) is not None]
+        for g in range(len(cluster.gpus))
+    }
+    figures: dict[int, Figures] = {}
+    everything = _Sums()
+    for r, run in enumerate(cluster.runs):
+        held = _held(cluster, run)
+        if held is None or (run.gpus == 0 and not pairs[r]):
+            continue
+        sums = _Sums()
+        for g in pairs[r]:
+            _add_gpu(sums, cluster, g, held, [h for o in holders[g] if (h := _held(cluster, cluster.runs[o]))])
+        figures[r] = _figures(run.gpus * (held[1] - held[0]) / HOUR_MS, sums)
+        if run.gpus == 0:
+            shares = {g: _share_hours(cluster, held, holders[g]) for g in pairs[r]}
+            figures[r] = _figures(sum(shares.values()), sums)
+        for kind, figure in KINDS.items():
+            slots = {_slot(cluster.gpus[g]): g for g, how in pairs[r].items() if how == kind}
+            hours = len(slots) * (held[1] - held[0]) / HOUR_MS
+            if run.gpus == 0:
+                hours = sum(shares[g] for g, how in pairs[r].items() if how == kind)
+            setattr(figures[r], figure, hours)
+            figures[r].gpu_hours_unmapped -= hours
+        figures[r].gpu_hours_unmapped += figures[r].gpu_hours_allocated
+        _merge(everything, sums)
+    total = _figures(sum(f.gpu_hours_allocated for f in figures.values()), everything)
+    for figure in (*KINDS.values(), "gpu_hours_unmapped"):
+        setattr(total, figure, sum(getattr(f, figure) for f in figures.values()))
+    key = {r: (run.job_id, run.submit) for r, run in enumerate(cluster.runs)}
+    return Report(
+        total,
+        {key[r]: f for r, f in figures.items()},
+        {key[r]: {cluster.gpus[g].name: how for g, how in pairs[r].items()} for r in figures},
+    )
+
+
+# --- Samples ----------------------------------------------------------------------------------------------------------
+
+
+def _add_gpu(sums: _Sums, cluster: Cluster, g: int, held: tuple[int, int], holders: list[tuple[int, int]]) -> None:
+    """Add what the samples of one GPU say of a run that held it."""
+    start, end = held
+    window: tuple[int, int] | None = None
+    for sample, following in _with_next(cluster.gpus[g].samples):
+        if not start <= sample.time_ms < end:
+            continue
+        until = min(_counts_until(cluster, g, sample, following), end)
+        share_ms = sum((b - a) / k for a, b, k in _slices(sample.time_ms, until, holders))
+        hours = share_ms / HOUR_MS
+        state = _state(sample)
+        if state is not None:
+            sums.hours[state] += hours
+        if (util := sample.values.get("util_pct")) is not None:
+            sums.util += util * hours
+            sums.util_hours += hours
+        if (mib := sample.values.get("fb_used_mib")) is not None:
+            sums.mem = (sums.mem or 0.0) + mib / 1024 * hours
+            sums.peak = max(sums.peak or 0.0, mib / 1024)
+            sums.idle_mem += mib / 1024 * hours if state == "idle" else 0.0
+        if (watts := sample.values.get("power_w")) is not None:
+            sums.energy = (sums.energy or 0.0) + watts * hours / 1000
+            sums.idle_energy += watts * hours / 1000 if state == "idle" else 0.0
+        if window is not None and (state != "idle" or window[1] != sample.time_ms):
+            sums.windows.append(window)
+            window = None
+        if state == "idle":
+            window = (window[0] if window else sample.time_ms, until)
+    if window is not None:
+        sums.windows.append(window)
+
+
+def _state(sample: Sample) -> str | None:
+    """Return idle, low or busy; None where no activity signal is there."""
+    activities = []
+    for name, factor in (
+        ("util_pct", 1),
+        *((n, 100) for n in ("engine_active", "sm_active", "tensor_active", "dram_active")),
+    ):
+        value = sample.values.get(name)
+        if value is not None:
+            percent = round(value * factor, 6)
+            activities.append(0.0 if percent <= FLOOR_PCT.get(name, 0.0) else percent)
+    if not activities:
+        return None
+    activity = max(activities)
+    return "idle" if activity <= IDLE_PCT else "low" if activity <= LOW_PCT else "busy"
+
+
+def _with_next(samples: list[Sample]) -> Iterator[tuple[Sample, Sample | None]]:
+    ordered = sorted(samples, key=lambda s: s.time_ms)
+    return zip(ordered, [*ordered[1:], None], strict=True)
+
+
+def _counts_until(cluster: Cluster, g: int, sample: Sample, following: Sample | None) -> float:
+    """Return where the time of a sample ends, but for the end of the allocation."""
+    step = _step(cluster, g, sample.time_ms // DAY_MS)
+    if following is not None and (step is None or following.time_ms - sample.time_ms <= MAX_GAP_STEPS * step):
+        return following.time_ms
+    return sample.time_ms + (step or 0)
+
+
+def _step(cluster: Cluster, g: int, day: int) -> float | None:
+    """Return the sampling step of a GPU on a UTC day in milliseconds; None where nothing tells it."""
+    times = [s.time_ms for s in cluster.gpus[g].samples]
+    of_day = [t for t in times if t // DAY_MS == day]
+    if len(of_day) >= 10:
+        return _typical(of_day)
+    asked = [t for t in times if cluster.since * 1000 <= t < cluster.until * 1000]
+    if len(asked) >= 3:
+        return _typical(asked)
+    raise UndecidedError("the step of a GPU with fewer than three samples")
+
+
+def _typical(times: Iterable[int]) -> float:
+    """Return the median distance; where two sources take turns, the larger of two neighboring distances."""
+    ordered = sorted(times)
+    distances = [b - a for a, b in itertools.pairwise(ordered)]
+    middle = median(distances)
+    larger = [max(a, b) for a, b in itertools.pairwise(distances)]
+    if larger and sum(d > 3 * middle for d in larger) * 2 > len(larger):
+        return median(larger)
+    return middle
+
+
+def _slices(start: float, end: float, holders: list[tuple[int, int]]) -> Iterator[tuple[float, float, int]]:
+    """Cut a time at the starts and ends of the runs that hold a GPU: from, to, number of runs."""
+    cuts = sorted({start, end, *(t for h in holders for t in h if start < t < end)})
+    for a, b in itertools.pairwise(cuts):
+        yield a, b, sum(s <= a and b <= e for s, e in holders)
+
+
+def _share_hours(cluster: Cluster, held: tuple[int, int], holders: list[int]) -> float:
+    """Return the hours of one GPU that a run has while it shares it with ``holders``, itself among them."""
+    others = [h for o in holders if (h := _held(cluster, cluster.runs[o]))]
+    return sum((b - a) / k for a, b, k in _slices(*held, others)) / HOUR_MS
+
+
+def _merge(into: _Sums, sums: _Sums) -> None:
+    for state, hours in sums.hours.items():
+        into.hours[state] += hours
+    into.util += sums.util
+    into.util_hours += sums.util_hours
+    if sums.mem is not None:
+        into.mem = (into.mem or 0.0) + sums.mem
+    if sums.peak is not None:
+        into.peak = max(into.peak or 0.0, sums.peak)
+    into.idle_mem += sums.idle_mem
+    if sums.energy is not None:
+        into.energy = (into.energy or 0.0) + sums.energy
+    into.idle_energy += sums.idle_energy
+    into.windows += sums.windows
+
+
+def _figures(allocated: float, sums: _Sums) -> Figures:
+    measured = sum(sums.hours.values())
+    known = measured > 0 or allocated == 0
+    return Figures(
+        gpu_hours_allocated=allocated,
+        gpu_hours_measured=measured,
+        gpu_hours_unknown=allocated - measured,
+        gpu_hours_idle=sums.hours["idle"] if known else None,
+        gpu_hours_low=sums.hours["low"] if known else None,
+        gpu_hours_busy=sums.hours["busy"] if known else None,
+        util_mean_pct=sums.util / sums.util_hours if sums.util_hours else None,
+        mem_gib_h=sums.mem,
+        idle_mem_gib_h=None if sums.mem is None or measured == 0 else sums.idle_mem,
+        fb_peak_gib=sums.peak,
+        energy_kwh=sums.energy,
+        idle_energy_kwh=None if sums.energy is None or measured == 0 else sums.idle_energy,
+        idle_windows=len(sums.windows) if measured > 0 else None,
+        longest_idle_s=max((b - a for a, b in sums.windows), default=0) / 1000 if measured > 0 else None,
+    )
+
+
+# --- Which GPU belonged to which run ----------------------------------------------------------------------------------
+
+
+def mapping(cluster: Cluster) -> Pairs:
+    """Decide for each node of each run which GPUs it had there."""
+    labelled = [_labelled(cluster, run) for run in cluster.runs]
+    pairs: Pairs = {}
+    for r, run in enumerate(cluster.runs):
+        pairs[r] = {}
+        if _held(cluster, run) is None:
+            continue
+        silent = []
+        recorded = {
+            _slot(gpu)
+            for gpu in cluster.gpus
+            if any(e.node == gpu.node and e.gpu in _names(gpu) for e in _records_of(cluster, run))
+        }
+        if run.gpus and len(recorded) > run.gpus:
+            raise UndecidedError("records that fit more GPUs than the run has: whether their nodes may be whole nodes")
+        for node in run.nodes:
+            by_label = [g for g in labelled[r] if cluster.gpus[g].node == node]
+            names = {entry.gpu for entry in _records_of(cluster, run) if entry.node == node}
+            by_record = [g for g, gpu in enumerate(cluster.gpus) if gpu.node == node and names & _names(gpu)]
+            if not by_label and not names:
+                silent.append(node)
+            pairs[r].update(_on_node(cluster, by_label, by_record))
+        slots = {_slot(cluster.gpus[g]) for g in pairs[r]}
+        if run.gpus and len(slots) > run.gpus:
+            raise UndecidedError("labels and records name more GPUs than the run has")
+        left = run.gpus - sum(_named_there(cluster, run, node, slots) for node in run.nodes)
+        for node in _whole_nodes(cluster, run, silent, left):
+            pairs[r] |= {g: "whole-node" for g, gpu in enumerate(cluster.gpus) if gpu.node == node}
+        pairs[r] = {g: how for g, how in pairs[r].items() if _reaches(cluster, cluster.gpus[g], run)}
+        if len({_slot(cluster.gpus[g]) for g in pairs[r]}) < len(pairs[r]):
+            raise UndecidedError("a GPU that was replaced during a run")
+    return pairs
+
+
+def _reaches(cluster: Cluster, gpu: Gpu, run: Run) -> bool:
+    """Return whether the metrics of the GPU reach into the time of the run."""
+    held, times = _held(cluster, run), [s.time_ms for s in gpu.samples if _on_its_days(cluster, s)]
+    return held is not None and bool(times) and min(times) < held[1] and max(times) >= held[0]
+
+
+def _on_its_days(cluster: Cluster, sample: Sample) -> bool:
+    """Return whether a sample is on a UTC day of the interval."""
+    return cluster.since * 1000 // DAY_MS <= sample.time_ms // DAY_MS <= (cluster.until * 1000 - 1) // DAY_MS
+
+
+def _seen(cluster: Cluster, gpu: Gpu) -> bool:
+    """Return whether the GPU has a sample in the interval or in the seven days before it."""
+    return any((cluster.since - LOOK_BACK_S) * 1000 <= s.time_ms < cluster.until * 1000 for s in gpu.samples)
+
+
+def _on_node(cluster: Cluster, by_label: list[int], by_record: list[int]) -> dict[int, str]:
+    """Labelled GPUs, then recorded ones, as many as the larger of the two names."""
+    found = dict.fromkeys(by_label, "labels")
+    taken = {_slot(cluster.gpus[g]) for g in by_label}
+    recorded = {_slot(cluster.gpus[g]) for g in by_record}
+    room = max(len(taken), len(recorded)) - len(taken)
+    more = recorded - taken
+    if len(more) > room > 0:
+        raise UndecidedError("labels and records contradict each other, and there is room for some")
+    if room:
+        found |= {g: "recorded" for g in by_record if _slot(cluster.gpus[g]) in more}
+    return found
+
+
+def _named_there(cluster: Cluster, run: Run, node: str, slots: set[Slot]) -> int:
+    """Return how many GPUs of a node labels or records name, whichever are more, also without samples."""
+    names = {entry.gpu for entry in _records_of(cluster, run) if entry.node == node}
+    seen = [gpu for gpu in cluster.gpus if gpu.node == node and _seen(cluster, gpu)]
+    recorded = {next((_slot(gpu) for gpu in seen if name in _names(gpu)), name) for name in names}
+    return max(len(recorded), sum(slot[0] == node for slot in slots))
+
+
+def _labelled(cluster: Cluster, run: Run) -> set[int]:
+    """GPUs that labels give to the run, on its nodes and in its time.
+
+    A label is the ID of the job, or, where no job of this ID fits, of its array or heterogeneous job.
+    """
+    leaders = {of[0] for of in (run.array, run.het) if of} - {run.job_id}
+    found = set()
+    for g, gpu in enumerate(cluster.gpus):
+        spans = [span for span in _label_spans(gpu, run.job_id) if _fits(cluster, run, gpu, span)]
+        for leader in leaders:
+            jobs = [other for other in cluster.runs if other.job_id == leader]
+            spans += [
+                span
+                for span in _label_spans(gpu, leader)
+                if _fits(cluster, run, gpu, span) and not any(_fits(cluster, job, gpu, span) for job in jobs)
+            ]
+        if spans:
+            found.add(g)
+    return found
+
+
+def _fits(cluster: Cluster, run: Run, gpu: Gpu, span: tuple[int, int]) -> bool:
+    held = _held(cluster, run)
+    return gpu.node in run.nodes and held is not None and span[0] < held[1] and span[1] >= held[0]
+
+
+def _label_spans(gpu: Gpu, job_id: int) -> Iterator[tuple[int, int]]:
+    """From when to when samples one after the other have a label."""
+    ordered = sorted(gpu.samples, key=lambda s: s.time_ms)
+    for labelled, samples in itertools.groupby(ordered, key=lambda s: job_id in s.jobs):
+        times = [s.time_ms for s in samples]
+        if labelled:
+            yield times[0], times[-1]
+
+
+def _records_of(cluster: Cluster, run: Run) -> list[Recorded]:
+    return [
+        e for e in cluster.recorded if e.job_id == run.job_id and e.start in (None, run.start) and e.node in run.nodes
+    ]
+
+
+def _whole_nodes(cluster: Cluster, run: Run, silent: list[str], left: int) -> list[str]:
+    """Nodes all of whose GPUs the run had, of those where nothing names any; ``left`` of its GPUs are not named."""
+    if left <= 0 or not silent:
+        return []
+    counts = {node: _gpu_count(cluster, node) for node in silent}
+    known = [c for c in counts.values() if c is not None]
+    everywhere = len(known) == len(silent) and sum(known) == left
+    even = left // len(silent) if left % len(silent) == 0 else None
+    others = [o for o in cluster.runs if o is not run and _together(o, run, cluster)]
+    alone = [n for n in silent if not any(n in o.nodes and _with_gpus(cluster, o) for o in others)]
+    return [n for n in alone if counts[n] and (everywhere or counts[n] == even)]
+
+
+def _with_gpus(cluster: Cluster, run: Run) -> bool:
+    """Return whether a run has GPUs: by accounting, or by a label or a record."""
+    return run.gpus > 0 or bool(_labelled(cluster, run) or _records_of(cluster, run))
+
+
+def _gpu_count(cluster: Cluster, node: str) -> int | None:
+    """Return how many GPUs the node has; None where that is not known."""
+    seen = [g for g in cluster.gpus if g.node == node and _seen(cluster, g)]
+    slots = {_slot(gpu) for gpu in seen}
+    single = [r for r in cluster.runs if r.nodes == [node] and _held(cluster, r) is not None]
+    for run in single:
+        # The most at once is reached where one of them starts.
+        start, _ = _held(cluster, run) or (0, 0)
+        if sum(o.gpus for o in single if (h := _held(cluster, o)) and h[0] <= start < h[1]) > len(slots):
+            return None
+    recorded = {e.gpu for r in cluster.runs for e in _records_of(cluster, r) if e.node == node and _held(cluster, r)}
+    distinct = {next((_slot(g) for g in seen if name in _names(g)), name) for name in recorded}
+    if len(distinct) > len(slots) or any(name.isdecimal() and int(name) >= len(slots) for name in recorded):
+        return None
+    return len(slots)
+
+
+def _slot(gpu: Gpu) -> Slot:
+    return gpu.node, gpu.pci or (gpu.index if gpu.index is not None else gpu.uuid), gpu.mig
+
+
+def _names(gpu: Gpu) -> set[str]:
+    return {str(name) for name in (gpu.uuid, gpu.pci, gpu.index) if name is not None}
+
+
+def _held(cluster: Cluster, run: Run) -> tuple[int, int] | None:
+    """Return from when to when the run held its GPUs in the asked interval, in milliseconds."""
+    start = max(run.start, cluster.since)
+    end = min(min(_known_until(cluster), cluster.now) if run.end is None else run.end, cluster.until)
+    return (start * 1000, end * 1000) if start < end else None
+
+
+def _known_until(cluster: Cluster) -> int:
+    """Return the latest time in accounting; of a running job, its start and the time that it had run."""
+    ran = [cluster.accounted if run.end is None else run.end for run in cluster.runs]
+    return max(*ran, *(run.start for run in cluster.runs), *(run.submit for run in cluster.runs))
+
+
+def _together(one: Run, other: Run, cluster: Cluster) -> bool:
+    a, b = _held(cluster, one), _held(cluster, other)
+    return a is not None and b is not None and max(a[0], b[0]) < min(a[1], b[1])
