@@ -336,12 +336,14 @@ def by_whole_node(  # noqa: PLR0917
     there = _gpus_of_nodes(met)
     at_least = _least(runs, nodes, recorded)
     count = there.group_by("run", "node").agg(pl.len().cast(pl.Int64).alias("there"), pl.col("seen").any())
+    numbered = met.group_by("run", "node").agg((pl.col("index").max() + 1).cast(pl.Int64).alias("numbered"))
     places = (
         places.join(count, on=["run", "node"], how="left")
+        .join(numbered, on=["run", "node"], how="left")
         .join(_crowded(runs, nodes, known), on=["run", "node"], how="left")
         .join(at_least, on=["cluster", "node"], how="left", nulls_equal=True)
         .with_columns(pl.col("there").fill_null(0), pl.col("crowded").fill_null(value=False))
-        .with_columns((pl.col("least").fill_null(0) <= pl.col("there")).alias("certain"))
+        .with_columns((pl.max_horizontal("least", "numbered", pl.lit(0)) <= pl.col("there")).alias("certain"))
         .with_columns(
             pl.col("there").sum().over("run").alias("all"),
             (pl.col("certain") & (pl.col("there") > 0) & ~pl.col("crowded")).all().over("run").alias("alone"),

@@ -400,6 +400,8 @@ def _gpu_count(cluster: Cluster, node: str) -> int | None:
     """Return how many GPUs the node has; None where that is not known."""
     seen = [g for g in cluster.gpus if g.node == node and _seen(cluster, g)]
     slots = {_slot(gpu) for gpu in seen}
+    if any(gpu.index is not None and gpu.index >= len(slots) for gpu in seen):
+        return None
     single = [r for r in cluster.runs if r.nodes == [node] and _held(cluster, r) is not None]
     for run in single:
         # The most at once is reached where one of them starts.

@@ -307,6 +307,12 @@ def test_recorded_gpu_without_samples_counts_on_its_node(analysed: Analysed, nod
     assert how(analysed(node({}, {}, {}, name="n2"), found, recorded=records)) == {1: ("unknown", None, None)}
 
 
+def test_node_whose_first_gpus_were_never_sampled_is_not_mapped(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """GPUs 2 and 3 are not a node's only ones."""
+    rows = node({"index": 2}, {"index": 3})
+    assert how(analysed(rows, jobs({"start": 0, "end": HOUR, "gpus": 2}))) == {1: ("unknown", None, None)}
+
+
 def test_runs_one_after_the_other_are_no_more_gpus(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """The second begins in the moment in which the first ends."""
     found = jobs(
