@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import polars as pl
-from sqlalchemy import ColumnElement, Engine, Table, and_, case, exists, func, or_, select, true
+from sqlalchemy import ColumnElement, Engine, Table, and_, exists, func, or_, select, true
 
 from slurm_affinode.config import UNNAMED_CLUSTER
 from slurm_affinode.slurm.schema import ALLOCATION_GPUS, JOBS, STEPS
@@ -127,15 +127,19 @@ def _only(engine: Engine, cluster: ColumnElement[str]) -> str | None:
 def newest_times(engine: Engine) -> dict[str, datetime]:
     """Cluster -> the latest submission, start, end, or time up to which a running job had run."""
     job = tables.jobs.c
-    ran = case((job.end.is_(None), job.start + job.elapsed_s))
-    statement = select(
-        job.cluster, func.max(job.submit), func.max(job.start), func.max(job.end), func.max(ran)
-    ).group_by(job.cluster)
+    times = (func.max(job.submit), func.max(job.start), func.max(job.start + job.elapsed_s))
+    # Nothing of a run that has ended is later than its end, and there is an index of ends: no table is scanned.
+    # SQLite would take that of clusters for it, and read all rows of one: an expression has none.
+    cluster = job.cluster.concat("")
+    going = select(cluster, *times).where(job.end.is_(None)).group_by(cluster)
     with reading(engine) as connection:
-        rows = connection.execute(statement).all()
-    return {
-        name: datetime.fromtimestamp(max(int(one) for one in times if one is not None), UTC) for name, *times in rows
-    }
+        found = {name: [one for one in latest if one is not None] for name, *latest in connection.execute(going)}
+        name = connection.execute(select(func.min(job.cluster))).scalar()
+        while name is not None:
+            ended = select(job.end).where(cluster == name, job.end.is_not(None)).order_by(job.end.desc()).limit(1)
+            found.setdefault(name, []).extend(connection.execute(ended).scalars())
+            name = connection.execute(select(func.min(job.cluster)).where(job.cluster > name)).scalar()
+    return {name: datetime.fromtimestamp(max(int(one) for one in latest), UTC) for name, latest in found.items()}
 
 
 def _frame(
