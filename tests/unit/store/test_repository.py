@@ -350,3 +350,25 @@ def test_a_run_that_came_alone_gives_its_key_to_the_run_before_it(repository, jo
         assert sorted((job["submit"], job["start"], job["state"]) for job in all_jobs()) == [
             (T0, T0, "REQUEUED"), (T0 + HOUR, again, "COMPLETED"),
         ]  # fmt: skip
+
+
+def test_newest_times_of_each_cluster(repository, jobs):
+    """Ends, and what has not ended: how far it had run, or when it was submitted."""
+    assert repository.newest_times() == {}
+    repository.upsert(
+        jobs(
+            ended(cluster="alpha"),
+            running(cluster="alpha", job_id=2, start=T0 + HOUR, elapsed_s=7200),
+            ended(cluster="beta", job_id=3),
+            {"cluster": "gamma", "job_id": 4, "submit": T0 + 5 * HOUR, "state": "PENDING", "start": None, "end": None},
+        )
+    )
+    assert repository.newest_times() == {"alpha": T0 + 3 * HOUR, "beta": T0 + HOUR, "gamma": T0 + 5 * HOUR}
+
+
+def test_recorded_gpus_of_another_name_are_of_the_only_cluster(repository, jobs, gpus):
+    repository.upsert(jobs(ended(cluster="alpha")))
+    repository.upsert_allocation_gpus(gpus({"cluster": "default"}))
+    assert repository.allocation_gpus(EARLY, LATE)["cluster"].to_list() == ["alpha"]
+    repository.upsert(jobs(ended(cluster="beta", job_id=9)))
+    assert repository.allocation_gpus(EARLY, LATE).is_empty()
