@@ -47,7 +47,7 @@ class NotContainedError(ValueError):
 
 
 class Id(NamedTuple):
-    """What tells one process from all others of this boot."""
+    """Identity of a process, unique in this boot."""
 
     pid: int
     started: int
@@ -92,7 +92,7 @@ class Process:
 
     @property
     def id(self) -> Id:
-        """What tells it from all others. Raises ``ProcessGoneError``, ``OSError``."""
+        """Its identity. Raises ``ProcessGoneError``, ``OSError``."""
         return Id(self.pid, self.started)
 
     def __enter__(self) -> Self:
@@ -163,7 +163,7 @@ class Process:
         return {key: value.strip() for key, colon, value in rows if colon}
 
     def stat(self) -> Stat:
-        """What the kernel counts of it. Raises ``ProcessGoneError``, ``OSError``."""
+        """Its ``/proc/PID/stat``. Raises ``ProcessGoneError``, ``OSError``."""
         text = self.text("stat")
         # The name, in parentheses, may hold parentheses and blanks itself.
         head, _, rest = text.rpartition(")")
@@ -198,7 +198,7 @@ class Process:
                 with _gone(self.pid):
                     fd = os.pidfd_open(self.pid)
                 self._fds.append(fd)
-                # Its directory answers still: nobody else can have had the number when the pidfd was opened.
+                # Its directory still responds, so the number was still its own when the pidfd was opened.
                 self.read("stat", 1)
                 self._pidfd = fd
             return self._pidfd
@@ -262,7 +262,7 @@ class Stat:
 
 @contextlib.contextmanager
 def _gone(pid: int) -> Iterator[None]:
-    """Translate ESRCH, which a held process gives when it has ended, and ENOENT of a number that nobody has."""
+    """Translate ESRCH, which a held process gives when it has ended, and ENOENT of an unused number."""
     try:
         yield
     except ProcessGoneError:
@@ -342,8 +342,8 @@ class Number(NamedTuple):
 class Namespace:
     """A job's PID namespace: its PID 1, and with it the namespaces and the root directory, held by descriptor.
 
-    A namespace that is held keeps its inode number, so that what else is in it is told by that alone. When PID 1 ends,
-    the kernel kills everything in it. May be used by several threads; descriptors go with the object.
+    A namespace that is held keeps its inode number, which alone identifies its other processes. When PID 1 ends, the
+    kernel kills everything in it. May be used by several threads; descriptors go with the object.
     """
 
     def __init__(self, init: Process, *, proc: Path = PROC) -> None:
@@ -500,7 +500,7 @@ def namespace(init: Id, *, process: Process | None = None, proc: Path = PROC) ->
         return Namespace(process or Process(init.pid, started=init.started, proc=proc), proc=proc)
     with _held_lock:
         for known in [one for one, held in _held.items() if held.init.ended()]:
-            del _held[known]  # whoever uses it still has it
+            del _held[known]  # its users still hold it
         found = _held.get(init)
     if found is None:
         made = Namespace(process or Process(init.pid, started=init.started))

@@ -30,7 +30,7 @@ class AnnouncementError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What root says of a job's shepherd. Namespaces and program by device and inode."""
+    """Root's record of a job's shepherd. Namespaces and program by device and inode."""
 
     job_id: int
     uid: int

@@ -31,7 +31,7 @@ ASKED = 50
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep has found and done."""
+    """The result of a sweep."""
 
     live: Collection[str]
     """Jobs (``CLUSTER.JOBID``) that run or wait."""
@@ -46,7 +46,7 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class _Jobs:
-    """What Slurm lists, by number."""
+    """The jobs that Slurm lists, by number."""
 
     live: dict[int, list[LiveRun]]
     ended: dict[int, list[LiveRun]]
@@ -72,7 +72,7 @@ class Sweep:
     """By the place of the store in ``stores``."""
 
     def run(self, *, young_s: float, dry_run: bool = False) -> Swept:
-        """Remove what nobody needs and is older than ``young_s``. Raises ``AffinodeError``, and has removed nothing."""
+        """Remove unneeded files older than ``young_s``. Raises ``AffinodeError``, and has removed nothing then."""
         began = time.monotonic()
         jobs = self._jobs()
         notes = [note for note in self.notes.all() if note.cluster == self.cluster]
@@ -191,7 +191,7 @@ class Sweep:
                 return stopped
         if before is not None:
             self.absences.resume()
-            LOG.info("the sweep of images goes on: Slurm knows the jobs again, or an administrator has confirmed")
+            LOG.info("the sweep of images continues: Slurm knows the jobs again, or an administrator has confirmed")
         return None
 
 

@@ -46,7 +46,7 @@ class Member:
 
     @property
     def id(self) -> Id:
-        """What tells it from all others."""
+        """Its identity."""
         return Id(self.pid, self.started)
 
     @property
@@ -56,7 +56,7 @@ class Member:
 
 
 class Processes(Protocol):
-    """What the orchestration does with processes."""
+    """Operations of the orchestration on processes."""
 
     def alive(self, pid: int, started: int) -> bool:
         """This very process is there."""
@@ -159,8 +159,8 @@ class LinuxProcesses:
     def hold(self, members: Iterable[Member]) -> Iterator[None]:
         """Trace every thread, from a thread of our own: the kernel lets all of them go when that ends, or the agent.
 
-        A stopped process that is traced does not go on at SIGCONT; that it would is what Slurm relies on when it ends
-        a job, and the job must not run on after its image was made.
+        A stopped process that is traced does not continue at SIGCONT. Slurm sends that when it ends a job, and the job
+        must not run on after its image was made.
         """
         ready, done = threading.Event(), threading.Event()
         every = list(members)
@@ -210,7 +210,7 @@ class LinuxProcesses:
 
 
 def _member(process: Process) -> Member | None:
-    """What ``/proc`` tells of a process that is held; ``None``: it is gone."""
+    """Read ``/proc`` of a held process; ``None``: it is gone."""
     try:
         facts, status = process.stat(), process.status()
         state = facts.state
@@ -240,7 +240,7 @@ def _of_a_thread(process: Process) -> str:
 
 
 def _seize(process: Process, task: int) -> None:
-    """Trace a thread of a process that is held; one that has got its number meanwhile is let go again."""
+    """Trace a thread of a process that is held; one that has received its number meanwhile is detached again."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     libc.ptrace.restype = ctypes.c_long
@@ -256,7 +256,7 @@ def _held(member: Member, proc: Path) -> Process:
 
 
 def send(members: Iterable[Member], number: int, *, proc: Path = pinned.PROC) -> None:
-    """A signal to each of these, and to nobody who has the number of one that has ended since."""
+    """Signal each of these processes, and no other that has the number of one that has ended since."""
     for member in members:
         with contextlib.suppress(pinned.ProcessGoneError), _held(member, proc) as process:
             process.signal(number)

@@ -71,7 +71,7 @@ def of_image(directory_fd: int, number: int) -> Credentials | None:
 
 
 def excess(found: Credentials, given: Credentials) -> str | None:
-    """What a thread has beyond ``given``, in words; ``None``: nothing. It may well have less."""
+    """Name a right that a thread has beyond ``given``; ``None``: there is none. It may have fewer."""
     if found.uids != given.uids:
         return f"user IDs {_list(found.uids)} in place of {_list(given.uids)}"
     allowed = given.gids | given.groups

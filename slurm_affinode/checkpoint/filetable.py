@@ -94,7 +94,7 @@ class UnixSocket:
     name: bytes
     """Its address; empty: none; with a zero byte in front: abstract."""
     directory: str | None
-    """What a relative name is relative to."""
+    """The directory of a relative name."""
     deleted: bool
     mode: int | None
     shutdown: int
@@ -117,7 +117,7 @@ class UnixSocket:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What an inotify descriptor watches."""
+    """A watch of an inotify descriptor."""
 
     inode: int
     device: int
@@ -258,7 +258,7 @@ def packets(data: bytes) -> Iterator[int]:
 
 def needs(table: FileTable, *, descriptors: Collection[bytes], memories: Collection[bytes],
           places: Collection[bytes]) -> dict[int, Needs]:  # fmt: skip
-    """How each entry with a name is used: entry -> needs; those that nobody uses are left out. Raises ``BadImage``.
+    """Return the use of each entry with a name: entry -> needs; unused ones are left out. Raises ``BadImage``.
 
     ``descriptors``, ``memories``, ``places``: contents of all ``fdinfo-N.img``, ``mm-PID.img``, ``fs-PID.img``.
     """

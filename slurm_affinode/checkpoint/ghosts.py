@@ -48,7 +48,7 @@ class Ghost:
 
     @classmethod
     def read(cls, fd: int) -> Ghost:
-        """What an image file says. Raises ``BadImage``."""
+        """Decode an image file. Raises ``BadImage``."""
         length = int.from_bytes(os.pread(fd, 4, _MAGICS), "little")
         if not 0 < length <= _ENTRY_LIMIT:
             raise BadImage("a removed file is not described")
@@ -115,7 +115,7 @@ def _unused() -> str:
 
 
 def _make(parent: int, name: str, ghost: Ghost, image_fd: int) -> int:
-    """Under its name where nobody has that, so that ``/proc`` tells it as before."""
+    """Use its own name where that is free, so that ``/proc`` shows the same as before."""
     try:
         return _make_named(parent, name, ghost, image_fd)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""What CRIU inherits in place of opening it: every file of a tree is opened before, with the rights of its user.
+"""Open files that CRIU inherits: every file of a process tree is opened before, with the rights of its user.
 
 CRIU opens files by their paths, as root, and while a job sleeps its user may put a link in the place of any directory
 or file. Another process of the same user could take such a descriptor before it is checked (``pidfd_getfd(2)``). So no
@@ -150,9 +150,9 @@ class Inheritance:
         self.fds: list[InheritFd] = list(given)
         """All that CRIU inherits."""
         self.rights: dict[Inode, int] = {}
-        """What the user may do with each file that is passed."""
+        """The user's rights to each file that is passed."""
         self.watched: set[Inode] = set()
-        """What the user may watch: device as in ``fdinfo``, inode."""
+        """Files that the user may watch: device as in ``fdinfo``, inode."""
 
     def __enter__(self) -> Self:
         """Open them, and have CRIU's copy of the image name none of them. Raises ``RestoreFailed``."""
@@ -189,7 +189,7 @@ class Inheritance:
             elif one.key not in keys:
                 renamed[one.id] = f"/~{secret}.{one.id:x}"
                 if one.id in used:
-                    # What was named for the dump is like what CRIU has named.
+                    # Names made for the dump are treated like those made by CRIU.
                     named = Remap(one.id, RemapKind.LINKED, one.id) if one.name in given_names else None
                     wishes.append(_wish(one, used[one.id], gone.get(one.id, named), table))
         for wish, fd in zip(wishes, self._opened(wishes), strict=True):
@@ -380,7 +380,7 @@ class Inheritance:
             raise RestoreFailed(f"its sockets cannot be made: {error.strerror}") from None
 
     def _watch(self, table: FileTable) -> None:
-        """What the names of watched files lead to, as far as the user may watch it."""
+        """Resolve the names of watched files, as far as the user may watch them."""
         # Found by a file handle: the same file, or CRIU finds none.
         self.watched = {(one.device, one.inode) for one in table.watches if one.path is None}
         paths = [one.path for one in table.watches if one.path is not None]
@@ -481,7 +481,7 @@ def accessible(fd: int, how: int) -> bool:
             flags = {READ: os.O_RDONLY, WRITE: os.O_WRONLY}.get(how & (READ | WRITE), os.O_RDWR)
             os.close(os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY))
     except OSError as error:
-        return error.errno == errno.ENXIO  # a FIFO that nobody reads
+        return error.errno == errno.ENXIO  # a FIFO without a reader
     return True
 
 

@@ -93,7 +93,7 @@ def _set_last_pid(last: int) -> None:
 
 def _execute(program: int, argv: list[str]) -> None:
     try:
-        # Who kills this program kills CRIU as well, which would else hold the tree.
+        # The end of this program ends CRIU as well, which would otherwise hold the process tree.
         _call("prctl", _SET_PDEATHSIG, _SIGKILL)
         os.execve(program, argv, dict(os.environ))  # noqa: S606 - a descriptor
     except OSError as error:

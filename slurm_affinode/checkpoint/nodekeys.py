@@ -6,7 +6,7 @@ A signature names the node that made it, and is good for one purpose and one fil
 note, and the note of one job not for that of another. Against a writer of the shared store without the key (another
 machine that mounts the export, an administrator of the file server) this is a proof. Against root on a node it is none:
 every node has the key of the cluster and can derive the keys of all others, so the name in a signature is evidence of
-mistakes, and no defense. HMAC cannot give more, since whoever can verify can sign.
+mistakes, and no defense. HMAC cannot give more, since a key that verifies also signs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A private copy of an image's small files: what is verified is what CRIU reads, whoever may write to the store.
+"""A private copy of an image's small files: CRIU reads the bytes that were verified, whoever can write to the store.
 
 Every file but the pages is read once, digested on the way, and written to a directory that root alone may enter, on a
-file system in memory. CRIU, and whoever looks at the image for a restore, read that copy.
+file system in memory. CRIU and the restore read that copy.
 
 Pages are too large for it. On a file system of this node, where root alone can change them, CRIU reads them where they
 are. On one that other machines can write to, it would read them apart from those who verify them: so what CRIU reads
@@ -149,7 +149,7 @@ class PrivateImage:
             os.close(target)
 
     def compare(self, then: Take | None) -> Take | None:
-        """What is to be done with the pages as they are verified: compare what CRIU reads, and do ``then``."""
+        """Return a function for pages as they are verified: it compares them with CRIU's copy and calls ``then``."""
         if not self.shared:
             return then
 

@@ -1,4 +1,4 @@
-"""What inotify descriptors watch, by the numbers that the kernel itself has for it.
+"""Files that inotify descriptors watch, by the kernel's own numbers.
 
 On some file systems (overlayfs) those differ from what ``stat`` tells.
 """
@@ -41,12 +41,12 @@ class Watches:
             raise _error(path)
 
     def found(self) -> set[Inode]:
-        """What is watched. Raises ``OSError``."""
+        """Return the watched files. Raises ``OSError``."""
         return set(watched(Path(f"/proc/self/fdinfo/{self._fd}").read_bytes()))
 
 
 def watched(fdinfo: bytes) -> Iterator[Inode]:
-    """What a descriptor watches, as ``/proc/PID/fdinfo`` says. Raises ``OSError``."""
+    """Return the watches of a descriptor from ``/proc/PID/fdinfo``. Raises ``OSError``."""
     for line in fdinfo.split(b"\n"):
         if line.startswith(b"inotify "):
             facts = dict(word.partition(b":")[::2] for word in line.split()[1:])

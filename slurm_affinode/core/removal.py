@@ -21,7 +21,7 @@ SHARE = 0.5
 
 
 class Fate(StrEnum):
-    """What Slurm's word means for an image."""
+    """The fate of an image."""
 
     NEEDED = "needed"
     """It is of a job that runs or waits."""
@@ -32,7 +32,7 @@ class Fate(StrEnum):
 
 
 def fate(manifest: Manifest, live: Collection[LiveRun], ended: Collection[LiveRun]) -> Fate:
-    """What becomes of an image. ``live``, ``ended``: the runs that Slurm lists under the number of its job."""
+    """Decide the fate of an image. ``live``, ``ended``: the runs that Slurm lists under the number of its job."""
     if any(owns(manifest, run) or of_this_run(manifest, run) for run in live):
         return Fate.NEEDED
     if any(owns(manifest, run) or of_this_run(manifest, run) for run in ended):
