@@ -316,8 +316,8 @@ def by_whole_node(  # noqa: PLR0917
         .select("run", "cluster", "gpus", "missing", "start_ms", "end_ms")
     )
     places = (
-        nodes.with_columns(pl.len().cast(pl.Int64).over("run").alias("on"))
-        .join(named, on=["run", "node"], how="anti", maintain_order="left")
+        nodes.join(named, on=["run", "node"], how="anti", maintain_order="left")
+        .with_columns(pl.len().cast(pl.Int64).over("run").alias("on"))
         .join(asking, on="run", maintain_order="left")
     )
     if places.is_empty() or table.is_empty():
@@ -351,7 +351,7 @@ def by_whole_node(  # noqa: PLR0917
         )
     )
     everywhere = (pl.col("all") == pl.col("missing")) & pl.col("alone")
-    share = (pl.col("there") * pl.col("on") == pl.col("gpus")) & pl.col("certain") & ~pl.col("crowded")
+    share = (pl.col("there") * pl.col("on") == pl.col("missing")) & pl.col("certain") & ~pl.col("crowded")
     good = places.filter(pl.col("seen") & (everywhere | share)).select("run", "node")
     found = there.filter("seen").join(good, on=["run", "node"], how="semi")
     return found.select("run", "at", pl.lit(0, dtype=pl.Int64).alias("weight")).sort("run", "at")

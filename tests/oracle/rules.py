@@ -388,6 +388,7 @@ def _whole_nodes(cluster: Cluster, run: Run, silent: list[str], left: int) -> li
     even = left // len(silent) if left % len(silent) == 0 else None
     others = [o for o in cluster.runs if o is not run and _together(o, run, cluster)]
     alone = [n for n in silent if not any(n in o.nodes and _with_gpus(cluster, o) for o in others)]
+    everywhere = everywhere and alone == silent
     return [n for n in alone if counts[n] and (everywhere or counts[n] == even)]
 
 

@@ -339,6 +339,15 @@ def test_label_on_one_node_leaves_the_evidence_of_the_others(
     assert result.total["gpu_hours_unknown"] == 0
 
 
+def test_whole_nodes_and_labels_are_no_more_gpus_than_the_run_has(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """Of six GPUs on three nodes labels name three on one: which of the other two had two is open."""
+    rows = node({"job": "1"}, {"job": "1"}, {"job": "1"}) + node({}, {}, name="n2") + node({}, {}, name="n3")
+    result = analysed(rows, jobs({"start": 0, "end": HOUR, "gpus": 6, "nodes": 3, "node_list": "n[1-3]"}))
+    assert how(result)[1][0] == "labels"
+    assert result.total["gpu_hours_allocated"] == pytest.approx(6)
+    assert result.total["gpu_hours_unmapped"] == pytest.approx(3)
+
+
 def test_label_on_one_gpu_leaves_the_records_of_the_others(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """On one node: the label of the second GPU was lost."""
     records = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": gpu} for gpu in ("0", "1")]
