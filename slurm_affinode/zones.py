@@ -20,6 +20,11 @@ def shown(moment: datetime, zone: tzinfo, *, seconds: bool = False) -> str:
     return f"{text} {local:%Z}" if twice(local) else text
 
 
+def named(moment: datetime, zone: tzinfo) -> str:
+    """``2026-11-01 08:00 CET``: for a text that does not name the zone elsewhere."""
+    return f"{moment.astimezone(zone):%Y-%m-%d %H:%M %Z}"
+
+
 def twice(local: datetime) -> bool:
     """Whether the clock shows this local time twice that day."""
     return local.replace(fold=0).utcoffset() != local.replace(fold=1).utcoffset()

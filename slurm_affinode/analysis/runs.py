@@ -10,6 +10,7 @@ import polars as pl
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.slurm import hostlist
 from slurm_affinode.slurm.schema import JOB_KEY, JOBS, conform
+from slurm_affinode.zones import named
 
 FAR_FUTURE_MS = 1 << 60
 FRESH_S = 900.0
@@ -57,7 +58,7 @@ def caution(query: WasteQuery, jobs: pl.DataFrame, now: datetime) -> str:
     found = behind(query, jobs["cluster"].unique(), now)
     if not found:
         return ""
-    where = [f"{moment:%Y-%m-%d %H:%M} UTC{f' ({name})' if len(found) > 1 else ''}" for name, moment in found.items()]
+    where = [f"{named(moment, query.zone)}{f' ({name})' if len(found) > 1 else ''}" for name, moment in found.items()]
     rest = "jobs that ran then are counted up to there, later ones are missing"
     return f"accounting is known up to {', '.join(where)}: {rest}"
 

@@ -74,7 +74,8 @@ def _cluster(config: Config, client: SlurmClient) -> str:
 
 
 def _query(since: datetime, until: datetime, filters: dict[str, tuple[str, ...]]) -> WasteQuery:
-    return WasteQuery(since, until, filters["clusters"], filters["partitions"], filters["accounts"], filters["users"])
+    clusters, partitions, accounts, users = (filters[name] for name in ("clusters", "partitions", "accounts", "users"))
+    return WasteQuery(since, until, clusters, partitions, accounts, users, zone=zone())
 
 
 @click.command(epilog=_USERS_EPILOG)

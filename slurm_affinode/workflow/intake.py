@@ -14,6 +14,7 @@ from slurm_affinode.errors import AffinodeError
 from slurm_affinode.slurm.accounting import Accounting
 from slurm_affinode.store.records import IngestProblem, IngestRecord, Upserted
 from slurm_affinode.store.repository import Repository
+from slurm_affinode.zones import named, shown
 
 _COUNTING = "accounting.gpu_clusters"
 _UNTIL = "accounting.until"
@@ -152,8 +153,8 @@ def check_known(query: WasteQuery, jobs: pl.DataFrame, now: datetime) -> None:
     ends = [query.known_until[name] for name in clusters if name in query.known_until]
     if ends and max(ends) <= query.since and max(ends) < now:
         raise NoAccountingError(
-            f"there is no accounting from {query.since:%Y-%m-%d %H:%M} to {query.until:%Y-%m-%d %H:%M} UTC: "
-            f"it is known up to {max(ends):%Y-%m-%d %H:%M} UTC",
+            f"there is no accounting from {shown(query.since, query.zone)} to {named(query.until, query.zone)}: "
+            f"it is known up to {named(max(ends), query.zone)}",
             hint="take it in first: slurm-affinode ingest sacct; or choose an earlier --since",
         )
 

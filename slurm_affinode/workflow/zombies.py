@@ -41,6 +41,7 @@ from slurm_affinode.timespec import parse_span_s
 from slurm_affinode.workflow import intake
 from slurm_affinode.workflow.zombie_orphans import XIDS
 from slurm_affinode.zombieconfig import NodeClass
+from slurm_affinode.zones import named, shown
 
 History = Callable[[], AbstractContextManager[SampleStore]]
 Slurm = Callable[[], SlurmClient]
@@ -167,7 +168,7 @@ def find(
             intake.check_known(query, jobs, moment)
             if jobs.is_empty():
                 raise AffinodeError(
-                    f"no job ran between {query.since:%Y-%m-%d %H:%M} and {query.until:%Y-%m-%d %H:%M} UTC",
+                    f"no job ran between {shown(query.since, query.zone)} and {named(query.until, query.zone)}",
                     hint="take accounting in first: slurm-affinode ingest sacct --since 2d",
                 )
         say("following the GPUs")
@@ -194,7 +195,7 @@ def interval(config: Config, request: Request, history: SampleStore, now: dateti
     """The interval to look at: by default up to the last sample, so that what is old is not taken for new."""
     notes: list[str] = []
     span_ = history.span()
-    until = request.until
+    until, zone = request.until, site_zone(config.cluster.timezone)
     if until is None:
         until = now
         if span_ is not None and span_[1] < now:
@@ -203,7 +204,7 @@ def interval(config: Config, request: Request, history: SampleStore, now: dateti
             until = min(now, span_[1] + max(grace, timedelta(seconds=1)))
             if (now - until).total_seconds() > FRESH_S:
                 ago = span((now - until).total_seconds())
-                notes.append(f"the GPU history ends {ago} ago: this is how it was at {until:%Y-%m-%d %H:%M} UTC")
+                notes.append(f"the GPU history ends {ago} ago: this is how it was at {named(until, zone)}")
     if span_ is None:
         notes.append(NO_HISTORY)
     since = request.since or until - timedelta(seconds=parse_span_s(config.zombies.look_back))
@@ -212,7 +213,7 @@ def interval(config: Config, request: Request, history: SampleStore, now: dateti
     filters: dict[str, Any] = {"clusters": request.clusters, "partitions": request.partitions,
                                "accounts": request.accounts, "users": request.users}  # fmt: skip
     gaps = Thresholds(max_gap_steps=config.idle.max_gap_steps, floors_pct=config.agent.floors_pct)
-    return WasteQuery(since, until, **filters, thresholds=gaps, zone=site_zone(config.cluster.timezone)), notes
+    return WasteQuery(since, until, **filters, thresholds=gaps, zone=zone), notes
 
 
 def hold(  # noqa: PLR0917

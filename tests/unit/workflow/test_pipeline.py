@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import polars as pl
 import pytest
@@ -195,6 +196,17 @@ def last_seen(root: Path, **more: Any) -> None:
            "gpus": 4, **more}  # fmt: skip
     with Repository.open(config_of(root).db_url) as store:
         store.upsert(conform(pl.DataFrame([row]), JOBS))
+
+
+def test_end_of_accounting_is_told_in_the_zone_of_the_site(state: Path) -> None:
+    """Also where it is before the interval."""
+    last_seen(state)
+    query = replace(QUERY, zone=ZoneInfo("Europe/Berlin"))
+    result = pipeline.analyse_stored(config_of(state), query, now=NOW + timedelta(days=14))
+    assert "known up to 2026-11-02 09:00 CET" in result.accounting_note
+    later = replace(query, since=NOW + timedelta(days=7), until=NOW + timedelta(days=8))
+    with pytest.raises(AffinodeError, match="known up to 2026-11-02 09:00 CET"):
+        pipeline.analyse_stored(config_of(state), later, now=NOW + timedelta(days=14))
 
 
 def test_running_job_counts_up_to_the_end_of_accounting(state: Path, tmp_path: Path) -> None:
