@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from slurm_affinode.core.cleanup_policy import ACTION_KINDS, working_now
 from slurm_affinode.core.cleanup_rules import Effective, effective, exemption
@@ -197,6 +197,9 @@ class _Case:
         alike = [replace(self.finding, kind=kind) for kind in others]
         return [self.finding, *(one for one in alike if effective(self.policy, one).settings == self.settings)]
 
+    def _clock(self, moment: datetime) -> str:
+        return f"{moment.astimezone(zone_of(self.policy.calendar.timezone)):%Y-%m-%d %H:%M %Z}"
+
     def none(self, code: str, reason: str) -> Action:
         return Action("none", self.finding, code, reason, self.rule.rule, settings=self.settings)
 
@@ -257,7 +260,7 @@ class _Case:
         finding, settings = self.finding, self.settings
         keep = self.ledger.keeps.get((finding.cluster, job.job_id))
         if keep is not None and self.now < keep.until and _same(job.submit, keep.submit):
-            return self.none("kept", f"{keep.user} asked to keep it until {_clock(keep.until)}: {keep.why}")
+            return self.none("kept", f"{keep.user} asked to keep it until {self._clock(keep.until)}: {keep.why}")
         held = _held(finding)
         small = self._small(job, held)
         if small is not None:
@@ -299,9 +302,8 @@ class _Case:
         if not sent and self.looked_from is not None and since >= self.looked_from:
             before = max((one.at for one in warnings), default=None)
             if before is not None and self._age_s(before) < self.settings.repeat_s:
-                text = (
-                    f"{idle} as far as this run saw; it was warned at {_clock(before)}, and what it did then is unknown"
-                )
+                seen = f"{idle} as far as this run saw"
+                text = f"{seen}; it was warned at {self._clock(before)}, and what it did then is unknown"
                 return self.none("told", text)
         if count < len(times):
             need_s = times[count] + more_s
@@ -376,7 +378,7 @@ class _Case:
         when = [at for one in self._told() if (at := self.ledger.told.get(one.matter)) is not None]
         told, repeat_s = max(when, default=None), self.settings.repeat_s
         if told is not None and self._age_s(told) < repeat_s:
-            return self.none("told", f"somebody was told at {_clock(told)}; again after {span(repeat_s)}")
+            return self.none("told", f"somebody was told at {self._clock(told)}; again after {span(repeat_s)}")
         return self._warn(text)
 
     def _warn(self, text: str, number: int = 0) -> Action:
@@ -390,7 +392,3 @@ class _Case:
 def _same(submit: datetime | None, kept: datetime) -> bool:
     """The same run of a job, as far as is known; Slurm counts seconds."""
     return submit is None or int(submit.timestamp()) == int(kept.timestamp())
-
-
-def _clock(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
