@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from slurm_affinode.analysis.samples import Index
 from slurm_affinode.history.identity import pci_address
 from slurm_affinode.slurm import jobid
+from slurm_affinode.slurm.schema import ALLOCATION_GPUS, conform
 
 MATCH = {"run": pl.Int64(), "at": pl.Int64(), "weight": pl.Int64()}
 """A run, a row of the device table, and how much speaks for the pair (labelled samples)."""
@@ -41,6 +43,14 @@ def one_cluster(devices: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     if len(seen) == 1 and len(said) == 1 and seen[0] != said[0]:
         return devices.with_columns(pl.lit(said[0]).alias("cluster"))
     return devices
+
+
+def of_index(
+    index: Index, runs: pl.DataFrame, nodes: pl.DataFrame, allocation_gpus: pl.DataFrame
+) -> tuple[pl.DataFrame, Mapped]:
+    """Return the devices of ``index`` under accounting's name of their cluster, and ``find`` for them."""
+    devices, earlier = one_cluster(index.devices, runs), one_cluster(index.earlier, runs)
+    return devices, find(runs, nodes, devices, earlier, index.labels, conform(allocation_gpus, ALLOCATION_GPUS))
 
 
 def find(  # noqa: PLR0917 - the kinds of evidence

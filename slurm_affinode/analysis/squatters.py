@@ -28,7 +28,6 @@ from slurm_affinode.core.signature import GpuFacts, RunFacts, Signature, Verdict
 from slurm_affinode.history.schema import ACTIVITY
 from slurm_affinode.history.store import SampleStore
 from slurm_affinode.model.finding import MAPPINGS, Evidence, Finding, GpuEvidence, JobRef, Source
-from slurm_affinode.slurm.schema import ALLOCATION_GPUS, conform
 
 MIB_PER_GIB = 1024.0
 PARTLY = "Ask for as many GPUs as the program uses."
@@ -83,15 +82,7 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
     index = samples.read_index(history, query.since, query.until, max_gap_steps=query.thresholds.max_gap_steps)
     runs = job_runs.prepare(jobs, query, now)
     nodes = job_runs.nodes_of(runs)
-    devices = mapping.one_cluster(index.devices, runs)
-    mapped = mapping.find(
-        runs,
-        nodes,
-        devices,
-        mapping.one_cluster(index.earlier, runs),
-        index.labels,
-        conform(allocation_gpus, ALLOCATION_GPUS),
-    )
+    devices, mapped = mapping.of_index(index, runs, nodes, allocation_gpus)
     pairs = mapped.pairs.join(
         runs.filter(pl.col("wanted")).select("run", "start_ms", "end_ms"), on="run", maintain_order="left"
     ).sort("run", "at")

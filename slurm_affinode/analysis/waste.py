@@ -16,7 +16,6 @@ from slurm_affinode.analysis.prices import NO_PRICES, PriceTable
 from slurm_affinode.analysis.quality import Ingest
 from slurm_affinode.analysis.result import GROUPINGS, JOB_COLUMNS, MEASURES, WasteQuery, WasteResult
 from slurm_affinode.history.store import SampleStore
-from slurm_affinode.slurm.schema import ALLOCATION_GPUS, conform
 
 _DECADE = timedelta(days=3653)
 
@@ -117,15 +116,7 @@ def _join(  # noqa: PLR0917
     index = samples.read_index(history, query.since, query.until, max_gap_steps=query.thresholds.max_gap_steps)
     runs = job_runs.prepare(jobs, query, now)
     nodes = job_runs.nodes_of(runs)
-    devices = mapping.one_cluster(index.devices, runs)
-    mapped = mapping.find(
-        runs,
-        nodes,
-        devices,
-        mapping.one_cluster(index.earlier, runs),
-        index.labels,
-        conform(allocation_gpus, ALLOCATION_GPUS),
-    )
+    devices, mapped = mapping.of_index(index, runs, nodes, allocation_gpus)
     allocations = allocating.intervals(runs, mapped)
     part = allocating.taking_part(devices, mapped, allocations, query.clusters)
     buckets = _buckets(query, runs)
